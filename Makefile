@@ -1,0 +1,50 @@
+# Every target sets up what it needs in a fresh clone, in .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format bench docs clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## create .venv with the tool and everything that develops it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Stagewright needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+			"run e.g. 'make PYTHON=python3.12 $(MAKECMDGOALS)'." >&2; exit 1; }
+	@echo "setting up .venv (a few minutes the first time)" >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: $(READY)  ## cut a small vision transformer into two stages, by every policy
+	$(BIN)/stagewright split digits-vit --stages 2 --all
+
+test: $(READY)  ## run every test
+	$(BIN)/python -m pytest
+
+test-fast: $(READY)  ## run the tests that take seconds
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(READY)  ## ruff, mypy strict, import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(READY)  ## run every benchmark; each prints a ratio and writes JSON
+	@set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script" >&2; $(BIN)/python $$script; done
+
+docs: $(READY)  ## build the pages into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:  ## remove .venv and everything built
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

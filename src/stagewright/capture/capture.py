@@ -1,0 +1,234 @@
+"""Capture a model: watch it run, choose its units, trace the glue between them, put the units back.
+
+If tracing fails inside the code of an opened submodule (it branches on values, say), that submodule becomes one unit
+and tracing starts again, as long as it holds less than half of the work; otherwise the error says where it failed and
+what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.assemble import assemble
+from stagewright.capture.choose import UnitChoice, choose_units, outermost_calls, repeated_blocks
+from stagewright.capture.example import Arguments, Reading, as_arguments, readings
+from stagewright.capture.graph import UnitGraph
+from stagewright.capture.observe import CallForm, Observation, TensorForm, observe
+from stagewright.capture.preserve import preserved
+from stagewright.capture.trace import Trace, trace
+from stagewright.capture.value import UnitCall
+from stagewright.capture.where import explain_failure, failing_module
+from stagewright.errors import CaptureError, UsageError
+
+__all__ = ["StageList", "capture"]
+
+_MOST_RETRIES = 12
+
+
+class StageList(nn.Module):
+    """Stages given by the user as a list: each takes what the one before returns (a tuple as several arguments)."""
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        super().__init__()
+        for index, stage in enumerate(stages):
+            self.add_module(str(index), stage)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the stages one after another."""
+        first, *rest = self.children()
+        value = first(*args, **kwargs)
+        for stage in rest:
+            value = stage(*value) if isinstance(value, tuple) else stage(value)
+        return value
+
+
+def capture(
+    model: nn.Module | Sequence[nn.Module],
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    units: str | Sequence[str] = "auto",
+) -> UnitGraph:
+    """Capture a model as a graph of its units, in the mode (train or eval) that it is in.
+
+    ``args`` and ``kwargs`` are the arguments of one forward call, with two samples or more where possible. ``units`` is
+    ``"auto"`` (whole blocks), ``"leaf"`` (the finest cut) or a list of module names to be kept whole. A list of modules
+    in place of a model is taken as its stages. The model is left as it was.
+    """
+    if not isinstance(model, nn.Module):
+        stages = list(model)
+        if not stages or not all(isinstance(stage, nn.Module) for stage in stages):
+            raise UsageError(f"capture takes an nn.Module or a list of them, not {type(model).__name__}")
+        model, units = StageList(stages), [str(index) for index in range(len(stages))]
+    if next(model.parameters(), None) is None:
+        raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to place on devices")
+    arguments = as_arguments(args, kwargs)
+    with preserved(model):
+        return _Capture(model, arguments, units).run()
+
+
+class _Capture:
+    """One capture, with its retries."""
+
+    def __init__(self, model: nn.Module, arguments: Arguments, units: str | Sequence[str]) -> None:
+        self.model = model
+        self.arguments = arguments
+        self.units = units
+        self.notes: list[str] = []
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+
+    def run(self) -> UnitGraph:
+        observation, other, reading, arguments, sizes = self.watch()
+        closed: set[str] = set()
+        while True:
+            choice = choose_units(self.model, observation, self.units, closed)
+            try:
+                traced = self.trace(choice, observation, other, reading, arguments, sizes)
+                break
+            except Exception as error:  # whatever torch.export or the model's own code raises
+                if isinstance(error, UsageError) and not isinstance(error, CaptureError):
+                    raise
+                if not self.close(error, choice, observation, closed):
+                    raise explain_failure(error, self.model) from error
+        assembled = assemble(traced)
+        inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
+        dynamic = reading is not None and not isinstance(reading.size_of(inputs), int)
+        if not dynamic:
+            self.notes.append(f"works for a batch of {sizes[0]} only: the model's own code depends on that size")
+        batch_size = reading.batch_size if reading is not None and dynamic else sizes[0]
+        flags = {name: self.modules[name].training for name in sorted(choice.opened)}
+        return UnitGraph(
+            model=self.model,
+            calls=self.unit_calls(observation, choice),
+            assembled=assembled,
+            inputs=inputs,
+            batch_size=batch_size,
+            dynamic=dynamic,
+            flags=flags,
+            notes=tuple(self.notes),
+            recapture=lambda: capture(self.model, *self.arguments, units=self.units),
+        )
+
+    def watch(self) -> tuple[Observation, Observation | None, Reading | None, Arguments, tuple[int, int]]:
+        """Run the model at two batch sizes, trying where the batch might be."""
+        problem: Exception | None = None
+        for reading in readings(self.arguments):
+            base = max(reading.batch_size, 2)
+            for size in (base + 1, 2 * base):
+                try:
+                    arguments = reading.resized(self.arguments, base)
+                    first = observe(self.model, *arguments)
+                    second = observe(self.model, *reading.resized(self.arguments, size))
+                except Exception as error:  # the model's own
+                    problem = problem or error
+                    continue
+                if _same_calls(first, second):
+                    return first, second, reading, arguments, (base, size)
+        try:
+            only = observe(self.model, *self.arguments)
+        except Exception as error:
+            shapes = [
+                f"{list(leaf.shape)} {leaf.dtype}"
+                for leaf in pytree.tree_leaves(self.arguments)
+                if hasattr(leaf, "shape")
+            ]
+            raise CaptureError(
+                f"{type(self.model).__name__} itself fails on the example ({', '.join(shapes)}): "
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            ) from error
+        size = next(iter(readings(self.arguments))).batch_size
+        self.notes.append(
+            "no other batch size was tried: the model does not run at another one"
+            + (f" ({type(problem).__name__}: {problem})" if problem else "")
+        )
+        return only, None, None, self.arguments, (size, size + 1)
+
+    def trace(
+        self,
+        choice: UnitChoice,
+        observation: Observation,
+        other: Observation | None,
+        reading: Reading | None,
+        arguments: Arguments,
+        sizes: tuple[int, int],
+    ) -> Trace:
+        calls = outermost_calls(observation, choice.units)
+        if len(calls) < 2:
+            raise UsageError(
+                f"{type(self.model).__name__} is one single unit: there is no place to cut it; "
+                'capture it with units="leaf" or name its submodules'
+            )
+        return trace(
+            self.model,
+            *arguments,
+            calls=calls,
+            other_calls=outermost_calls(other, choice.units) if other is not None else None,
+            names=self.modules,
+            batch_sizes=sizes,
+            batch_of=reading.size_of if reading is not None else lambda _: sizes[0],
+            dynamic_shapes=reading.dynamic_shapes(arguments) if reading is not None else None,
+            packed=observation.packed,
+        )
+
+    def close(self, error: Exception, choice: UnitChoice, observation: Observation, closed: set[str]) -> bool:
+        """Make the submodule in whose code tracing failed a unit, if it is small enough; whether that was done."""
+        name = failing_module(error, self.model, choice.opened)
+        if not name or len(closed) >= _MOST_RETRIES:
+            return False
+        work = sum(call.macs for call in observation.calls if call.name == name)
+        named = not isinstance(self.units, str) and any(unit.startswith(name + ".") for unit in self.units)
+        if named or 2 * work > observation.macs > 0:
+            return False
+        closed.add(name)
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self.notes.append(f"{name} is kept whole: its own code can't be traced ({reason})")
+        return True
+
+    def unit_calls(self, observation: Observation, choice: UnitChoice) -> tuple[UnitCall, ...]:
+        """Name every unit call, with the repeated block that it lies in."""
+        blocks = repeated_blocks(self.model, observation)
+        times: dict[str, int] = {}
+        found: list[UnitCall] = []
+        block_calls = _enclosing_blocks(observation, blocks)
+        for call in outermost_calls(observation, choice.units):
+            nth = times[call.name] = times.get(call.name, 0) + 1
+            found.append(
+                UnitCall(
+                    index=len(found),
+                    name=call.name if nth == 1 else f"{call.name}@{nth}",
+                    target=call.name,
+                    kind=type(self.modules[call.name]).__name__,
+                    block=block_calls.get(id(call)),
+                )
+            )
+        return tuple(found)
+
+
+def _same_calls(first: Observation, second: Observation) -> bool:
+    """Whether two runs made the same calls with the same structures."""
+
+    def outline(call: CallForm) -> tuple[Any, ...]:
+        kinds = tuple(isinstance(leaf, TensorForm) for leaf in call.out_leaves)
+        ranks = tuple(len(leaf.shape) for leaf in call.out_leaves if isinstance(leaf, TensorForm))
+        return call.name, call.out_spec, kinds, ranks
+
+    return [outline(call) for call in first.calls] == [outline(call) for call in second.calls]
+
+
+def _enclosing_blocks(observation: Observation, blocks: frozenset[str]) -> dict[int, str]:
+    """For each call (by identity), the name of the repeated block's call that it is or lies in."""
+    times: dict[str, int] = {}
+    inside: list[str | None] = []
+    found: dict[int, str] = {}
+    for call in observation.calls:
+        block = inside[call.parent] if call.parent is not None else None
+        if block is None and call.name in blocks:
+            nth = times[call.name] = times.get(call.name, 0) + 1
+            block = call.name if nth == 1 else f"{call.name}@{nth}"
+        inside.append(block)
+        if block is not None:
+            found[id(call)] = block
+    return found

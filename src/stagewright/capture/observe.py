@@ -1,0 +1,137 @@
+"""Watch a model run: which submodule is called when, with what, and what it costs.
+
+The model runs eagerly on the example batch and on a second batch of another size. Only the *form* of each call is kept
+(structure, shapes, strides, what aliases or changes an input), never the tensors. A size that differs between the two
+runs is a linear function of the batch size; everything else is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.intercept import interceptable, intercepted
+from stagewright.capture.macs import MacCounter
+from stagewright.capture.quirks import watch_for_packing
+
+__all__ = ["CallForm", "Observation", "TensorForm", "observe", "unique_modules"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorForm:
+    """A tensor without its values."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True, kw_only=True)
+class CallForm:
+    """The form of one call of one module."""
+
+    name: str
+    """Qualified name of the module."""
+    nth: int
+    """0 for the first call of this module, 1 for its second, …"""
+    parent: int | None
+    """Index of the call that this one happened in."""
+    macs: int = 0
+    """Multiply-accumulates inside the call, those of its children too."""
+    in_spec: Any = None
+    """Structure of ``(args, kwargs)``."""
+    in_leaves: list[Any] = field(default_factory=list)
+    """Leaves of ``(args, kwargs)``: a TensorForm for a tensor, otherwise the object itself."""
+    out_spec: Any = None
+    """Structure of the result."""
+    out_leaves: list[Any] = field(default_factory=list)
+    """Leaves of the result, as ``in_leaves``."""
+    mutated: frozenset[int] = frozenset()
+    """Positions among the input leaves whose storage the call wrote to."""
+    aliases: dict[int, int] = field(default_factory=dict)
+    """Output leaf → input leaf that shares its storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """All calls of one eager run, in the order in which they began."""
+
+    calls: list[CallForm]
+    """The root's call is the first one."""
+    macs: int
+    """Multiply-accumulates of the whole run."""
+    packed: bool
+    """Whether the model found several sequences packed into one sample."""
+
+
+def unique_modules(model: nn.Module) -> dict[nn.Module, str]:
+    """Every submodule that can be stood in for, with the first of its names; the root is ``""``."""
+    return {module: name for name, module in model.named_modules() if interceptable(module)}
+
+
+def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
+    """Run the model once on copies of the inputs and write down the form of every call."""
+    calls: list[CallForm] = []
+    stack: list[int] = []
+    times: dict[str, int] = {}
+
+    def make_recorder(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def recorder(*call_args: Any, **call_kwargs: Any) -> Any:
+                form = CallForm(name=name, nth=times.get(name, 0), parent=stack[-1] if stack else None)
+                times[name] = form.nth + 1
+                stack.append(len(calls))
+                calls.append(form)
+                leaves, form.in_spec = pytree.tree_flatten((call_args, call_kwargs))
+                form.in_leaves = [_form(leaf) for leaf in leaves]
+                versions = {at: leaf._version for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
+                before = counter.total
+                try:
+                    result = original(*call_args, **call_kwargs)
+                finally:
+                    stack.pop()
+                form.macs = counter.total - before
+                form.mutated = frozenset(at for at, version in versions.items() if leaves[at]._version != version)
+                results, form.out_spec = pytree.tree_flatten(result)
+                form.out_leaves = [_form(leaf) for leaf in results]
+                form.aliases = _aliases(leaves, results)
+                return result
+
+            return recorder
+
+        return make
+
+    stand_ins = {module: make_recorder(name) for module, name in unique_modules(model).items()}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+    with torch.no_grad(), MacCounter() as counter, watch_for_packing() as packing, intercepted(stand_ins):
+        model(*args, **kwargs)
+    return Observation(calls=calls, macs=counter.total, packed=any(packing))
+
+
+def _form(leaf: Any) -> Any:
+    """The form of a tensor; any other object as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    stride = leaf.stride() if leaf.layout is torch.strided else ()
+    return TensorForm(shape=tuple(leaf.shape), stride=tuple(stride), dtype=leaf.dtype, device=leaf.device)
+
+
+def _aliases(inputs: list[Any], outputs: list[Any]) -> dict[int, int]:
+    """Which outputs share a storage with an input."""
+    owner: dict[int, int] = {}
+    for at, leaf in enumerate(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            owner.setdefault(leaf.untyped_storage()._cdata, at)
+    shared: dict[int, int] = {}
+    for at, leaf in enumerate(outputs):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            source = owner.get(leaf.untyped_storage()._cdata)
+            if source is not None:
+                shared[at] = source
+    return shared

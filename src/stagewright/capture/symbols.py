@@ -1,0 +1,59 @@
+"""Sizes that depend on the batch, read from export's symbolic shapes.
+
+Every dynamic dimension that capture asks for is the batch's, so all symbols stand for one number. The symbolic
+expression behind a ``SymInt`` (``node.expr``) is private to torch and read in this file only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["batch_dim", "is_fixed", "linear", "num_bytes", "shape_at", "size_at"]
+
+
+def is_fixed(size: Any) -> bool:
+    """Whether a size is the same for every batch."""
+    return not isinstance(size, torch.SymInt)
+
+
+def size_at(size: Any, batch: int) -> int:
+    """The value of one size when the batch has ``batch`` samples."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+
+
+def linear(size: Any) -> tuple[int, int] | None:
+    """``(slope, constant)`` with size = slope · batch + constant, or ``None`` if it is not linear."""
+    if not isinstance(size, torch.SymInt):
+        return 0, int(size)
+    at = [size_at(size, batch) for batch in (2, 3, 4, 11)]
+    slope = at[1] - at[0]
+    constant = at[0] - 2 * slope
+    straight = all(value == slope * batch + constant for value, batch in zip(at, (2, 3, 4, 11), strict=True))
+    return (slope, constant) if straight else None
+
+
+def shape_at(tensor: torch.Tensor, batch: int) -> tuple[int, ...]:
+    """The shape of a traced tensor at a batch size."""
+    return tuple(size_at(size, batch) for size in tensor.shape)
+
+
+def batch_dim(tensor: torch.Tensor) -> int | None:
+    """The first dimension from which the batch size can be read back."""
+    for dim, size in enumerate(tensor.shape):
+        line = linear(size)
+        if line is not None and line[0] != 0:
+            return dim
+    return None
+
+
+def num_bytes(tensor: torch.Tensor, batch: int) -> int:
+    """Bytes of a traced tensor, sent contiguous, at a batch size."""
+    total = tensor.dtype.itemsize
+    for size in shape_at(tensor, batch):
+        total *= size
+    return total

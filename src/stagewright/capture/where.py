@@ -1,0 +1,101 @@
+"""Say where in the user's model capture failed, and what can be done about it."""
+
+from __future__ import annotations
+
+import linecache
+import sysconfig
+from collections.abc import Collection
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+from torch import nn
+
+from stagewright.errors import CaptureError
+
+__all__ = ["explain_failure", "failing_module"]
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_TORCH = str(Path(torch.__file__).resolve().parent)
+_STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
+_LIBRARIES = str(Path(sysconfig.get_paths()["purelib"]).resolve())
+
+
+def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
+    """One error that names the line in the user's model and the two ways out."""
+    frame = _user_frame(error, model)
+    place, owner = "", ""
+    if frame is not None:
+        code, line = frame
+        name = _module_name(code, model)
+        source = linecache.getline(code.f_code.co_filename, line).strip()
+        owner = name or ""
+        place = f" at {code.f_code.co_filename}:{line}, in {code.f_code.co_name}: `{source}`"
+    what = _reason(error)
+    if owner:
+        advice = f'keep that code inside one unit (units=["{owner}"])'
+    else:
+        advice = "move that code into a submodule and name it as a unit"
+    return CaptureError(
+        f"can't capture {type(model).__name__}{place}: {what}; {advice}, "
+        "or give the model as an nn.Sequential or a list of stages"
+    )
+
+
+def failing_module(error: Exception, model: nn.Module, opened: Collection[str]) -> str | None:
+    """The innermost opened submodule whose own code was running when the error was raised."""
+    found = None
+    for frame, _ in _frames(error):
+        name = _module_name(frame, model)
+        if name is not None and name in opened:
+            found = name
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """The first telling line of an error of torch's."""
+    text = str(error).strip()
+    if isinstance(error, CaptureError):
+        return text
+    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__ or "unbacked" in text:
+        return "the code between units branches on the values of a tensor"
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {' '.join(line.split())[:300]}"
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """All frames of an error and of its causes, outermost first."""
+    frames: list[tuple[FrameType, int]] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        trace: TracebackType | None = current.__traceback__
+        while trace is not None:
+            frames.append((trace.tb_frame, trace.tb_lineno))
+            trace = trace.tb_next
+        current = current.__cause__ or current.__context__
+    return frames
+
+
+def _user_frame(error: Exception, model: nn.Module) -> tuple[FrameType, int] | None:
+    """The innermost frame in a module of the model; failing that, in code of neither torch nor this package."""
+    in_model = None
+    outside = None
+    for frame, line in _frames(error):
+        path = str(Path(frame.f_code.co_filename).resolve())
+        if path.startswith((_OURS, _TORCH)) or frame.f_code.co_filename.startswith("<"):
+            continue
+        if _module_name(frame, model) is not None:
+            in_model = frame, line
+        elif not path.startswith(_STANDARD) or path.startswith(_LIBRARIES):
+            outside = frame, line
+    return in_model or outside
+
+
+def _module_name(frame: FrameType, model: nn.Module) -> str | None:
+    """The name of the module whose method a frame runs, if it is one of the model's."""
+    owner = frame.f_locals.get("self")
+    if not isinstance(owner, nn.Module):
+        return None
+    return next((name for name, module in model.named_modules() if module is owner), None)

@@ -1,0 +1,18 @@
+"""What each unit of a model costs: time, memory, multiply-accumulates."""
+
+from __future__ import annotations
+
+from stagewright.profile.cache import ProfileCache, default_cache_folder
+from stagewright.profile.measure import profile
+from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
+
+__all__ = [
+    "Amount",
+    "Profile",
+    "ProfileCache",
+    "Time",
+    "UnitProfile",
+    "amount_of",
+    "default_cache_folder",
+    "profile",
+]

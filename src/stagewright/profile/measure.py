@@ -1,0 +1,258 @@
+"""Measure a model unit by unit: time, memory and multiply-accumulates of every call, and of the whole model.
+
+Units are timed alone, on the inputs that they got in a real run, in rounds over all units and the whole
+model, so that a slow phase of the machine hits all of them alike. The model is left as it was: buffers,
+random numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what
+a training step keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stagewright.capture.macs import count_macs
+from stagewright.capture.preserve import preserved
+from stagewright.cluster.device import Device
+from stagewright.errors import UsageError
+from stagewright.profile.cache import ProfileCache
+from stagewright.profile.identity import library_versions, profile_key
+from stagewright.profile.kept import Kept, watch_kept
+from stagewright.profile.replay import Replay, Stopwatch
+from stagewright.profile.storage import model_storages, tensors_in
+from stagewright.profile.value import Amount, Profile, UnitProfile, amounts_of_held
+
+if TYPE_CHECKING:
+    from stagewright.capture.graph import UnitGraph
+
+__all__ = ["profile"]
+
+Progress = Callable[[int, int, str], None]
+
+
+def profile(
+    graph: UnitGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str,
+    device: Device | str = "cpu",
+    repeats: int = 5,
+    training: bool = True,
+    cache: bool | str | Path = True,
+    progress: Progress | None = None,
+) -> Profile:
+    """What every unit of the captured model costs on a device, measured or taken from the cache.
+
+    With `training`, forward and backward are measured; without, forward alone and without gradients. Modules
+    stay in the mode (`train()` or `eval()`) that they are in. `cache` is a folder, True for the usual one, or
+    False. `progress(done, total, name)` is called before each step of the work and once at its end.
+    """
+    device = Device.parse(device) if isinstance(device, str) else device
+    kwargs = dict(kwargs or {})
+    _check(graph, args, kwargs, device=device, repeats=repeats, training=training)
+    store = ProfileCache(None if cache is True else Path(cache)) if cache is not False else None
+    source = "measured"
+    if store is not None:
+        key = profile_key(graph, args, kwargs, name=name, device=device, repeats=repeats, training=training)
+        found, refusal = store.load(key)
+        if found is not None:
+            # Another core or GPU of the same kind costs the same.
+            return replace(found, device=device.text)
+        source = f"measured: {refusal}" if refusal else source
+        store.check_writable()
+    measured = _measure(
+        graph,
+        args,
+        kwargs,
+        name=name,
+        device=device,
+        repeats=repeats,
+        training=training,
+        source=source,
+        progress=progress or (lambda done, total, step: None),
+    )
+    if store is not None:
+        store.save(key, measured)
+    return measured
+
+
+def _check(
+    graph: UnitGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    device: Device,
+    repeats: int,
+    training: bool,
+) -> None:
+    if repeats < 1:
+        raise UsageError(f"repeats is {repeats}, but at least 1 is needed")
+    target = device.torch_device()
+    for tensor in [*graph.model.parameters(), *tensors_in((tuple(args), dict(kwargs)))]:
+        if tensor.device != target:
+            raise UsageError(
+                f"the model or its inputs are on {tensor.device}, but {device} is asked for; "
+                f'move both with .to("{target}") and capture again'
+            )
+    if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
+        raise UsageError("the model has no parameter that needs a gradient; profile it with training=False")
+
+
+def _measure(
+    graph: UnitGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+    device: Device,
+    repeats: int,
+    training: bool,
+    source: str,
+    progress: Progress,
+) -> Profile:
+    stopwatch = Stopwatch(device.torch_device())
+    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + repeats + 1)
+    with device.pinned(), preserved(graph.model):
+        steps.next("whole model")
+        whole_macs = count_macs(graph.model, args, kwargs)
+        steps.next("bytes kept")
+        kept = (
+            watch_kept(graph, args, kwargs)
+            if training
+            else tuple(Kept(kept_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
+        )
+        whole = Replay("whole model", graph.model, args, kwargs, training=training)
+        replays = _replays(graph, args, kwargs, kept, steps, training=training)
+        with _no_garbage_collection():
+            for current_round in range(repeats + 1):
+                for replay in (whole, *replays):
+                    steps.next(replay.name)
+                    if current_round:
+                        replay.sample(stopwatch)
+                    else:
+                        replay.warm_up(stopwatch)
+        own_storages = model_storages(graph.model)
+        recompute_kept = [replay.input_bytes(own_storages) if training else 0 for replay in replays]
+    steps.finish(name)
+    whole_forward, _, whole_backward = whole.times()
+    return Profile(
+        model=name,
+        device=device.text,
+        dtype=_dtype(graph, args, kwargs),
+        batch_size=graph.batch_size,
+        training=training,
+        units=_units(graph, replays, kept, recompute_kept),
+        whole_forward=whole_forward,
+        whole_backward=whole_backward,
+        whole_macs=whole_macs,
+        versions=library_versions(),
+        source=source,
+    )
+
+
+def _replays(
+    graph: UnitGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    kept: Sequence[Kept],
+    steps: _Steps,
+    *,
+    training: bool,
+) -> list[Replay]:
+    replays = []
+    with torch.no_grad(), preserved(graph.model):
+        # Each unit is looked at before the graph runs it, while its inputs are what they were.
+        for recorded, needs in zip(graph.record(tuple(args), dict(kwargs)), kept, strict=True):
+            steps.next(recorded.call.name)
+            replays.append(
+                Replay(
+                    recorded.call.name,
+                    recorded.module,
+                    recorded.args,
+                    recorded.kwargs,
+                    training=training,
+                    needs_gradient=needs.needs_gradient,
+                )
+            )
+    return replays
+
+
+def _units(
+    graph: UnitGraph,
+    replays: Sequence[Replay],
+    kept: Sequence[Kept],
+    recompute_kept: Sequence[int],
+) -> tuple[UnitProfile, ...]:
+    modules = [graph.module(call) for call in graph.calls]
+    num_elements: list[Mapping[Hashable, int]] = []
+    num_bytes: list[Mapping[Hashable, int]] = []
+    for call in graph.calls:
+        held = graph.parameters_of(call).values()
+        num_elements.append({id(one): one.numel() for one in held})
+        num_bytes.append({id(one): one.numel() * one.element_size() for one in held})
+    parameters, parameter_bytes = amounts_of_held(num_elements), amounts_of_held(num_bytes)
+    units = []
+    for index, call in enumerate(graph.calls):
+        forward, backward_input, backward_weight = replays[index].times()
+        units.append(
+            UnitProfile(
+                name=call.name,
+                kind=call.kind,
+                block=call.block,
+                parameters=parameters[index],
+                parameter_bytes=parameter_bytes[index],
+                buffer_bytes=sum(one.numel() * one.element_size() for one in modules[index].buffers()),
+                macs=replays[index].macs,
+                forward=forward,
+                backward_input=backward_input,
+                backward_weight=backward_weight,
+                output_bytes=replays[index].output_bytes,
+                kept_bytes=kept[index].kept_bytes,
+                recompute_kept_bytes=recompute_kept[index],
+                crossing_bytes=graph.cuts[index].num_bytes if index < len(graph.cuts) else 0,
+            )
+        )
+    return tuple(units)
+
+
+def _dtype(graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The dtype of the first floating parameter, or else input."""
+    for tensor in [*graph.model.parameters(), *tensors_in((tuple(args), dict(kwargs)))]:
+        if tensor.is_floating_point():
+            return str(tensor.dtype).removeprefix("torch.")
+    return "none"
+
+
+class _Steps:
+    """Counts the steps of the work for the progress callback."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def next(self, name: str) -> None:
+        self._progress(self._done, self._total, name)
+        self._done += 1
+
+    def finish(self, name: str) -> None:
+        self._progress(self._total, self._total, name)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,183 @@
+"""One recorded call of a unit, ready to be run alone, again and again.
+
+The backward pass is timed in two ways: for all gradients, and for those of the inputs alone. A run for the
+parameters alone would walk down the same chain inside the unit and count that part twice, so the weights'
+share is the difference: input + weight = the whole backward pass.
+
+    round     forward ─► all gradients        forward ─► gradients of the inputs
+    samples   forward    backward             forward    backward_input
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from stagewright.capture.macs import MacCounter
+from stagewright.profile.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
+from stagewright.profile.value import Time
+
+__all__ = ["Replay", "Stopwatch", "time_of"]
+
+Result = TypeVar("Result")
+
+# A call that takes less than this is run several times a round, since one sample of it would be mostly noise.
+_ROUND_S = 0.002
+_MAX_SAMPLES_IN_ROUND = 10
+
+
+def time_of(samples_s: Sequence[float]) -> Time:
+    """Median and interquartile range of the samples; 0 where there are none."""
+    if not samples_s:
+        return Time(median_s=0.0, spread_s=0.0)
+    spread_s = 0.0
+    if len(samples_s) > 1:
+        first, _, third = statistics.quantiles(samples_s, n=4, method="inclusive")
+        spread_s = third - first
+    return Time(median_s=statistics.median(samples_s), spread_s=spread_s)
+
+
+class Stopwatch:
+    """Times a call on a device: the clock on a CPU, events on CUDA."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def time(self, call: Callable[[], Result]) -> tuple[Result, float]:
+        """The call's result and its seconds."""
+        if self._device.type != "cuda":
+            start_s = time.perf_counter()
+            result = call()
+            return result, time.perf_counter() - start_s
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize(self._device)
+        begin.record()
+        result = call()
+        end.record()
+        torch.cuda.synchronize(self._device)
+        return result, begin.elapsed_time(end) / 1e3
+
+
+class Replay:
+    """A module with the arguments of one call; collects samples of its times."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        training: bool,
+        needs_gradient: Sequence[bool] = (),
+    ) -> None:
+        self.name = name
+        self._module = module
+        self._structure = (tuple(args), dict(kwargs))
+        self._training = training
+        # One new tensor for each old one: some modules ask whether two arguments are the same tensor.
+        renewed: dict[int, torch.Tensor] = {}
+        self._tensors: list[torch.Tensor] = []
+        for index, tensor in enumerate(tensors_in(self._structure)):
+            one = renewed.setdefault(id(tensor), tensor.detach())
+            if training and index < len(needs_gradient) and needs_gradient[index]:
+                one.requires_grad_()
+            self._tensors.append(one)
+        self._parameters = [one for one in module.parameters() if one.requires_grad] if training else []
+        self._written: frozenset[int] = frozenset()  # tensors that the module changes in place, by id
+        self.macs, self.output_bytes = self._inspect()
+        self._inputs = list({id(one): one for one in self._tensors if one.requires_grad}.values())
+        self._ones: list[torch.Tensor] = []
+        self._forward_s: list[float] = []
+        self._backward_s: list[float] = []
+        self._backward_input_s: list[float] = []
+
+    def _inspect(self) -> tuple[int, int]:
+        """Runs once on copies and learns what is changed in place; returns MACs and bytes of the result."""
+        copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors}
+        versions = {key: copy._version for key, copy in copies.items()}
+        with torch.no_grad(), MacCounter() as counter:
+            args, kwargs = copy_with_tensors(self._structure, [copies[id(one)] for one in self._tensors])
+            output = self._module(*args, **kwargs)
+        # The graph is about to change these too: keep their values as they are now.
+        changed = {key for key, copy in copies.items() if copy._version != versions[key]}
+        originals = {id(one): one for one in self._tensors if id(one) in changed}
+        values = {
+            key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in originals.items()
+        }
+        self._tensors = [values.get(id(one), one) for one in self._tensors]
+        self._written = frozenset(id(one) for one in values.values())
+        return counter.total, tensor_bytes(tensors_in(output))
+
+    def input_bytes(self, without: Sequence[Any] | frozenset[Any] = ()) -> int:
+        """Bytes of the storages that the arguments keep alive."""
+        return sum(storages_of(self._tensors, without)[0].values())
+
+    def warm_up(self, stopwatch: Stopwatch) -> None:
+        """Runs once and forgets the times, as the first run allocates and tunes."""
+        self._sample_once(stopwatch)
+        self._forward_s, self._backward_s, self._backward_input_s = [], [], []
+
+    def sample(self, stopwatch: Stopwatch) -> None:
+        """Takes the samples of one round."""
+        spent_s = self._sample_once(stopwatch)
+        for _ in range(min(_MAX_SAMPLES_IN_ROUND, int(_ROUND_S / max(spent_s, 1e-9))) - 1):
+            self._sample_once(stopwatch)
+
+    def times(self) -> tuple[Time, Time, Time]:
+        """Forward, backward for the inputs, and the rest of backward."""
+        forward = time_of(self._forward_s)
+        whole, for_inputs = time_of(self._backward_s), time_of(self._backward_input_s)
+        if not self._backward_input_s:
+            return forward, for_inputs, whole
+        rest_s = [
+            ours - inputs for ours, inputs in zip(self._backward_s, self._backward_input_s, strict=True)
+        ]
+        weight_s = max(0.0, whole.median_s - for_inputs.median_s) if self._parameters else 0.0
+        weight = Time(median_s=weight_s, spread_s=time_of(rest_s).spread_s)
+        return forward, for_inputs, weight
+
+    def _sample_once(self, stopwatch: Stopwatch) -> float:
+        if not self._training:
+            with torch.no_grad():
+                self._forward(stopwatch)
+            return self._forward_s[-1]
+        with torch.enable_grad():
+            outputs = self._forward(stopwatch)
+            spent_s = self._forward_s[-1]
+            targets = self._inputs + self._parameters
+            if not outputs or not targets:
+                return spent_s
+            self._backward_s.append(self._backward(stopwatch, outputs, targets))
+            spent_s += self._backward_s[-1]
+            del outputs
+            if self._inputs and self._parameters:
+                outputs = self._forward(stopwatch)
+                self._backward_input_s.append(self._backward(stopwatch, outputs, self._inputs))
+                spent_s += self._forward_s[-1] + self._backward_input_s[-1]
+            elif self._inputs:
+                self._backward_input_s.append(self._backward_s[-1])
+        return spent_s
+
+    def _forward(self, stopwatch: Stopwatch) -> list[torch.Tensor]:
+        copies = {id(one): one.clone() for one in self._tensors if id(one) in self._written}
+        args, kwargs = copy_with_tensors(self._structure, [copies.get(id(one), one) for one in self._tensors])
+        output, seconds = stopwatch.time(lambda: self._module(*args, **kwargs))
+        self._forward_s.append(seconds)
+        return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+
+    def _backward(
+        self, stopwatch: Stopwatch, outputs: list[torch.Tensor], targets: list[torch.Tensor]
+    ) -> float:
+        if len(self._ones) != len(outputs):
+            self._ones = [torch.ones_like(output) for output in outputs]
+
+        def differentiate() -> object:
+            return torch.autograd.grad(outputs, targets, self._ones, allow_unused=True)
+
+        return stopwatch.time(differentiate)[1]

@@ -1,0 +1,272 @@
+"""The exact best way to cut a chain of units into consecutive stages: integers in, cuts out.
+
+    unit      0   1   2   3   4   5   6          stage i takes the units start … end-1
+    boundary 0   1   2   3   4   5   6   7       compute_i[end] - compute_i[start], then link_i[end]
+              └─ stage 0 ─┘└─ 1 ─┘└── 2 ──┘
+
+Minimised, in this order: the step time fill + (m - 1) · pace, where fill is the sum over stages of compute and
+link and pace is the slowest stage; the bytes that cross; the sum of squared stage times (evenness). For an
+endless stream of micro-batches (m = ∞) the pace comes before the fill. Everything is an integer, so ties are real ties.
+
+How: under a bound on the pace, one dynamic programme over boundaries gives the least pace or the least fill; only
+ranges that the bound allows are looked at, about (number of units)² in all, whatever the number of stages. A pace
+above the least can only pay while least fill + (m - 1) · pace stays below the best step time found, so the bounds
+worth trying are walked downwards from there until none is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Allowed", "Chain", "best_cuts"]
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+# allowed(stage, ends, width)[row, column]: may `stage` take the units ends[row] - width + column … ends[row] - 1?
+# Columns that start before the first unit may hold anything.
+Allowed: TypeAlias = Callable[[int, Integers, int], npt.NDArray[np.bool_]]
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+_NEVER = np.int64(2**62)
+_NUM_PROBES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """What every possible stage of a chain costs. Sums must stay below 2**61."""
+
+    # compute[stage, boundary]: time of all units before the boundary on that stage's device.
+    compute: Integers
+    # link[stage, boundary]: time of the link after the stage if it ends there.
+    link: Integers
+    # sends[boundary]: bytes that cross there.
+    sends: Integers
+    # Whether a link works while its stage computes: the pace is then the larger of both, not their sum.
+    overlap: bool = False
+    # Which ranges a stage may take at all (its memory); None allows every range.
+    allowed: Allowed | None = None
+
+    @property
+    def num_stages(self) -> int:
+        return int(self.compute.shape[0])
+
+    @property
+    def num_units(self) -> int:
+        return int(self.compute.shape[1]) - 1
+
+    def pace(self, stage: int, start: int, end: int) -> int:
+        """How long the stage is busy with one micro-batch."""
+        compute = int(self.compute[stage, end] - self.compute[stage, start])
+        link = int(self.link[stage, end])
+        return max(compute, link) if self.overlap else compute + link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    ends: tuple[int, ...]  # boundary after each stage; the last is the number of units
+    fill: int
+    pace: int
+    sent: int
+    squares: float
+
+
+def best_cuts(chain: Chain, num_microbatches: int | None) -> tuple[int, ...] | None:
+    """The boundary after each stage (the last is the number of units), or None where no split is allowed."""
+    if num_microbatches == 1:
+        bounds = [_ceiling(chain)]
+    else:
+        quickest = _least_pace(chain)
+        if quickest is None:
+            return None
+        bounds = [quickest]
+        if num_microbatches is not None:
+            bounds = _best_bounds(chain, quickest, num_microbatches - 1)
+    settled = [cuts for bound in bounds if (cuts := _least_fill(chain, bound, settle_ties=True)) is not None]
+    return min(settled, key=lambda cuts: (cuts.sent, cuts.squares)).ends if settled else None
+
+
+def _ceiling(chain: Chain) -> int:
+    """A pace that no stage can exceed."""
+    return int(chain.compute[:, -1].max() + chain.link.max())
+
+
+def _least_pace(chain: Chain) -> int | None:
+    """The least possible pace."""
+    ceiling = _ceiling(chain)
+    # No split can beat all devices busy all the time; the true bound is mostly a little above that.
+    bound = int(1 / np.sum(1 / np.maximum(chain.compute[:, -1], 1)))
+    while True:
+        bound = min(ceiling, bound + bound // 6 + 1)
+        pace = _least_pace_within(chain, bound)
+        if pace is not None or bound == ceiling:
+            return pace
+
+
+def _best_bounds(chain: Chain, quickest: int, rounds: int) -> list[int]:
+    """Bounds on the pace at which the least fill gives the least fill + rounds · pace."""
+    least_fill, ceiling = _fill_floor(chain), _ceiling(chain)
+    tried: dict[int, int] = {}  # pace -> fill + rounds · pace
+
+    def step(bound: int) -> _Cuts:
+        found = _least_fill(chain, bound)
+        assert found is not None, "a bound above a possible pace is possible"
+        tried[found.pace] = found.fill + rounds * found.pace
+        return found
+
+    def highest_worth_trying(fill: int) -> int:
+        return min(ceiling, (min(tried.values()) - fill) // rounds)
+
+    step(quickest)
+    # Probes from the quickest pace outwards give an early good step time, which keeps the walk below short.
+    top = highest_worth_trying(least_fill)
+    for probe in range(_NUM_PROBES, 0, -1):
+        bound = quickest + (top - quickest) // 2**probe
+        if quickest < bound <= highest_worth_trying(least_fill):
+            step(bound)
+    bound = highest_worth_trying(least_fill)
+    while bound > quickest:
+        found = step(bound)
+        bound = min(found.pace - 1, highest_worth_trying(found.fill))
+    least = min(tried.values())
+    return [pace for pace, value in tried.items() if value == least]
+
+
+def _fill_floor(chain: Chain) -> int:
+    """The least fill of any split when neither the pace nor `allowed` limits it."""
+    best = np.full(chain.num_units + 1, _NEVER)
+    best[0] = 0
+    for stage in range(chain.num_stages):
+        compute = chain.compute[stage]
+        before = np.minimum.accumulate(np.where(best < _NEVER, best - compute, _NEVER))[:-1]
+        best = np.full(chain.num_units + 1, _NEVER)
+        best[1:] = np.where(before < _NEVER, before + compute[1:] + chain.link[stage, 1:], _NEVER)
+    return int(best[-1])
+
+
+def _reach(chain: Chain, bound: int) -> list[tuple[int, int]] | None:
+    """Between which boundaries each stage can end when no stage is slower than the bound; None: it can't be done."""
+    num_stages, num_units = chain.num_stages, chain.num_units
+    busy = chain.compute if chain.overlap else chain.compute + chain.link
+    # least_busy[stage, boundary]: of the stages that end there or later; rises with the boundary.
+    least_busy = np.minimum.accumulate(busy[:, ::-1], axis=1)[:, ::-1]
+    highest, lowest = [0] * num_stages, [num_units] * num_stages
+    at = 0
+    for stage in range(num_stages):
+        latest = int(np.searchsorted(least_busy[stage], chain.compute[stage, at] + bound, side="right")) - 1
+        at = highest[stage] = min(latest, num_units - (num_stages - 1 - stage))
+        if at <= stage:
+            return None
+    at = num_units
+    for stage in range(num_stages - 1, 0, -1):
+        earliest = int(np.searchsorted(chain.compute[stage], least_busy[stage, at] - bound, side="left"))
+        at = lowest[stage - 1] = max(earliest, stage)
+    if any(low > high for low, high in zip(lowest, highest, strict=True)):
+        return None
+    return list(zip(lowest, highest, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranges:
+    stage: int
+    low: int  # first boundary where the stage can end
+    ends: Integers  # low, low + 1, …
+    width: int  # most units that the stage can take
+    usable: npt.NDArray[np.bool_]  # [row, column]: may it take ends[row] - width + column … ends[row] - 1?
+
+    def before(self, values: npt.NDArray[Number], padding: Number) -> npt.NDArray[Number]:
+        """Row by row, the values at the `width` boundaries before each end."""
+        padded = np.concatenate([np.full(self.width, padding), values])
+        return np.lib.stride_tricks.sliding_window_view(padded, self.width)[self.low : self.low + len(self.ends)]
+
+
+def _ranges(chain: Chain, bound: int) -> Iterator[_Ranges]:
+    """Stage by stage, the ranges whose pace is within the bound; stops early where a stage has none."""
+    previous_low = 0
+    for stage, (low, high) in enumerate(_reach(chain, bound) or ()):
+        compute, link = chain.compute[stage], chain.link[stage]
+        ends = np.arange(low, high + 1)
+        room = np.where(link[ends] <= bound, bound, -1) if chain.overlap else bound - link[ends]
+        first = np.maximum(np.searchsorted(compute, compute[ends] - room, side="left"), previous_low)
+        width = int((ends - first).max())
+        if width <= 0:
+            return
+        usable = np.arange(width) >= (width - (ends - first))[:, None]
+        if chain.allowed is not None:
+            usable &= chain.allowed(stage, ends, width)
+        yield _Ranges(stage=stage, low=low, ends=ends, width=width, usable=usable)
+        previous_low = low
+
+
+def _least_pace_within(chain: Chain, bound: int) -> int | None:
+    """The least possible pace if it is within the bound."""
+    pace = np.full(chain.num_units + 1, _NEVER)
+    pace[0] = 0
+    num_done = 0
+    for ranges in _ranges(chain, bound):
+        values = np.maximum(ranges.before(pace, _NEVER), _paces(chain, ranges))
+        least = np.where(ranges.usable, values, _NEVER).min(axis=1)
+        pace = np.full(chain.num_units + 1, _NEVER)
+        pace[ranges.ends] = least
+        num_done += 1
+    return int(pace[-1]) if num_done == chain.num_stages and pace[-1] < _NEVER else None
+
+
+def _least_fill(chain: Chain, bound: int, *, settle_ties: bool = False) -> _Cuts | None:
+    """The least fill with no stage's pace above the bound; among equals the fewest bytes, then the most even."""
+    fill = np.full(chain.num_units + 1, _NEVER)
+    fill[0] = 0
+    sent = np.zeros(chain.num_units + 1, dtype=np.int64)
+    squares = np.zeros(chain.num_units + 1)
+    origin: list[tuple[int, Integers]] = []
+    for ranges in _ranges(chain, bound):
+        ends, compute = ranges.ends, chain.compute[ranges.stage]
+        waiting = np.where(fill < _NEVER, fill - compute, _NEVER)
+        values = np.where(ranges.usable, ranges.before(waiting, _NEVER), _NEVER)
+        choice = values.argmin(axis=1)
+        rows = np.arange(len(ends))
+        least = values[rows, choice]
+        if settle_ties:
+            bytes_before = ranges.before(sent, np.int64(0))
+            even = ranges.before(squares, np.float64(0)) + _paces(chain, ranges).astype(np.float64) ** 2
+            ties = (values == least[:, None]) & (least < _NEVER)[:, None]
+            fewest = np.where(ties, bytes_before, _NEVER)
+            ties &= fewest == fewest.min(axis=1)[:, None]
+            choice = np.where(ties, even, np.inf).argmin(axis=1)
+            new_sent, new_squares = bytes_before[rows, choice] + chain.sends[ends], even[rows, choice]
+            sent, squares = np.zeros_like(sent), np.zeros_like(squares)
+            sent[ends], squares[ends] = new_sent, new_squares
+        fill = np.full(chain.num_units + 1, _NEVER)
+        fill[ends] = np.where(least < _NEVER, least + compute[ends] + chain.link[ranges.stage, ends], _NEVER)
+        origin.append((ranges.low, ends - ranges.width + choice))
+    if len(origin) < chain.num_stages or fill[-1] >= _NEVER:
+        return None
+    cut_ends = _walk_back(origin, chain.num_units)
+    bounds = zip((0, *cut_ends[:-1]), cut_ends, strict=True)
+    return _Cuts(
+        ends=cut_ends,
+        fill=int(fill[-1]),
+        pace=max(chain.pace(stage, start, end) for stage, (start, end) in enumerate(bounds)),
+        sent=int(sent[-1]),
+        squares=float(squares[-1]),
+    )
+
+
+def _paces(chain: Chain, ranges: _Ranges) -> Integers:
+    """The pace of every range."""
+    compute = chain.compute[ranges.stage]
+    spent = compute[ranges.ends][:, None] - ranges.before(compute, np.int64(0))
+    links = chain.link[ranges.stage, ranges.ends][:, None]
+    return np.maximum(spent, links) if chain.overlap else spent + links
+
+
+def _walk_back(origin: Sequence[tuple[int, Integers]], num_units: int) -> tuple[int, ...]:
+    """The boundary after each stage, from where each stage's best choice started."""
+    ends = [num_units]
+    for low, starts in reversed(origin[1:]):
+        ends.append(int(starts[ends[-1] - low]))
+    return tuple(reversed(ends))

@@ -1,0 +1,93 @@
+"""The named models: what they are called, what they are, which options they take.
+
+Read without importing torch or transformers; `loading.py` builds them from the modules named here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagewright.errors import UnknownName
+
+__all__ = ["ENTRIES", "Entry", "describe", "entry", "names"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One named model, or a family with a free number of layers."""
+
+    name: str
+    """What the user types; a family is typed `name:layers`."""
+    description: str
+    """One line for lists."""
+    builder: str
+    """Module below `stagewright.zoo` whose `build(entry, …)` makes it."""
+    options: frozenset[str]
+    """Which of `image_size`, `sequence_length`, `num_classes`, `padded` mean something here."""
+    default_batch: int = 4
+    """Samples in the example batch when the user names none."""
+    default_layers: int | None = None
+    """For a family: the number of layers when none is given; None for a single model."""
+
+    @property
+    def spelling(self) -> str:
+        """The name as a list shows it."""
+        return f"{self.name}:N" if self.default_layers else self.name
+
+
+_IMAGE = frozenset({"image_size", "num_classes"})
+_CLASSIFY_TEXT = frozenset({"sequence_length", "num_classes", "padded"})
+_PREDICT_TEXT = frozenset({"sequence_length", "padded"})
+
+
+def _image(name: str, description: str, default_batch: int = 4) -> Entry:
+    return Entry(name=name, description=description, builder="vision", options=_IMAGE, default_batch=default_batch)
+
+
+def _text(name: str, description: str, options: frozenset[str], layers: int | None = None) -> Entry:
+    return Entry(name=name, description=description, builder="language", options=options, default_layers=layers)
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="mlp-mnist",
+        description="four linear layers 784-256-128-64-10 for MNIST",
+        builder="mlp",
+        options=frozenset(),
+        default_batch=32,
+    ),
+    _image("digits-vit", "vision transformer for 8x8 digits, 4 blocks of width 64; trains in seconds", 32),
+    _image("deit-tiny", "DeiT-Ti, 12 blocks of width 192, 5.7 M parameters"),
+    _image("deit-small", "DeiT-S, 12 blocks of width 384, 22.1 M parameters"),
+    _image("deit-base", "DeiT-B, 12 blocks of width 768, 86.6 M parameters"),
+    _image("mobilenet-v2", "MobileNetV2 1.0, 17 inverted residuals, 3.5 M parameters"),
+    _image("resnet-50", "ResNet-50, 16 bottlenecks, 25.6 M parameters"),
+    _image("resnet-101", "ResNet-101, 33 bottlenecks, 44.5 M parameters"),
+    _text("roberta-base", "RoBERTa classifier, 12 layers of width 768, 125 M parameters", _CLASSIFY_TEXT),
+    _text("bert-minilm", "BERT classifier, 6 layers of width 384, 22.7 M parameters", _CLASSIFY_TEXT),
+    _text("gpt2", "GPT-2, 12 layers of width 768, 124 M parameters, tied embedding and head", _PREDICT_TEXT),
+    _text("llama-tiny", "Llama in small: 8 layers of width 256, grouped heads, 10 M parameters", _PREDICT_TEXT),
+    _text("gpt-layers", "GPT-2 of width 512 with N layers, e.g. gpt-layers:16", _PREDICT_TEXT, 12),
+)
+
+_BY_NAME = {one.name: one for one in ENTRIES}
+
+OTHER_WAYS = "other ways: hf:org/name, hf:/a/folder or package.module:factory"
+
+
+def names() -> tuple[str, ...]:
+    """The names that `load` knows, in the order of the list."""
+    return tuple(_BY_NAME)
+
+
+def describe() -> dict[str, str]:
+    """Name as typed -> one line, in the order of the list."""
+    return {one.spelling: one.description for one in ENTRIES}
+
+
+def entry(name: str) -> Entry:
+    """The entry called `name`, or UnknownName with the nearest ones."""
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_WAYS})") from None

@@ -1,0 +1,103 @@
+"""Example batches: made from a seed at any batch size, or resized from one that a user gave.
+
+The first rows of a larger batch are the rows of a smaller one, so that results can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stagewright.errors import UsageError
+from stagewright.zoo.model import Batch, ImageInput, TextInput
+
+FIRST_FREE_TOKEN = 5
+"""Lower ids are special tokens (padding, begin, end, mask) in every vocabulary of the zoo."""
+
+
+def generator(seed: int, row: int) -> torch.Generator:
+    """A CPU generator for one row; no two (seed, row) pairs below 2**31 share one."""
+    return torch.Generator(device="cpu").manual_seed((seed << 31) + row)
+
+
+def images(inputs: ImageInput, num_classes: int, *, seed: int, dtype: torch.dtype) -> Callable[[int], Batch]:
+    """Makes batches of normally distributed pixels with a class for each."""
+    shape: tuple[int, ...] = (inputs.channels, inputs.size, inputs.size)
+    if inputs.flatten:
+        shape = (inputs.channels * inputs.size * inputs.size,)
+
+    def make(batch_size: int) -> Batch:
+        rows, target = [], []
+        for row in range(checked_batch_size(batch_size)):
+            source = generator(seed, row)
+            rows.append(torch.randn(shape, generator=source, device="cpu"))
+            target.append(torch.randint(num_classes, (), generator=source, device="cpu"))
+        return Batch(args=(torch.stack(rows).to(dtype),), target=torch.stack(target))
+
+    return make
+
+
+def texts(
+    inputs: TextInput, num_classes: int | None, *, seed: int, padded: bool = False, pad_token: int = 0
+) -> Callable[[int], Batch]:
+    """Makes batches of random token ids; the target is a class, or without `num_classes` the ids themselves.
+
+    `padded` gives rows of different lengths with an attention mask, as real sentences have.
+    """
+    length = inputs.sequence_length
+
+    def make(batch_size: int) -> Batch:
+        rows, masks, target = [], [], []
+        lowest = min(FIRST_FREE_TOKEN, inputs.vocabulary_size - 1)
+        for row in range(checked_batch_size(batch_size)):
+            source = generator(seed, row)
+            tokens = torch.randint(lowest, inputs.vocabulary_size, (length,), generator=source, device="cpu")
+            target.append(torch.randint(num_classes or 1, (), generator=source, device="cpu"))
+            used = int(torch.randint((length + 1) // 2, length + 1, (), generator=source, device="cpu"))
+            mask = (torch.arange(length, device="cpu") < used).long() if padded else torch.ones_like(tokens)
+            rows.append(tokens.masked_fill(mask == 0, pad_token))
+            masks.append(mask)
+        ids, mask = torch.stack(rows), torch.stack(masks)
+        labels = torch.stack(target) if num_classes else ids.masked_fill(mask == 0, -100)
+        return Batch(args=(ids,), kwargs={"attention_mask": mask} if padded else {}, target=labels)
+
+    return make
+
+
+def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
+    """Batch size of a batch that a user gave, and a maker of other sizes that repeats or drops its rows.
+
+    The batch size is the first dimension of the first tensor; tensors with another first dimension stay.
+    """
+    tensors = [one for one in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(one, torch.Tensor)]
+    size = next((one.shape[0] for one in tensors if one.dim() > 0), 0)
+    if size == 0:
+        raise UsageError(
+            "the example arguments hold no tensor with a batch dimension; let the factory return "
+            "(module, args) where args is a tuple of tensors whose first dimension is the batch"
+        )
+
+    def make(batch_size: int) -> Batch:
+        if checked_batch_size(batch_size) == size:
+            return batch
+
+        def resize(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != size:
+                return value
+            rows = torch.arange(batch_size, device=value.device) % size
+            return value.detach().index_select(0, rows)
+
+        args, kwargs, target = pytree.tree_map(resize, (batch.args, batch.kwargs, batch.target))
+        return Batch(args=args, kwargs=kwargs, target=target)
+
+    return size, make
+
+
+def checked_batch_size(batch_size: int) -> int:
+    """`batch_size`, or a UsageError where it is not a positive number."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise UsageError(f"a batch must hold at least 1 sample, not {batch_size!r}")
+    return batch_size

@@ -1,0 +1,25 @@
+"""Tasks by name: a data set with preprocessing, loss and metric.
+
+Names and descriptions are read without importing torch; `load_task` imports what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stagewright.zoo.tasks.catalogue import DEFAULT_TASK, describe, entry, names
+
+if TYPE_CHECKING:
+    from stagewright.zoo.tasks.samples import Samples as Samples
+    from stagewright.zoo.tasks.task import Task as Task
+    from stagewright.zoo.tasks.task import load_task as load_task
+
+__all__ = ["DEFAULT_TASK", "Samples", "Task", "describe", "entry", "load_task", "names"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Samples", "Task", "load_task"):
+        from stagewright.zoo.tasks import task
+
+        return getattr(task, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

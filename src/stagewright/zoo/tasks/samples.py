@@ -1,0 +1,43 @@
+"""Samples that become batches only when asked for: the common part of every data set."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagewright.errors import UsageError
+from stagewright.zoo.model import Batch
+
+
+class Samples(abc.ABC):
+    """One split of a data set, in the form that one model takes; `samples[3]` is a batch of one."""
+
+    labels: NDArray[Any]
+    """The class of every sample."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Batch:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self.batch([index % len(self)])
+
+    @abc.abstractmethod
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """The samples at `indices` as one batch: inputs of the model, and the target of the loss."""
+
+    def batches(self, batch_size: int, *, shuffle_seed: int | None = None, drop_last: bool = False) -> Iterator[Batch]:
+        """Every sample once, in order or shuffled by a seed; the last batch may be smaller."""
+        if batch_size < 1:
+            raise UsageError(f"a batch must hold at least 1 sample, not {batch_size}")
+        order = np.arange(len(self))
+        if shuffle_seed is not None:
+            np.random.default_rng(shuffle_seed).shuffle(order)
+        stop = len(self) - len(self) % batch_size if drop_last else len(self)
+        for start in range(0, stop, batch_size):
+            yield self.batch(order[start : min(start + batch_size, stop)].tolist())

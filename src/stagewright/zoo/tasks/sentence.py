@@ -1,0 +1,72 @@
+"""Sentences as a model takes them: tokenised, cut and padded to one length when a batch asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stagewright.errors import DataMissing, UsageError
+from stagewright.zoo.model import Batch, Model, TextInput
+from stagewright.zoo.quiet import quiet_transformers
+from stagewright.zoo.tasks.samples import Samples
+
+
+class Sentences(Samples):
+    """One or two sentences a sample; every batch is padded to the model's sequence length."""
+
+    def __init__(self, table: Any, columns: tuple[str, ...], inputs: TextInput, tokenizer: Any) -> None:
+        self.labels = table.column("label").to_numpy()
+        self._columns = [table.column(name) for name in columns]
+        self._inputs = inputs
+        self._tokenizer = tokenizer
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Token ids, attention mask and, where the model has them, token types; a class for each."""
+        texts = [[column[one].as_py() for one in indices] for column in self._columns]
+        encoded = self._tokenizer(
+            *texts,
+            padding="max_length",
+            truncation=True,
+            max_length=self._inputs.sequence_length,
+            return_tensors="pt",
+            return_token_type_ids=self._inputs.num_token_types > 1,
+        )
+        kwargs = {"attention_mask": encoded["attention_mask"]}
+        if self._inputs.num_token_types > 1:
+            kwargs["token_type_ids"] = encoded["token_type_ids"]
+        target = torch.from_numpy(self.labels[list(indices)].astype(np.int64))
+        return Batch(args=(encoded["input_ids"],), kwargs=kwargs, target=target)
+
+
+def load_tokenizer(task: str, model: Model, inputs: TextInput, folder: Path | None) -> Any:
+    """The tokenizer in `folder`, or the one that came with the model's weights."""
+    import transformers
+
+    folder = folder if folder is not None else inputs.tokenizer
+    if folder is None:
+        raise DataMissing(
+            f"the task {task!r} needs a tokenizer, and none came with the model {model.name!r}; give a "
+            "folder with tokenizer.json as tokenizer=DIR (--tokenizer DIR), or one that holds the weights too as "
+            "weights=DIR (--weights DIR)"
+        )
+    if not folder.is_dir():
+        raise DataMissing(f"the tokenizer folder {str(folder)!r} does not exist")
+    try:
+        with quiet_transformers():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # tokenizers and transformers each raise their own for a wrong folder
+        raise UsageError(f"the folder {str(folder)!r} holds no tokenizer that can be read") from error
+    if len(tokenizer) > inputs.vocabulary_size:
+        raise UsageError(
+            f"the tokenizer in {str(folder)!r} has {len(tokenizer)} tokens, but the model {model.name!r} "
+            f"knows only {inputs.vocabulary_size}; use the tokenizer that belongs to it"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture import capture
+from stagewright.errors import CacheError, UsageError
+from stagewright.profile import amount_of, profile
+
+
+def test_numbers_of_a_small_network(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(4, 784)
+    graph = chain(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10), example=inputs)
+    measured = profile(graph, (inputs,), name="mlp", device="cpu:0", repeats=2, cache=False)
+    first, activation, last = measured.units
+    assert [unit.parameters.total for unit in measured.units] == [200960, 0, 2570]
+    assert first.parameter_bytes.total == 803840
+    assert [unit.macs for unit in measured.units] == [4 * 784 * 256, 0, 4 * 2560]
+    assert measured.whole_macs == sum(unit.macs for unit in measured.units)
+    assert [unit.output_bytes for unit in measured.units] == [4096, 4096, 160]
+    assert [unit.crossing_bytes for unit in measured.units] == [4096, 4096, 0]
+    assert [unit.recompute_kept_bytes for unit in measured.units] == [4 * 784 * 4, 4096, 4096]
+    assert measured.kept_bytes == 4 * 784 * 4 + 4096
+    assert first.backward_input.median_s == 0.0
+    assert first.backward_weight.median_s > 0
+    assert activation.backward_weight.median_s == 0.0
+    assert activation.backward_input.median_s > 0
+    assert last.backward_input.median_s > 0
+    assert (measured.batch_size, measured.dtype, measured.device) == (4, "float32", "cpu:0")
+    assert measured.whole_forward.median_s > 0
+    assert measured.whole_backward.median_s > 0
+    assert measured.source == "measured"
+
+
+def test_units_explain_the_whole(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(256, 512)
+    parts = [nn.Linear(512, 512) for _ in range(4)]
+    measured = profile(chain(*parts, example=inputs), (inputs,), name="even", device="cpu:0", cache=False)
+    assert (
+        0.6 < measured.coverage < 1.6
+    )  # loose: the suite shares its cores; benchmarks/ tells the real ratio
+
+
+def test_tied_parameters_are_counted_once(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 8)
+    first, last = nn.Linear(8, 8), nn.Linear(8, 8)
+    last.weight = first.weight
+    graph = chain(first, nn.Tanh(), last, example=inputs)
+    measured = profile(graph, (inputs,), name="tied", device="cpu:0", repeats=1, cache=False)
+    assert measured.units[2].parameters.shares == ((0, 64),)
+    assert measured.parameters == 64 + 8 + 8
+    assert amount_of([unit.parameter_bytes for unit in measured.units], 1, 2) == 4 * 72
+
+
+def test_a_captured_model_with_tied_weights() -> None:
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, n_positions=16, vocab_size=50, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    tokens = torch.randint(0, 50, (2, 8))
+    graph = capture(model, (tokens,), {"use_cache": False})
+    measured = profile(
+        graph, (tokens,), {"use_cache": False}, name="gpt2", device="cpu:0", repeats=1, cache=False
+    )
+    assert measured.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert [amount for unit in measured.units for _, amount in unit.parameters.shares] == [50 * 32]
+    assert sum(unit.macs for unit in measured.units) == measured.whole_macs
+    block = 12 * 16 * 32 * 32 + 2 * 2 * 8 * 8 * 32
+    assert measured.whole_macs == 2 * block + 16 * 32 * 50
+    assert measured.kept_bytes == kept_by_a_plain_run(model, tokens)
+    assert measured.units[-1].crossing_bytes == 0
+    assert measured.units[-2].crossing_bytes == 2 * 8 * 32 * 4
+
+
+def kept_by_a_plain_run(model: nn.Module, tokens: torch.Tensor) -> int:
+    own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        model(tokens, use_cache=False)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(4, 3, 6, 6)
+    graph = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(), example=inputs)
+    before = {name: value.clone() for name, value in graph.model.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    num_threads = torch.get_num_threads()
+    profile(graph, (inputs,), name="norm", device="cpu:0", repeats=1, cache=False)
+    assert torch.equal(torch.rand(2), expected)
+    after = graph.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert len(before) == len(after)
+    assert all(parameter.grad is None for parameter in graph.model.parameters())
+    assert torch.get_num_threads() == num_threads
+
+
+def test_inference(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 8)
+    graph = chain(nn.Linear(8, 8), nn.Tanh(), example=inputs)
+    measured = profile(graph, (inputs,), name="m", device="cpu:0", repeats=1, training=False, cache=False)
+    assert measured.whole_backward.median_s == 0.0
+    assert [unit.backward_s for unit in measured.units] == [0.0, 0.0]
+    assert measured.kept_bytes == 0
+
+
+def test_progress_counts_up_to_the_end(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 8)
+    graph = chain(nn.Linear(8, 8), nn.Tanh(), example=inputs)
+    seen: list[tuple[int, int, str]] = []
+    profile(
+        graph,
+        (inputs,),
+        name="m",
+        device="cpu:0",
+        repeats=2,
+        cache=False,
+        progress=lambda done, total, name: seen.append((done, total, name)),
+    )
+    assert [done for done, _, _ in seen] == list(range(seen[0][1] + 1))
+    assert seen[-1][2] == "m"
+
+
+def test_second_time_comes_from_the_cache(chain: Callable[..., Any], tmp_path: Path) -> None:
+    inputs = torch.randn(2, 8)
+    graph = chain(nn.Linear(8, 8), nn.Tanh(), example=inputs)
+
+    def ask(**more: Any) -> Any:
+        return profile(
+            graph, (inputs,), name="m", **{"device": "cpu:0", "repeats": 1, "cache": tmp_path, **more}
+        )
+
+    first, second = ask(), ask()
+    assert (first.source, second.source) == ("measured", "cache")
+    assert second == first
+    graph.model[1] = nn.ReLU()
+    third = ask()
+    assert third.source.startswith("measured: ")
+    assert "is stale: structure was" in third.source
+    assert "repeats was 1, now 2" in ask(repeats=2).source
+    assert ask(training=False).source == "measured"
+
+
+def test_unwritable_cache_is_told_before_measuring(chain: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    inputs = torch.randn(2, 8)
+    steps: list[int] = []
+    with pytest.raises(CacheError, match=r"can't write profiles to .*file.*--no-cache"):
+        profile(
+            chain(nn.Linear(8, 8), example=inputs),
+            (inputs,),
+            name="m",
+            device="cpu:0",
+            cache=tmp_path / "file",
+            progress=lambda done, total, name: steps.append(done),
+        )
+    assert not steps
+
+
+def test_wrong_use(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 8)
+    with pytest.raises(UsageError, match="no parameter that needs a gradient"):
+        profile(chain(nn.Tanh(), example=inputs), (inputs,), name="m", cache=False)
+    with pytest.raises(UsageError, match="repeats is 0"):
+        profile(chain(nn.Linear(8, 8), example=inputs), (inputs,), name="m", repeats=0, cache=False)
+    graph = chain(nn.Linear(8, 8), example=inputs)
+    with pytest.raises(UsageError, match="on meta, but cpu:0 is asked for"):
+        profile(graph, (inputs.to("meta"),), name="m", device="cpu:0", cache=False)

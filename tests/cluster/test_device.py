@@ -23,17 +23,13 @@ def test_parse() -> None:
     one = Device.parse(f"cpu:{CORES[0]}")
     assert (one.kind, one.cores, one.num_threads, str(one)) == ("cpu", (CORES[0],), 1, f"cpu:{CORES[0]}")
     assert one.torch_device() == torch.device("cpu")
-    assert Device.parse(f"cpu:{CORES[0]}-{CORES[0]},{CORES[-1]}").cores == tuple(
-        sorted({CORES[0], CORES[-1]})
-    )
+    assert Device.parse(f"cpu:{CORES[0]}-{CORES[0]},{CORES[-1]}").cores == tuple(sorted({CORES[0], CORES[-1]}))
     gpu = Device.parse("cuda:3")
     assert (gpu.kind, gpu.index, gpu.cores, gpu.num_threads) == ("cuda", 3, (), 1)
     assert Device.parse("cuda").index == 0
 
 
-@pytest.mark.parametrize(
-    "text", ["", "gpu", "cuda:x", "cuda:0-1", "cpu:", "cpu:a", "cpu:1-0", "cpu:0,", "cpu:-1"]
-)
+@pytest.mark.parametrize("text", ["", "gpu", "cuda:x", "cuda:0-1", "cpu:", "cpu:a", "cpu:1-0", "cpu:0,", "cpu:-1"])
 def test_wrong_text(text: str) -> None:
     with pytest.raises(UsageError):
         Device.parse(text)

@@ -65,9 +65,7 @@ def test_another_request_is_another_file(tmp_path: Path) -> None:
     assert cache.load({**KEY, "threads": "2"}) == (None, "")
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "key": 3, "profile": {}}']
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "key": 3, "profile": {}}'])
 def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     cache = ProfileCache(tmp_path)
     cache.save(KEY, PROFILE).write_text(content)
@@ -86,9 +84,7 @@ def test_other_format_is_refused(tmp_path: Path) -> None:
 def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = ProfileCache(tmp_path / "file")
-    with pytest.raises(
-        CacheError, match=r"can't write profiles to .*file/profiles .*STAGEWRIGHT_CACHE"
-    ) as caught:
+    with pytest.raises(CacheError, match=r"can't write profiles to .*file/profiles .*STAGEWRIGHT_CACHE") as caught:
         cache.check_writable()
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2

@@ -31,9 +31,7 @@ def test_configuration_matters() -> None:
 
 
 def test_key_tells_shapes_and_modes_apart(chain: Callable[..., Any]) -> None:
-    def key(
-        batch_size: int = 2, device: str = "cpu:0", training: bool = True, mode: bool = True
-    ) -> dict[str, str]:
+    def key(batch_size: int = 2, device: str = "cpu:0", training: bool = True, mode: bool = True) -> dict[str, str]:
         inputs = torch.zeros(batch_size, 4)
         graph = chain(nn.Linear(4, 4), example=inputs)
         graph.model.train(mode)

@@ -58,9 +58,7 @@ def test_backward_is_told_apart_by_what_it_computes() -> None:
 
 
 def test_input_without_gradient_costs_none() -> None:
-    replay = Replay(
-        "first", nn.Embedding(10, 4), (torch.arange(3),), {}, training=True, needs_gradient=(False,)
-    )
+    replay = Replay("first", nn.Embedding(10, 4), (torch.arange(3),), {}, training=True, needs_gradient=(False,))
     forward, for_inputs, for_weights = sampled(replay).times()
     assert for_inputs.median_s == 0.0
     assert forward.median_s > 0

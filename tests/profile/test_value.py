@@ -63,9 +63,7 @@ def test_any_range_equals_the_union(holders: list[set[int]], data: st.DataObject
 
 
 def test_sums_of_a_profile() -> None:
-    tied = unit(
-        "1", parameters=Amount(total=10, shares=((0, 4),)), kept_bytes=Amount(total=9, shares=((0, 9),))
-    )
+    tied = unit("1", parameters=Amount(total=10, shares=((0, 4),)), kept_bytes=Amount(total=9, shares=((0, 9),)))
     both = profile(unit(), tied)
     assert both.coverage == 1.0
     assert both.parameters == 16

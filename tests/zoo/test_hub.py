@@ -9,7 +9,7 @@ import transformers
 
 from stagewright import zoo
 from stagewright.errors import DataMissing, UsageError
-from stagewright.zoo import hub
+from stagewright.zoo import network
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_has_no_example(tmp_path: Path) -> None:
 
 
 def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub, "offline", lambda: True)
+    monkeypatch.setattr(network, "offline", lambda: True)
     with pytest.raises(DataMissing) as caught:
         zoo.load("hf:nobody-at-all/nothing-there")
     assert str(caught.value) == (

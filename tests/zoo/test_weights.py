@@ -74,14 +74,14 @@ def test_a_broken_file_and_a_broken_config(folder: Path) -> None:
     with pytest.raises(UsageError, match="can't be loaded"):
         zoo.load("digits-vit", weights=folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(UsageError, match="config.json .* can't be used"):
+    with pytest.raises(UsageError, match=r"config\.json .* can't be used"):
         zoo.load("digits-vit", weights=folder)
 
 
 def test_a_folder_that_holds_no_weights(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match="does not exist"):
         zoo.load("digits-vit", weights=tmp_path / "nowhere")
-    with pytest.raises(DataMissing, match="holds no config.json; it is empty"):
+    with pytest.raises(DataMissing, match=r"holds no config\.json; it is empty"):
         zoo.load("digits-vit", weights=tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataMissing, match=r"holds no \*.safetensors file; it holds config.json"):

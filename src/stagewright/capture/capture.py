@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.assemble import assemble
 from stagewright.capture.choose import UnitChoice, choose_units, outermost_calls, repeated_blocks
-from stagewright.capture.example import Arguments, Reading, as_arguments, readings
+from stagewright.capture.example import Arguments, Reading, as_arguments, likely_dims, readings
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.observe import CallForm, Observation, TensorForm, observe
 from stagewright.capture.preserve import preserved
@@ -51,12 +51,14 @@ def capture(
     args: Any,
     kwargs: Mapping[str, Any] | None = None,
     units: str | Sequence[str] = "auto",
+    batch_dim: int | None = None,
 ) -> UnitGraph:
     """Capture a model as a graph of its units, in the mode (train or eval) that it is in.
 
     ``args`` and ``kwargs`` are the arguments of one forward call, with two samples or more where possible. ``units`` is
-    ``"auto"`` (whole blocks), ``"leaf"`` (the finest cut) or a list of module names to be kept whole. A list of modules
-    in place of a model is taken as its stages. The model is left as it was.
+    ``"auto"`` (whole blocks), ``"leaf"`` (the finest cut) or a list of module names to be kept whole. ``batch_dim`` is
+    the inputs' dimension that counts samples, found by trying if it is not given. A list of modules in place of a model
+    is taken as its stages. The model is left as it was.
     """
     if not isinstance(model, nn.Module):
         stages = list(model)
@@ -67,14 +69,17 @@ def capture(
         raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to place on devices")
     arguments = as_arguments(args, kwargs)
     with preserved(model):
-        return _Capture(model, arguments, units).run()
+        return _Capture(model, arguments, units, likely_dims(model) if batch_dim is None else (batch_dim,)).run()
 
 
 class _Capture:
     """One capture, with its retries."""
 
-    def __init__(self, model: nn.Module, arguments: Arguments, units: str | Sequence[str]) -> None:
+    def __init__(
+        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int]
+    ) -> None:
         self.model = model
+        self.batch_dims = batch_dims
         self.arguments = arguments
         self.units = units
         self.notes: list[str] = []
@@ -109,13 +114,13 @@ class _Capture:
             dynamic=dynamic,
             flags=flags,
             notes=tuple(self.notes),
-            recapture=lambda: capture(self.model, *self.arguments, units=self.units),
+            recapture=lambda: capture(self.model, *self.arguments, self.units, reading.dim if reading else None),
         )
 
     def watch(self) -> tuple[Observation, Observation | None, Reading | None, Arguments, tuple[int, int]]:
         """Run the model at two batch sizes, trying where the batch might be."""
         problem: Exception | None = None
-        for reading in readings(self.arguments):
+        for reading in readings(self.arguments, self.batch_dims):
             base = max(reading.batch_size, 2)
             for size in (base + 1, 2 * base):
                 try:
@@ -139,7 +144,7 @@ class _Capture:
                 f"{type(self.model).__name__} itself fails on the example ({', '.join(shapes)}): "
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             ) from error
-        size = next(iter(readings(self.arguments))).batch_size
+        size = next((reading.batch_size for reading in readings(self.arguments, self.batch_dims)), 1)
         self.notes.append(
             "no other batch size was tried: the model does not run at another one"
             + (f" ({type(problem).__name__}: {problem})" if problem else "")
@@ -156,10 +161,10 @@ class _Capture:
         sizes: tuple[int, int],
     ) -> Trace:
         calls = outermost_calls(observation, choice.units)
-        if len(calls) < 2:
+        if not calls:
             raise UsageError(
-                f"{type(self.model).__name__} is one single unit: there is no place to cut it; "
-                'capture it with units="leaf" or name its submodules'
+                f"{type(self.model).__name__} is one single unit, with no submodules to cut between; "
+                'put it into an nn.Sequential with what comes before or after'
             )
         return trace(
             self.model,

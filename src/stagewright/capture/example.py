@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from stagewright.errors import UsageError
 
-__all__ = ["Reading", "as_arguments", "readings"]
+__all__ = ["Arguments", "Reading", "as_arguments", "likely_dims", "readings"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -61,7 +62,13 @@ def as_arguments(args: Any, kwargs: Mapping[str, Any] | None) -> Arguments:
     return (args,), dict(kwargs or {})
 
 
-def readings(arguments: Arguments) -> list[Reading]:
+def likely_dims(model: nn.Module) -> tuple[int, ...]:
+    """In which dimension the batch probably is: second if the model says so (``batch_first=False``), else first."""
+    said = {module.batch_first for module in model.modules() if isinstance(getattr(module, "batch_first", None), bool)}
+    return (1, 0) if said == {False} else (0, 1)
+
+
+def readings(arguments: Arguments, dims: Sequence[int]) -> list[Reading]:
     """Where the batch may be, the likeliest first."""
     leaves = pytree.tree_leaves(arguments)
     tensors = [(at, leaf) for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -72,7 +79,7 @@ def readings(arguments: Arguments) -> list[Reading]:
     if any(tensor.numel() == 0 for _, tensor in tensors):
         raise UsageError("the example holds an empty tensor; give at least one sample")
     found = []
-    for dim in (0, 1):
+    for dim in dims:
         sizes = [tensor.shape[dim] for _, tensor in tensors if tensor.ndim > dim]
         if sizes:
             same = tuple(at for at, tensor in tensors if tensor.ndim > dim and tensor.shape[dim] == sizes[0])

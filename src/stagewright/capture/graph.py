@@ -19,7 +19,7 @@ from stagewright.capture.context import all_left
 from stagewright.capture.crossing import crossings
 from stagewright.capture.glue import Glue, analyse
 from stagewright.capture.stage import Stage, build_stage
-from stagewright.capture.symbols import batch_dim, is_fixed, shape_at
+from stagewright.capture.symbols import batch_dim, is_fixed, num_bytes, shape_at
 from stagewright.capture.value import Crossing, Cut, UnitCall
 from stagewright.errors import UsageError
 
@@ -120,6 +120,18 @@ class UnitGraph:
                 at = min(self._glue.position[user] for user in node.users)
                 found[str(node.target)] = max([index for index, start in enumerate(units) if start < at], default=0)
         return found
+
+    def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
+        """The number of samples in a batch, read where the example's was."""
+        for leaf, example in zip(self.flatten(args, kwargs or {}), self._inputs, strict=True):
+            dim = batch_dim(example) if isinstance(example, torch.Tensor) else None
+            if dim is not None:
+                return int(leaf.shape[dim])
+        return self.batch_size
+
+    def crossing_bytes(self, cut: int, batch_size: int) -> int:
+        """Bytes that cross a cut at another batch size than the example's."""
+        return sum(num_bytes(node.meta["val"], batch_size) for node in self._crossings[cut])
 
     def stage(self, first: int, last: int) -> Stage:
         """The unit calls ``first`` to ``last`` (both included) as a module from one crossing to the next."""

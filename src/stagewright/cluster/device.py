@@ -70,9 +70,7 @@ class Device:
             return torch.device("cpu")
         num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.index >= num_devices:
-            raise UsageError(
-                f"{self.text} asked for, but torch sees {num_devices} CUDA devices; try --device cpu"
-            )
+            raise UsageError(f"{self.text} asked for, but torch sees {num_devices} CUDA devices; try --device cpu")
         return torch.device("cuda", self.index)
 
     def hardware_name(self) -> str:

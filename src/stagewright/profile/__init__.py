@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stagewright.callable_package import make_callable
 from stagewright.profile.cache import ProfileCache, default_cache_folder
 from stagewright.profile.measure import profile
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
@@ -16,3 +17,5 @@ __all__ = [
     "default_cache_folder",
     "profile",
 ]
+
+make_callable(__name__, profile)

@@ -106,6 +106,4 @@ class ProfileCache:
 def _difference(stored: Mapping[str, str], asked: Mapping[str, str]) -> str:
     """What the keys differ in, with both values."""
     differing = [name for name in {**stored, **asked} if stored.get(name) != asked.get(name)]
-    return "; ".join(
-        f"{name} was {stored.get(name, 'none')}, now {asked.get(name, 'none')}" for name in differing
-    )
+    return "; ".join(f"{name} was {stored.get(name, 'none')}, now {asked.get(name, 'none')}" for name in differing)

@@ -74,6 +74,5 @@ def watch_kept(graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any])
     assert len(needs_gradient) == len(modules), "every unit of the graph runs"
     amounts = amounts_of_held(held)
     return tuple(
-        Kept(kept_bytes=amount, needs_gradient=needs)
-        for amount, needs in zip(amounts, needs_gradient, strict=True)
+        Kept(kept_bytes=amount, needs_gradient=needs) for amount, needs in zip(amounts, needs_gradient, strict=True)
     )

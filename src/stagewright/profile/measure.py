@@ -128,7 +128,7 @@ def _measure(
             if training
             else tuple(Kept(kept_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
         )
-        whole = Replay("whole model", graph.model, args, kwargs, training=training)
+        whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
         replays = _replays(graph, args, kwargs, kept, steps, training=training)
         with _no_garbage_collection():
             for current_round in range(repeats + 1):
@@ -142,13 +142,14 @@ def _measure(
         recompute_kept = [replay.input_bytes(own_storages) if training else 0 for replay in replays]
     steps.finish(name)
     whole_forward, _, whole_backward = whole.times()
+    batch_size = graph.batch_size_of(tuple(args), kwargs)
     return Profile(
         model=name,
         device=device.text,
         dtype=_dtype(graph, args, kwargs),
-        batch_size=graph.batch_size,
+        batch_size=batch_size,
         training=training,
-        units=_units(graph, replays, kept, recompute_kept),
+        units=_units(graph, batch_size, replays, kept, recompute_kept),
         whole_forward=whole_forward,
         whole_backward=whole_backward,
         whole_macs=whole_macs,
@@ -186,6 +187,7 @@ def _replays(
 
 def _units(
     graph: UnitGraph,
+    batch_size: int,
     replays: Sequence[Replay],
     kept: Sequence[Kept],
     recompute_kept: Sequence[int],
@@ -216,7 +218,7 @@ def _units(
                 output_bytes=replays[index].output_bytes,
                 kept_bytes=kept[index].kept_bytes,
                 recompute_kept_bytes=recompute_kept[index],
-                crossing_bytes=graph.cuts[index].num_bytes if index < len(graph.cuts) else 0,
+                crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
             )
         )
     return tuple(units)

@@ -43,24 +43,33 @@ def time_of(samples_s: Sequence[float]) -> Time:
 
 
 class Stopwatch:
-    """Times a call on a device: the clock on a CPU, events on CUDA."""
+    """Times calls on a device: the clock on a CPU, events on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def time(self, call: Callable[[], Result]) -> tuple[Result, float]:
-        """The call's result and its seconds."""
+    @property
+    def num_in_row(self) -> int:
+        """Calls of a unit to be timed in a row.
+
+        A GPU starts late on the first call after a wait; in a row, that is shared by all of them, and launches
+        hide behind kernels as they do in a whole step.
+        """
+        return 4 if self._device.type == "cuda" else 1
+
+    def time(self, calls: Sequence[Callable[[], Result]]) -> tuple[list[Result], float]:
+        """The results, and the mean seconds of one call."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
-            result = call()
-            return result, time.perf_counter() - start_s
+            results = [call() for call in calls]
+            return results, (time.perf_counter() - start_s) / len(calls)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(self._device)
         begin.record()
-        result = call()
+        results = [call() for call in calls]
         end.record()
         torch.cuda.synchronize(self._device)
-        return result, begin.elapsed_time(end) / 1e3
+        return results, begin.elapsed_time(end) / 1e3 / len(calls)
 
 
 class Replay:
@@ -75,8 +84,10 @@ class Replay:
         *,
         training: bool,
         needs_gradient: Sequence[bool] = (),
+        is_whole: bool = False,
     ) -> None:
         self.name = name
+        self._is_whole = is_whole  # the whole model: never several times in a row, memory may not hold it
         self._module = module
         self._structure = (tuple(args), dict(kwargs))
         self._training = training
@@ -107,9 +118,7 @@ class Replay:
         # The graph is about to change these too: keep their values as they are now.
         changed = {key for key, copy in copies.items() if copy._version != versions[key]}
         originals = {id(one): one for one in self._tensors if id(one) in changed}
-        values = {
-            key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in originals.items()
-        }
+        values = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in originals.items()}
         self._tensors = [values.get(id(one), one) for one in self._tensors]
         self._written = frozenset(id(one) for one in values.values())
         return counter.total, tensor_bytes(tensors_in(output))
@@ -135,49 +144,50 @@ class Replay:
         whole, for_inputs = time_of(self._backward_s), time_of(self._backward_input_s)
         if not self._backward_input_s:
             return forward, for_inputs, whole
-        rest_s = [
-            ours - inputs for ours, inputs in zip(self._backward_s, self._backward_input_s, strict=True)
-        ]
+        rest_s = [ours - inputs for ours, inputs in zip(self._backward_s, self._backward_input_s, strict=True)]
         weight_s = max(0.0, whole.median_s - for_inputs.median_s) if self._parameters else 0.0
         weight = Time(median_s=weight_s, spread_s=time_of(rest_s).spread_s)
         return forward, for_inputs, weight
 
     def _sample_once(self, stopwatch: Stopwatch) -> float:
+        num_in_row = 1 if self._is_whole else stopwatch.num_in_row
         if not self._training:
             with torch.no_grad():
-                self._forward(stopwatch)
+                self._forward(stopwatch, num_in_row)
             return self._forward_s[-1]
         with torch.enable_grad():
-            outputs = self._forward(stopwatch)
+            outputs = self._forward(stopwatch, num_in_row)
             spent_s = self._forward_s[-1]
-            targets = self._inputs + self._parameters
-            if not outputs or not targets:
+            if not outputs[0] or not (self._inputs or self._parameters):
                 return spent_s
-            self._backward_s.append(self._backward(stopwatch, outputs, targets))
+            self._backward_s.append(self._backward(stopwatch, outputs, [*self._inputs, *self._parameters]))
             spent_s += self._backward_s[-1]
             del outputs
             if self._inputs and self._parameters:
-                outputs = self._forward(stopwatch)
+                outputs = self._forward(stopwatch, num_in_row)
                 self._backward_input_s.append(self._backward(stopwatch, outputs, self._inputs))
                 spent_s += self._forward_s[-1] + self._backward_input_s[-1]
             elif self._inputs:
                 self._backward_input_s.append(self._backward_s[-1])
         return spent_s
 
-    def _forward(self, stopwatch: Stopwatch) -> list[torch.Tensor]:
+    def _forward(self, stopwatch: Stopwatch, num_in_row: int) -> list[list[torch.Tensor]]:
+        """Runs forward; the results that need gradients, for each run in the row."""
+        calls = [self._call() for _ in range(num_in_row)]
+        outputs, seconds = stopwatch.time(calls)
+        self._forward_s.append(seconds)
+        return [[tensor for tensor in tensors_in(output) if tensor.requires_grad] for output in outputs]
+
+    def _call(self) -> Callable[[], Any]:
         copies = {id(one): one.clone() for one in self._tensors if id(one) in self._written}
         args, kwargs = copy_with_tensors(self._structure, [copies.get(id(one), one) for one in self._tensors])
-        output, seconds = stopwatch.time(lambda: self._module(*args, **kwargs))
-        self._forward_s.append(seconds)
-        return [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+        return lambda: self._module(*args, **kwargs)
 
-    def _backward(
-        self, stopwatch: Stopwatch, outputs: list[torch.Tensor], targets: list[torch.Tensor]
-    ) -> float:
-        if len(self._ones) != len(outputs):
-            self._ones = [torch.ones_like(output) for output in outputs]
+    def _backward(self, stopwatch: Stopwatch, outputs: list[list[torch.Tensor]], targets: list[torch.Tensor]) -> float:
+        if [one.shape for one in self._ones] != [one.shape for one in outputs[0]]:
+            self._ones = [torch.ones_like(output) for output in outputs[0]]
 
-        def differentiate() -> object:
-            return torch.autograd.grad(outputs, targets, self._ones, allow_unused=True)
+        def differentiate(results: list[torch.Tensor]) -> Callable[[], object]:
+            return lambda: torch.autograd.grad(results, targets, self._ones, allow_unused=True)
 
-        return stopwatch.time(differentiate)[1]
+        return stopwatch.time([differentiate(results) for results in outputs])[1]

@@ -208,7 +208,7 @@ def _least_pace_within(chain: Chain, bound: int) -> int | None:
     pace[0] = 0
     num_done = 0
     for ranges in _ranges(chain, bound):
-        values = np.maximum(ranges.before(pace, _NEVER), _paces(chain, ranges))
+        values = np.maximum(ranges.before(pace, _NEVER), _paces(chain, ranges, slice(None)))
         least = np.where(ranges.usable, values, _NEVER).min(axis=1)
         pace = np.full(chain.num_units + 1, _NEVER)
         pace[ranges.ends] = least
@@ -231,15 +231,19 @@ def _least_fill(chain: Chain, bound: int, *, settle_ties: bool = False) -> _Cuts
         rows = np.arange(len(ends))
         least = values[rows, choice]
         if settle_ties:
-            bytes_before = ranges.before(sent, np.int64(0))
-            even = ranges.before(squares, np.float64(0)) + _paces(chain, ranges).astype(np.float64) ** 2
-            ties = (values == least[:, None]) & (least < _NEVER)[:, None]
-            fewest = np.where(ties, bytes_before, _NEVER)
-            ties &= fewest == fewest.min(axis=1)[:, None]
-            choice = np.where(ties, even, np.inf).argmin(axis=1)
-            new_sent, new_squares = bytes_before[rows, choice] + chain.sends[ends], even[rows, choice]
-            sent, squares = np.zeros_like(sent), np.zeros_like(squares)
-            sent[ends], squares[ends] = new_sent, new_squares
+            ties = values == least[:, None]
+            tied = np.flatnonzero((ties.sum(axis=1) > 1) & (least < _NEVER))
+            if len(tied):
+                bytes_before = np.where(ties[tied], ranges.before(sent, np.int64(0))[tied], _NEVER)
+                fewest = bytes_before == bytes_before.min(axis=1)[:, None]
+                squares_before = ranges.before(squares, np.float64(0))[tied]
+                even = squares_before + _paces(chain, ranges, tied).astype(np.float64) ** 2
+                choice[tied] = np.where(fewest, even, np.inf).argmin(axis=1)
+            starts = np.maximum(ends - ranges.width + choice, 0)
+            spent, link = compute[ends] - compute[starts], chain.link[ranges.stage, ends]
+            paces = (np.maximum(spent, link) if chain.overlap else spent + link).astype(np.float64)
+            sent, squares = sent[starts] + chain.sends[ends], squares[starts] + paces**2
+            sent, squares = _at(ends, sent, chain.num_units), _at(ends, squares, chain.num_units)
         fill = np.full(chain.num_units + 1, _NEVER)
         fill[ends] = np.where(least < _NEVER, least + compute[ends] + chain.link[ranges.stage, ends], _NEVER)
         origin.append((ranges.low, ends - ranges.width + choice))
@@ -256,12 +260,19 @@ def _least_fill(chain: Chain, bound: int, *, settle_ties: bool = False) -> _Cuts
     )
 
 
-def _paces(chain: Chain, ranges: _Ranges) -> Integers:
-    """The pace of every range."""
-    compute = chain.compute[ranges.stage]
-    spent = compute[ranges.ends][:, None] - ranges.before(compute, np.int64(0))
-    links = chain.link[ranges.stage, ranges.ends][:, None]
+def _paces(chain: Chain, ranges: _Ranges, rows: Integers | slice) -> Integers:
+    """The pace of every range that ends in one of the rows."""
+    compute, ends = chain.compute[ranges.stage], ranges.ends[rows]
+    spent: Integers = compute[ends][:, None] - ranges.before(compute, np.int64(0))[rows]
+    links: Integers = chain.link[ranges.stage, ends][:, None]
     return np.maximum(spent, links) if chain.overlap else spent + links
+
+
+def _at(ends: Integers, values: npt.NDArray[Number], num_units: int) -> npt.NDArray[Number]:
+    """The values at their boundaries, 0 elsewhere."""
+    placed = np.zeros(num_units + 1, dtype=values.dtype)
+    placed[ends] = values
+    return placed
 
 
 def _walk_back(origin: Sequence[tuple[int, Integers]], num_units: int) -> tuple[int, ...]:

@@ -88,7 +88,6 @@ class StageMemory:
         def allowed(stage: int, ends: Integers, width: int) -> npt.NDArray[np.bool_]:
             band = known.get(stage)
             if band is None or band.shape[1] < width:
-                # Wider than asked for: a later question with a larger bound need not start again.
                 lasts = np.arange(len(fixed))[:, None]
                 firsts = np.maximum(lasts + 1 - width + np.arange(width), 0)
                 band = fixed[firsts, lasts] + in_flight[stage] * flying[firsts, lasts] <= limits[stage]
@@ -137,4 +136,5 @@ def _sums(values: Integers) -> Integers:
 
 def _largest(values: Integers) -> Integers:
     """[first, last]: the largest of those values."""
-    return np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values), len(values)))), axis=1)
+    table: Integers = np.triu(np.broadcast_to(values, (len(values), len(values))))
+    return np.maximum.accumulate(table, axis=1, out=table)

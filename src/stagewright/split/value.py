@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stagewright.errors import UnknownName
+
 __all__ = ["Comparison", "DeviceCost", "Skipped", "Split", "StageCost"]
 
 
@@ -74,9 +76,9 @@ class DeviceCost:
 class Split:
     """Where a model is cut, and what comes of it.
 
-    A step of m micro-batches takes the first one through all stages, then one more each time that the slowest
-    device is ready:  step_s = Σ time_s + (m - 1) · bottleneck_s.  It is a bound: no schedule that runs a
-    stage's forward and backward one after the other is faster.
+    A step of m micro-batches takes the first one through all stages, then one more each time that the busiest
+    device is ready:  step_s = Σ time_s + (m - 1) · bottleneck_s.  For inference that is exact; for training it is
+    the estimate that planners use: a schedule may hide a little of the fill, and may lose more by waiting.
     """
 
     # The policy that chose it.
@@ -179,8 +181,14 @@ class Comparison:
     def __len__(self) -> int:
         return len(self.splits)
 
-    def __getitem__(self, policy: str) -> Split:
-        return next(split for split in self.splits if split.policy == policy)
+    def __getitem__(self, key: int | str) -> Split:
+        """A split by its position or by its policy."""
+        if isinstance(key, int):
+            return self.splits[key]
+        known = {split.policy: split for split in self.splits}
+        if key not in known:
+            raise UnknownName("policy", key, known)
+        return known[key]
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -5,14 +5,11 @@ The class is the one that the configuration names; with `num_classes` a classifi
 
 from __future__ import annotations
 
-import os
-import socket
-import urllib.parse
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.zoo import network
 from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.language import longest_sequence, pad_token
 from stagewright.zoo.model import ImageInput, ModelInput, Objective, TextInput
@@ -41,7 +38,7 @@ def locate(reference: str, *, weights: bool) -> Path:
 def _download(reference: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    alone = offline()
+    alone = network.offline()
     try:
         with quiet_transformers():
             return Path(snapshot_download(reference, allow_patterns=patterns, local_files_only=alone))
@@ -52,22 +49,6 @@ def _download(reference: str, patterns: list[str]) -> Path:
             f"the model 'hf:{reference}' is not on this machine and the Hugging Face hub can't be reached; "
             "fetch it where there is a network and give its folder: hf:/path/to/folder"
         ) from None
-
-
-def offline() -> bool:
-    """Whether asking the hub is in vain; its own client would retry for half a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return True
-    if urllib.request.getproxies():
-        return False
-    host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", constants.ENDPOINT)).hostname
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError:
-        return True
-    return False
 
 
 def blueprint(reference: str, folder: Path, options: Options) -> Blueprint:

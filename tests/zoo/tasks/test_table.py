@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.zoo import network
 from stagewright.zoo.tasks import catalogue, table
 
 
@@ -93,3 +96,19 @@ def test_the_real_sets_are_complete(data_dir: Path, name: str, num_train: int, n
     train, evaluation = entry.splits
     assert table.read(entry, train, data_dir).num_rows == num_train
     assert table.read(entry, evaluation, data_dir).num_rows == num_evaluation
+
+
+def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
+    monkeypatch.setattr(network, "offline_by_choice", lambda: False)
+    monkeypatch.setattr(network, "unreachable", lambda: True)
+    with pytest.raises(DataMissing, match="the Hugging Face hub can't be reached"):
+        table.read(catalogue.entry("mnist"), "train", None)
+
+
+def test_a_set_by_name_keeps_its_images_encoded() -> None:
+    datasets = pytest.importorskip("datasets")
+    found = datasets.Dataset(pyarrow.table({"img": [encoded(7)], "label": [2]}))
+    made = table.table_of(found.cast_column("img", datasets.Image()), catalogue.entry("cifar10"))
+    assert made.column("img")[0].as_py()["bytes"] == encoded(7)["bytes"]

@@ -53,7 +53,7 @@ def test_the_digits_transformer_learns() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "num_epochs"),
-    [("digits-vit", {}, 2), ("bert-minilm", {"sequence_length": 4}, 0), ("mlp-mnist", {}, 2)],
+    [("digits-vit", {}, 4), ("bert-minilm", {"sequence_length": 4}, 0), ("mlp-mnist", {}, 2)],
 )
 def test_synthetic_samples_follow_the_model(name: str, options: dict[str, int], num_epochs: int) -> None:
     model = zoo.load(name, **options)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_a_tokenizer_of_another_model(data_dir: Path) -> None:
         model = zoo.load("bert-minilm")
     assert zoo.load_task("cola", model, tokenizer=tokenizer).metric_name == "matthews"
     small = transformers.BertConfig(vocab_size=99, hidden_size=8, num_attention_heads=2)
-    with pytest.raises(UsageError, match="has 30522 tokens, but the model .* knows only 99"):
+    with pytest.raises(UsageError, match=r"has 30522 tokens, but the model .* knows only 99"):
         zoo.tasks.load_task("rte", _with_config(small), tokenizer=tokenizer)
 
 
@@ -140,5 +140,5 @@ def test_real_images_and_sentences(data_dir: Path) -> None:
     batch = task.dataset("validation").batch([0, 1, 2])
     assert batch.args[0].shape == batch.kwargs["attention_mask"].shape == (3, 64)
     assert set(batch.kwargs["token_type_ids"].unique().tolist()) == {0, 1}
-    assert batch.target.tolist() == [1, 0, 0]
+    assert batch.target.tolist() == [1, 0, 1]
     assert task.splits == ("train", "validation")

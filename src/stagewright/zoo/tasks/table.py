@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.zoo import network
+from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.tasks.catalogue import Entry
 from stagewright.zoo.weights import first_line
 
@@ -37,7 +39,8 @@ def read(entry: Entry, split: str, data_dir: Path | None) -> Any:
             return _checked(entry, split, _read_files(entry, files), str(place))
     if data_dir is None and importlib.util.find_spec("datasets") is not None:
         return _checked(entry, split, _from_hub(entry, split, root), entry.repository)
-    raise DataMissing(_missing(entry, split, places) + how_to_get(entry, root))
+    by_name = ", or let it be fetched by name after `pip install 'stagewright[data]'`" if data_dir is None else ""
+    raise DataMissing(_missing(entry, split, places) + how_to_get(entry, root) + by_name)
 
 
 def _places(entry: Entry, root: Path) -> list[Path]:
@@ -54,8 +57,7 @@ def how_to_get(entry: Entry, root: Path | None) -> str:
     return (
         "where there is a network, get it with "
         f"`hf download {entry.repository} --repo-type dataset{only} --local-dir {folder}/{top}` "
-        f"and set {VARIABLE}={folder} (or --data-dir {folder}), "
-        "or let it be fetched by name after `pip install 'stagewright[data]'`"
+        f"and set {VARIABLE}={folder} (or --data-dir {folder})"
     )
 
 
@@ -99,8 +101,14 @@ def _read_files(entry: Entry, files: list[Path]) -> Any:
 def _from_hub(entry: Entry, split: str, root: Path | None) -> Any:
     import datasets
 
+    if not network.offline_by_choice() and network.unreachable():
+        raise DataMissing(
+            f"the data set {entry.name!r} can't be fetched by name: the Hugging Face hub can't be reached "
+            "(HF_HUB_OFFLINE=1 uses a copy that was fetched before); " + how_to_get(entry, root)
+        )
     try:
-        found = datasets.load_dataset(entry.repository, entry.configuration, split=split)
+        with quiet_transformers():
+            found = datasets.load_dataset(entry.repository, entry.configuration, split=split)
     except Exception as error:  # the library raises whatever its transports raise
         raise DataMissing(
             f"the data set {entry.name!r} can't be fetched by name ({first_line(error)}); " + how_to_get(entry, root)

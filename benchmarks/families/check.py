@@ -1,0 +1,273 @@
+"""Compare a captured graph with its model: outputs, gradients and buffers to the last bit, and stages in a chain.
+
+Every run starts from the same seed, the same buffers and its own copy of the inputs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from families.family import Arguments, Family
+from stagewright.capture import UnitGraph, capture
+from stagewright.errors import CaptureError
+
+__all__ = ["BATCH_SIZES", "Outcome", "check"]
+
+BATCH_SIZES = (2, 3, 1, 5)
+"""The first is the example's."""
+GRADIENT_TOLERANCE = 1e-5
+"""Largest relative difference of a gradient through a chain of stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one family gave in one mode at one fineness."""
+
+    passed: bool
+    """Whether everything was equal (or, for a model that can't be captured, the error was clear)."""
+    reason: str
+    """Why not; empty if passed."""
+    remark: str
+    """What was left out, and notes of capture."""
+    num_calls: int
+    """Unit calls in the graph."""
+    num_crossing: int
+    """Tensors that cross the cut in the middle."""
+    crossing_bytes: int
+    """Their bytes, for a batch of two."""
+    capture_s: float
+    """Seconds that capture took."""
+    stages_equal: bool
+    """Whether the gradients through a chain of three stages were equal to the last bit, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """What one forward (and backward) pass left behind."""
+
+    leaves: list[Any]
+    spec: Any
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+class _Difference(Exception):
+    """Something is not equal."""
+
+
+def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[int] = BATCH_SIZES) -> Outcome:
+    """Capture a family's model and compare graph and stages with it."""
+    with _quiet():
+        try:
+            model = family.build().train(training)
+            return _check(family, model, units, batch_sizes)
+        except Exception as error:  # a sweep goes on
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            return _failed(f"the model itself fails: {reason}")
+
+
+def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[int]) -> Outcome:
+    args, kwargs = family.example(batch_sizes[0])
+    expected, remarks = _plain_runs(model, family, batch_sizes)
+    before = _copies(model.state_dict())
+    modules = [(name, id(module), module.training) for name, module in model.named_modules()]
+    start = time.perf_counter()
+    try:
+        graph = capture(model, args, kwargs, units)
+    except CaptureError as error:
+        clear = family.fails is not None and family.fails in str(error)
+        return _failed("" if clear else f"CaptureError: {error}", passed=clear, remark=f"refused: {error}" if clear else "")
+    except Exception as error:
+        return _failed(f"capture raised {type(error).__name__}: {' '.join(str(error).split())}")
+    capture_s = time.perf_counter() - start
+    stages_equal = True
+    reason = "" if family.fails is None else f"no error, but one with {family.fails!r} was due"
+    try:
+        _compare_tensors("state after capture", before, _copies(model.state_dict()))
+        if modules != [(name, id(module), module.training) for name, module in model.named_modules()]:
+            raise _Difference("capture changed the model's modules")
+        for size, plain in expected.items():
+            run = _measure(model, graph, family.example(size))
+            _compare(f"batch {size}", plain, run)
+        num_cuts = len(graph.cuts)
+        cuts = sorted({num_cuts // 3, 2 * num_cuts // 3})
+        chain = _chain(graph, cuts)
+        for size in list(expected)[:2]:
+            run = _measure(model, chain, family.example(size))
+            stages_equal &= _compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
+    except _Difference as difference:
+        reason = str(difference)
+    except Exception as error:  # whatever the graph raised
+        reason = f"the graph raised {type(error).__name__}: {' '.join(str(error).split())}"
+    middle = graph.cuts[len(graph.cuts) // 2]
+    return Outcome(
+        passed=not reason,
+        reason=reason,
+        remark="; ".join([*remarks, *graph.notes]),
+        num_calls=len(graph.calls),
+        num_crossing=len(middle.crossing),
+        crossing_bytes=middle.num_bytes,
+        capture_s=capture_s,
+        stages_equal=stages_equal,
+    )
+
+
+def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
+    return Outcome(
+        passed=passed,
+        reason=reason,
+        remark=remark,
+        num_calls=0,
+        num_crossing=0,
+        crossing_bytes=0,
+        capture_s=0.0,
+        stages_equal=passed,
+    )
+
+
+def _plain_runs(
+    model: nn.Module, family: Family, batch_sizes: Sequence[int]
+) -> tuple[dict[int, _Run], list[str]]:
+    """The model's own results; a size at which it fails by itself in training (batch norm of one value) is left out."""
+    runs: dict[int, _Run] = {}
+    remarks: list[str] = []
+    for size in batch_sizes:
+        try:
+            runs[size] = _measure(model, model, family.example(size))
+        except ValueError as error:
+            if not (model.training and size == 1 and "more than 1 value per channel" in str(error)):
+                raise
+            remarks.append("no batch of 1 in training: batch norm needs more than one value")
+    again = _measure(model, model, family.example(batch_sizes[0]))
+    _compare("the model run twice", runs[batch_sizes[0]], again)
+    return runs, remarks
+
+
+def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> _Run:
+    """One pass from the same seed and buffers; in train mode backward too. Buffers are put back."""
+    buffers = _copies(dict(model.named_buffers()))
+    args, kwargs = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, arguments)
+    model.zero_grad(set_to_none=True)
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    try:
+        with torch.set_grad_enabled(model.training):
+            output = run(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten(output)
+        if model.training:
+            _projection(leaves).backward()
+        gradients = {
+            name: None if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in model.named_parameters()
+        }
+        after = _copies(dict(model.named_buffers()))
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+        model.zero_grad(set_to_none=True)
+    detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return _Run(leaves=detached, spec=spec, gradients=gradients, buffers=after)
+
+
+def _projection(leaves: Sequence[Any]) -> torch.Tensor:
+    """A fixed random projection of all outputs that carry a gradient."""
+    generator = torch.Generator().manual_seed(7)
+    total = torch.zeros(())
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad:
+            total = total + (leaf * torch.randn(leaf.shape, generator=generator)).sum()
+    return total
+
+
+def _chain(graph: UnitGraph, cuts: Sequence[int]) -> Callable[..., Any]:
+    """The graph as stages, one after another."""
+    stages = graph.stages(cuts)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values: Sequence[Any] = graph.flatten(args, kwargs)
+        for stage in stages:
+            values = stage(*values)
+        return graph.unflatten(values)
+
+    return run
+
+
+def _compare(what: str, plain: _Run, run: _Run, tolerance: float = 0.0) -> bool:
+    """Raise ``_Difference`` unless equal; gradients may differ by ``tolerance``. Returns whether they are equal too."""
+    if plain.spec != run.spec:
+        raise _Difference(f"{what}: the structure of the output is another")
+    for at, (first, second) in enumerate(zip(plain.leaves, run.leaves, strict=True)):
+        if isinstance(first, torch.Tensor):
+            _compare_tensors(what, {f"output {at}": first}, {f"output {at}": second})
+        elif first is not second and first != second:
+            raise _Difference(f"{what}: output {at} is {second!r}, not {first!r}")
+    _compare_tensors(what, plain.buffers, run.buffers)
+    missing = [name for name, value in plain.gradients.items() if (value is None) != (run.gradients[name] is None)]
+    if missing:
+        raise _Difference(f"{what}: gradient of {missing[0]} is missing or extra ({len(missing)} in all)")
+    first_gradients = {name: value for name, value in plain.gradients.items() if value is not None}
+    second_gradients = {name: value for name, value in run.gradients.items() if value is not None}
+    return _compare_tensors(f"{what}: gradient", first_gradients, second_gradients, tolerance)
+
+
+def _compare_tensors(
+    what: str, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float = 0.0
+) -> bool:
+    """Raise ``_Difference`` unless the tensors are equal (NaN equals NaN) or within the tolerance."""
+    if list(first) != list(second):
+        raise _Difference(f"{what}: the names are others")
+    different = [name for name in first if not _equal(first[name], second[name])]
+    far = {name: _relative(first[name], second[name]) for name in different}
+    far = {name: error for name, error in far.items() if not error <= tolerance}
+    if far:
+        worst = max(far, key=far.__getitem__)
+        raise _Difference(f"{what}: {worst} is off by {far[worst]:.1e} ({len(far)} of {len(first)} tensors differ)")
+    return not different
+
+
+def _equal(first: torch.Tensor, second: Any) -> bool:
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    if torch.equal(first, second):
+        return True
+    return bool(torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan()))
+
+
+def _relative(first: torch.Tensor, second: Any) -> float:
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+        return float("inf")
+    scale = first.double().abs().max().item()
+    error = (first.double() - second.double()).abs().max().item()
+    return float(error / scale) if scale else float("inf")
+
+
+def _copies(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings and no log lines of the models' own."""
+    import transformers
+
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)

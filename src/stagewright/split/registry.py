@@ -1,0 +1,77 @@
+"""The policies by name, and how to add one.
+
+@policy("halves")
+def halves(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
+    return [len(profile.units) // 2 - 1]        # cut after these units, by index
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from stagewright.errors import UnknownName, UsageError
+from stagewright.profile.value import Profile
+from stagewright.split.conditions import Conditions
+
+__all__ = ["Chooser", "Placed", "Policy", "find_policy", "policy", "policy_names"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """What a policy returns that also says on which device each stage runs."""
+
+    # Indices of the units to cut after.
+    cuts: Sequence[int]
+    # The device of each stage.
+    placement: Sequence[int]
+
+
+Chooser: TypeAlias = Callable[[Profile, int, Conditions], "Sequence[int] | Placed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A named way to choose the cuts."""
+
+    # Its name on the command line.
+    name: str
+    # Chooses the cuts: the indices of the units to cut after, stage i on device i, or a `Placed`.
+    choose: Chooser
+    # Whether a comparison of all policies fails with it; otherwise it is left out with its reason.
+    required: bool
+    # How many devices it uses, where that is not the number of stages.
+    num_devices: int | None
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return (self.choose.__doc__ or "").strip().split("\n")[0]
+
+
+_POLICIES: dict[str, Policy] = {}
+
+
+def policy(name: str, *, required: bool = False, num_devices: int | None = None) -> Callable[[Chooser], Chooser]:
+    """Register the decorated function as a policy."""
+
+    def register(choose: Chooser) -> Chooser:
+        if name in _POLICIES:
+            raise UsageError(f"policy {name!r} exists already: give the new one another name")
+        _POLICIES[name] = Policy(name=name, choose=choose, required=required, num_devices=num_devices)
+        return choose
+
+    return register
+
+
+def policy_names() -> tuple[str, ...]:
+    """All policies, in the order in which they were registered."""
+    return tuple(_POLICIES)
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of that name."""
+    if name not in _POLICIES:
+        raise UnknownName("policy", name, _POLICIES)
+    return _POLICIES[name]

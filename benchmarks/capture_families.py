@@ -13,10 +13,11 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,17 @@ def run(job: tuple[str, list[str]]) -> tuple[str, Row]:
     """All cases of one family."""
     name, cases = job
     family = next(family for family in FAMILIES if family.name == name)
-    return name, {case: check(family, training=CASES[case][1], units=CASES[case][0]) for case in cases}
+    row: Row = {}
+    for case in cases:
+        units, training = CASES[case]
+        outcome = check(family, training=training, units=units)
+        row[case] = replace(outcome, reason=portable(outcome.reason), remark=portable(outcome.remark))
+    return name, row
+
+
+def portable(text: str) -> str:
+    """A message without the folders of this machine."""
+    return re.sub(r"/\S*/site-packages/", "", text).replace(f"{ROOT}/", "")
 
 
 def progress(row: Row) -> str:
@@ -113,7 +124,11 @@ def page(rows: dict[str, Row]) -> str:
     """The page in the docs."""
     refused = [family.name for family in FAMILIES if family.fails is not None]
     num_plain = sum(family.group == "plain" for family in FAMILIES)
-    architectures = {family.model_class for family in FAMILIES if family.group != "plain"}
+    types = {
+        getattr(transformers, family.model_class).config_class.model_type
+        for family in FAMILIES
+        if family.group != "plain"
+    }
     seconds = [outcome.capture_s for row in rows.values() for outcome in row.values() if outcome.capture_s]
     automatic = [row[case] for row in rows.values() for case in ("eval", "train")]
     lines = [
@@ -122,7 +137,7 @@ def page(rows: dict[str, Row]) -> str:
         f"With automatic units **{rate(rows, 'eval')}** pass in eval mode and **{rate(rows, 'train')}** in train mode; "
         f"at leaf level {rate(rows, 'leaf eval')} and {rate(rows, 'leaf train')}.",
         "",
-        f"{len(FAMILIES) - num_plain} transformers models ({len(architectures)} classes) and {num_plain} plain modules, all "
+        f"{len(FAMILIES) - num_plain} models of {len(types)} transformers families and {num_plain} plain modules, all "
         f"tiny and with random weights; torch {torch.__version__}, transformers {transformers.__version__}. Each is "
         f"captured with a batch of {BATCH_SIZES[0]} and compared with the plain model at batches of "
         f"{', '.join(map(str, BATCH_SIZES))} from the same seed. *Passes* means: the outputs, in train mode also every "

@@ -87,7 +87,9 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
         graph = capture(model, args, kwargs, units)
     except CaptureError as error:
         clear = family.fails is not None and family.fails in str(error)
-        return _failed("" if clear else f"CaptureError: {error}", passed=clear, remark=f"refused: {error}" if clear else "")
+        return _failed(
+            "" if clear else f"CaptureError: {error}", passed=clear, remark=f"refused: {error}" if clear else ""
+        )
     except Exception as error:
         return _failed(f"capture raised {type(error).__name__}: {' '.join(str(error).split())}")
     capture_s = time.perf_counter() - start
@@ -136,9 +138,7 @@ def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
     )
 
 
-def _plain_runs(
-    model: nn.Module, family: Family, batch_sizes: Sequence[int]
-) -> tuple[dict[int, _Run], list[str]]:
+def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) -> tuple[dict[int, _Run], list[str]]:
     """The model's own results; a size at which it fails by itself in training (batch norm of one value) is left out."""
     runs: dict[int, _Run] = {}
     remarks: list[str] = []

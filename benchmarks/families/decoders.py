@@ -60,7 +60,9 @@ DECODERS: tuple[Family, ...] = (
     _decoder("gptj", "GPTJForCausalLM", **_OLD, rotary_dim=4),
     _decoder("codegen", "CodeGenForCausalLM", **_OLD, rotary_dim=4),
     _decoder("ctrl", "CTRLLMHeadModel", **_OLD, dff=64),
-    _decoder("openai-gpt", "OpenAIGPTLMHeadModel", vocab_size=VOCABULARY, n_embd=32, n_layer=4, n_head=4, n_positions=64),
+    _decoder(
+        "openai-gpt", "OpenAIGPTLMHeadModel", vocab_size=VOCABULARY, n_embd=32, n_layer=4, n_head=4, n_positions=64
+    ),
     _decoder(
         "opt",
         "OPTForCausalLM",
@@ -96,7 +98,14 @@ DECODERS: tuple[Family, ...] = (
         eos_token_id=2,
     ),
     _decoder(
-        "mpt", "MptForCausalLM", vocab_size=VOCABULARY, d_model=32, n_layers=4, n_heads=4, max_seq_len=64, use_cache=False
+        "mpt",
+        "MptForCausalLM",
+        vocab_size=VOCABULARY,
+        d_model=32,
+        n_layers=4,
+        n_heads=4,
+        max_seq_len=64,
+        use_cache=False,
     ),
     _decoder("stablelm", "StableLmForCausalLM", **_BLOCKS),
     _decoder("starcoder2", "Starcoder2ForCausalLM", **_BLOCKS),

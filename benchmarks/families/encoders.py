@@ -21,20 +21,23 @@ _BLOCKS: dict[str, Any] = {
 }
 
 
-def _encoder(name: str, class_name: str, *, padded: bool = False, length: int = 12, **config: Any) -> Family:
-    return pretrained(
-        name,
-        "encoder",
-        class_name,
-        tokens(length, padded=padded),
-        remark="padded batch" if padded else "",
-        **config,
-    )
+def _encoder(
+    name: str, class_name: str, *, padded: bool = False, length: int = 12, remark: str = "", **config: Any
+) -> Family:
+    remark = "padded batch" if padded else remark
+    return pretrained(name, "encoder", class_name, tokens(length, padded=padded), remark=remark, **config)
 
 
 ENCODERS: tuple[Family, ...] = (
     _encoder("bert", "BertForSequenceClassification", **_BLOCKS),
     _encoder("bert-padded", "BertForSequenceClassification", padded=True, **_BLOCKS),
+    _encoder(
+        "bert-hidden-states",
+        "BertForSequenceClassification",
+        remark="returns the hidden state of every layer",
+        **_BLOCKS,
+        output_hidden_states=True,
+    ),
     _encoder("roberta", "RobertaForSequenceClassification", **_BLOCKS),
     _encoder("roberta-padded", "RobertaForSequenceClassification", padded=True, **_BLOCKS),
     _encoder("xlm-roberta", "XLMRobertaForTokenClassification", padded=True, **_BLOCKS),
@@ -103,8 +106,17 @@ ENCODERS: tuple[Family, ...] = (
     ),
     _encoder("convbert", "ConvBertForSequenceClassification", **_BLOCKS, embedding_size=32, head_ratio=2),
     _encoder("fnet", "FNetForSequenceClassification", **_BLOCKS),
-    _encoder("nystromformer", "NystromformerForSequenceClassification", length=16, **_BLOCKS, num_landmarks=4, segment_means_seq_len=16),
-    _encoder("rembert", "RemBertForSequenceClassification", **_BLOCKS, input_embedding_size=16, output_embedding_size=16),
+    _encoder(
+        "nystromformer",
+        "NystromformerForSequenceClassification",
+        length=16,
+        **_BLOCKS,
+        num_landmarks=4,
+        segment_means_seq_len=16,
+    ),
+    _encoder(
+        "rembert", "RemBertForSequenceClassification", **_BLOCKS, input_embedding_size=16, output_embedding_size=16
+    ),
     _encoder("modernbert", "ModernBertForSequenceClassification", padded=True, **_BLOCKS, local_attention=8),
     _encoder("megatron-bert", "MegatronBertForSequenceClassification", **_BLOCKS),
     _encoder("roformer", "RoFormerForSequenceClassification", **_BLOCKS, embedding_size=32),

@@ -23,8 +23,8 @@ _BLOCKS: dict[str, Any] = {
 }
 
 
-def _experts(name: str, class_name: str, **config: Any) -> Family:
-    return pretrained(name, "mixture of experts", class_name, tokens(), **(_BLOCKS | config))
+def _experts(name: str, class_name: str, remark: str = "", **config: Any) -> Family:
+    return pretrained(name, "mixture of experts", class_name, tokens(), remark=remark, **(_BLOCKS | config))
 
 
 EXPERTS: tuple[Family, ...] = (
@@ -40,6 +40,15 @@ EXPERTS: tuple[Family, ...] = (
     _experts(
         "qwen3-moe",
         "Qwen3MoeForCausalLM",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        head_dim=8,
+    ),
+    _experts(
+        "qwen3-moe-balanced",
+        "Qwen3MoeForCausalLM",
+        remark="with router logits and the loss that balances the experts",
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=16,

@@ -49,7 +49,9 @@ MULTIMODAL: tuple[Family, ...] = (
     _pair("clip", "CLIPModel", text_config=_TEXT, vision_config=_PICTURE, projection_dim=16),
     _pair("siglip", "SiglipModel", text_config=_TEXT | {"max_position_embeddings": 16}, vision_config=_PICTURE),
     _pair("chinese-clip", "ChineseCLIPModel", text_config=_TEXT, vision_config=_PICTURE, projection_dim=16),
-    _pair("altclip", "AltCLIPModel", text_config=_TEXT | {"project_dim": 16}, vision_config=_PICTURE, projection_dim=16),
+    _pair(
+        "altclip", "AltCLIPModel", text_config=_TEXT | {"project_dim": 16}, vision_config=_PICTURE, projection_dim=16
+    ),
     _pair("blip", "BlipModel", text_config=_TEXT, vision_config=_PICTURE, projection_dim=16),
     _pair(
         "vilt",

@@ -132,7 +132,11 @@ class SeveralOutputs(nn.Module):
             number += step
         scores = self.heads["class"](state["hidden"])
         best = scores.argmax(-1)
-        return scores, {"box": self.heads["box"](state["hidden"]), "steps": number, "none": None}, (best, state["sum"] > 0)
+        return (
+            scores,
+            {"box": self.heads["box"](state["hidden"]), "steps": number, "none": None},
+            (best, state["sum"] > 0),
+        )
 
 
 class Router(nn.Module):
@@ -267,7 +271,14 @@ class ChangingBuffers(nn.Module):
 
 def _mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 5)
+        nn.Linear(8, 32),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(32, 32),
+        nn.ReLU(),
+        nn.Linear(32, 16),
+        nn.ReLU(),
+        nn.Linear(16, 5),
     )
 
 
@@ -287,7 +298,9 @@ def _words(*lengths: int) -> Callable[[int], Arguments]:
     return example
 
 
-def _plain(name: str, make: Callable[[], nn.Module], example: Callable[[int], Arguments], fails: str | None = None) -> Family:
+def _plain(
+    name: str, make: Callable[[], nn.Module], example: Callable[[int], Arguments], fails: str | None = None
+) -> Family:
     model_class = make.__name__ if isinstance(make, type) else "nn.Sequential"
     return Family(name=name, group="plain", model_class=model_class, make=make, example=example, fails=fails)
 

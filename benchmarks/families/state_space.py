@@ -17,7 +17,16 @@ def _state_space(name: str, class_name: str, **config: Any) -> Family:
 
 STATE_SPACE: tuple[Family, ...] = (
     _state_space("mamba", "MambaForCausalLM", num_hidden_layers=3, state_size=4),
-    _state_space("mamba2", "Mamba2ForCausalLM", num_hidden_layers=3, state_size=8, num_heads=8, head_dim=8, n_groups=2, chunk_size=4),
+    _state_space(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        num_hidden_layers=3,
+        state_size=8,
+        num_heads=8,
+        head_dim=8,
+        n_groups=2,
+        chunk_size=4,
+    ),
     _state_space("falcon-mamba", "FalconMambaForCausalLM", num_hidden_layers=3, state_size=4),
     _state_space("rwkv", "RwkvForCausalLM", num_hidden_layers=3, context_length=64),
     _state_space(

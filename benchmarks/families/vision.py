@@ -59,9 +59,15 @@ VISION: tuple[Family, ...] = (
         window_size=4,
         num_labels=5,
     ),
-    _vision("convnext", "ConvNextForImageClassification", hidden_sizes=[16, 16, 32, 32], depths=[1, 2, 3, 1], num_labels=5),
     _vision(
-        "convnextv2", "ConvNextV2ForImageClassification", hidden_sizes=[16, 16, 32, 32], depths=[1, 2, 3, 1], num_labels=5
+        "convnext", "ConvNextForImageClassification", hidden_sizes=[16, 16, 32, 32], depths=[1, 2, 3, 1], num_labels=5
+    ),
+    _vision(
+        "convnextv2",
+        "ConvNextV2ForImageClassification",
+        hidden_sizes=[16, 16, 32, 32],
+        depths=[1, 2, 3, 1],
+        num_labels=5,
     ),
     _vision(
         "resnet",
@@ -102,7 +108,9 @@ VISION: tuple[Family, ...] = (
         expand_ratio=2.0,
         num_labels=5,
     ),
-    _vision("mobilevitv2", "MobileViTV2ForImageClassification", size=64, image_size=64, width_multiplier=0.25, num_labels=5),
+    _vision(
+        "mobilevitv2", "MobileViTV2ForImageClassification", size=64, image_size=64, width_multiplier=0.25, num_labels=5
+    ),
     _vision(
         "efficientnet",
         "EfficientNetForImageClassification",

@@ -131,21 +131,6 @@ def test_a_block_that_is_called_again_is_another_block(make_profile: MakeProfile
     assert block_runs(leaves.units) == [(0, 3), (4, 7)]
 
 
-def test_client_server_uses_two_devices(make_profile: MakeProfile) -> None:
-    profile = make_profile([1, 2, 3, 4, 5, 6], crossing=[10, 20, 30, 40, 50, 0])
-    conditions = Conditions(client_first=2, client_last=1, num_microbatches=4)
-    best = split(profile, 2, "client-server", conditions)
-    assert best.placement == (0, 1, 0)
-    assert best.cut_names == ("unit1", "unit4")
-    assert [device.busy_s for device in best.devices] == [9.0, 12.0]
-    assert best.bottleneck_s == 12.0
-    assert best.balance == pytest.approx(10.5 / 12)
-    assert best.step_s == 21 + 3 * 12
-    for first, last in ((0, 1), (1, 0), (3, 3)):
-        with pytest.raises(SplitError, match=f"first {first} and the last {last} of 6 units"):
-            split(profile, 2, "client-server", Conditions(client_first=first, client_last=last))
-
-
 def test_time_is_forward_alone_for_inference(make_profile: MakeProfile) -> None:
     profile = make_profile([1, 1, 1, 3], backward=[9, 1, 1, 1])
     assert split(profile, 2, "time").cuts == (0,)

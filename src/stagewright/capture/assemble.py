@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.context import Autocast, GradMode
 from stagewright.capture.observe import TensorForm
+from stagewright.capture.symbols import follows_from_batch
 from stagewright.capture.trace import UNIT_OPERATOR, Trace, TracedCall
 from stagewright.errors import CaptureError
 
@@ -341,7 +342,7 @@ def _reads_data(leaf: Any) -> bool:
         seen.add(node)
         if node.op in ("placeholder", "call_module"):
             return True
-        if isinstance(node.meta.get("val"), (torch.SymInt, int)):
+        if follows_from_batch(node.meta.get("val")):
             continue
         todo.extend(node.all_input_nodes)
     return False

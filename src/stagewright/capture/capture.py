@@ -164,7 +164,7 @@ class _Capture:
         if not calls:
             raise UsageError(
                 f"{type(self.model).__name__} is one single unit, with no submodules to cut between; "
-                'put it into an nn.Sequential with what comes before or after'
+                "put it into an nn.Sequential with what comes before or after"
             )
         return trace(
             self.model,

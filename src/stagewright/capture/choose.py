@@ -101,6 +101,15 @@ class _CallTree:
             self.num_calls[one] > self.num_calls[name] and _num_parameters(self.modules[one]) > 0 for one in below
         )
 
+    def collected_from(self) -> set[str]:
+        """Modules whose results the model collects by hooks: what calls them has to be opened."""
+        calls = self.observation.calls
+        left = [call.num_collected for call in calls]
+        for call in calls:
+            if call.parent is not None:
+                left[call.parent] -= call.num_collected
+        return {call.name for call, own in zip(calls, left, strict=True) if own > 0}
+
     def rebuilds(self, name: str) -> bool:
         """Whether a module only derives values (rotary tables, masks) that are cheaper to rebuild than to send."""
         module = self.modules[name]
@@ -122,7 +131,8 @@ def choose_units(
     modules = dict(model.named_modules(remove_duplicate=False))
     tree = _CallTree(observation=observation, modules=modules)
     named = _named_units(units, tree)
-    ancestors = {ancestor for name in named for ancestor in _ancestors(name, tree)} - named
+    seen_outside = named | tree.collected_from()
+    ancestors = {ancestor for name in seen_outside for ancestor in _ancestors(name, tree)} - named
     fine = units == "leaf"
 
     def opens(name: str) -> bool:

@@ -19,6 +19,7 @@ from torch import fx
 
 from stagewright.capture.glue import Glue
 from stagewright.capture.symbols import num_bytes
+from stagewright.errors import CaptureError
 
 __all__ = ["crossings"]
 
@@ -115,7 +116,11 @@ class _Flow:
                 break
             spare = min(self.capacity[start][end] for start, end in path)
             if spare >= _INFINITE:
-                raise AssertionError("a value that can't travel is needed behind a cut")
+                stuck = next(start[0] for start, _ in path[1:] if isinstance(start, tuple))
+                raise CaptureError(
+                    f"{stuck} is needed on both sides of a cut but can't travel: its shape depends on the data, or "
+                    "it is no tensor; keep the code that makes and uses it inside one unit"
+                )
             for start, end in path:
                 self.capacity[start][end] -= spare
                 self.capacity[end][start] += spare

@@ -18,6 +18,8 @@ import torch
 from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
+from stagewright.capture.symbols import follows_from_batch, has_known_shape
+
 __all__ = ["Glue", "analyse"]
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "exponential", "rrelu", "uniform")
@@ -48,7 +50,7 @@ class Glue:
 
     def is_size(self, node: fx.Node) -> bool:
         """Whether a node is a number that follows from the batch size alone."""
-        return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+        return follows_from_batch(node.meta.get("val"))
 
     def written_between(self, node: fx.Node, start: int, stop: int) -> bool:
         """Whether a node's alias set is written to after ``start`` and before ``stop``."""
@@ -65,8 +67,8 @@ class Glue:
         return not any(self.written_between(source, at, boundary) for source in node.all_input_nodes)
 
     def sendable(self, node: fx.Node, boundary: int) -> bool:
-        """Whether a node's value may travel: a tensor that no later write reaches through another view."""
-        if not self.is_tensor(node):
+        """Whether a value may travel: a tensor of known shape that no later write reaches through another view."""
+        if not self.is_tensor(node) or not has_known_shape(node.meta["val"]):
             return False
         later = self.written_between(node, boundary - 1, len(self.nodes))
         return not later or self.alias_set[node] is node or not _is_view(node)

@@ -32,6 +32,7 @@ class MacCounter:
 
     def __init__(self) -> None:
         self._flops = FlopCounterMode(display=False, custom_mapping=_formulas())
+        self._flops.mod_tracker = _NoTracker()  # type: ignore[assignment]
         self._stack = contextlib.ExitStack()
 
     @property
@@ -46,6 +47,18 @@ class MacCounter:
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
+
+
+class _NoTracker:
+    """In place of torch's module tracker: totals don't need it, and its hooks fail on views of parameters."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> _NoTracker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
 
 def count_macs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.intercept import interceptable, intercepted
 from stagewright.capture.macs import MacCounter
-from stagewright.capture.quirks import watch_for_packing
+from stagewright.capture.quirks import num_collected, watch_for_packing
 
 __all__ = ["CallForm", "Observation", "TensorForm", "observe", "unique_modules"]
 
@@ -44,6 +44,8 @@ class CallForm:
     """Index of the call that this one happened in."""
     macs: int = 0
     """Multiply-accumulates inside the call, those of its children too."""
+    num_collected: int = 0
+    """Values that hooks collected inside the call for the model's result."""
     in_spec: Any = None
     """Structure of ``(args, kwargs)``."""
     in_leaves: list[Any] = field(default_factory=list)
@@ -91,12 +93,12 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 leaves, form.in_spec = pytree.tree_flatten((call_args, call_kwargs))
                 form.in_leaves = [_form(leaf) for leaf in leaves]
                 versions = {at: leaf._version for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-                before = counter.total
+                before, collected = counter.total, num_collected()
                 try:
                     result = original(*call_args, **call_kwargs)
                 finally:
                     stack.pop()
-                form.macs = counter.total - before
+                form.macs, form.num_collected = counter.total - before, num_collected() - collected
                 form.mutated = frozenset(at for at, version in versions.items() if leaves[at]._version != version)
                 results, form.out_spec = pytree.tree_flatten(result)
                 form.out_leaves = [_form(leaf) for leaf in results]

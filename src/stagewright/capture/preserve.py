@@ -16,7 +16,11 @@ from torch import nn
 
 __all__ = ["preserved"]
 
-_PLAIN = (list, dict, set)  # attributes of these types may grow in a forward; the registries are such dicts too
+_PLAIN = (
+    list,
+    dict,
+    set,
+)  # attributes that may grow in a forward: caches, hooks, the registries of submodules and buffers
 
 
 @contextmanager
@@ -24,7 +28,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Restore buffers, attributes and random state of ``model`` when the block ends."""
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    containers = [(held, copy.copy(held)) for saved in attributes for held in saved.values() if type(held) in _PLAIN]
+    containers = [
+        (held, copy.copy(held)) for saved in attributes for held in saved.values() if isinstance(held, _PLAIN)
+    ]
     buffers = {id(b): (b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
@@ -36,9 +42,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 for name in [name for name in current if name not in saved]:
                     del current[name]
                 current.update(saved)
-            for held, content in containers:
+            for held, before in containers:
                 held.clear()
-                held.extend(content) if isinstance(held, list) else held.update(content)
+                held.extend(before) if isinstance(held, list) else held.update(before)
             with torch.no_grad():
                 for tensor, content in buffers.values():
                     if not torch.equal(tensor, content):

@@ -1,8 +1,9 @@
 """Where libraries behave differently while ``torch.export`` watches, make them behave as in a plain run.
 
 Hugging Face's mask code builds an explicit causal mask under export where eager passes ``None`` and lets attention use
-``is_causal``; and it looks for packed sequences by reading values. Layer drop compares a random number with a
-probability even when that is 0. Each is patched only while tracing, from this file alone.
+``is_causal``; and it looks for packed sequences by reading values. It collects hidden states, attentions and router
+logits by hooks on submodules, which a stand-in has to call. Layer drop compares a random number with a probability even
+when that is 0. All of it is handled in this file alone, and only while capturing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from stagewright.errors import CaptureError
 
-__all__ = ["export_quirks", "watch_for_packing"]
+__all__ = ["collect", "export_quirks", "num_collected", "watch_for_packing"]
 
 _MASKS = "transformers.masking_utils"
 _PACKING = "find_packed_sequence_indices"
+_COLLECTING = "transformers.utils.output_capturing"
 
 
 class _Uniform:
@@ -77,6 +80,20 @@ def watch_for_packing() -> Iterator[list[bool]]:
 
     with mock.patch.object(masks, _PACKING, watched):
         yield found
+
+
+def num_collected() -> int:
+    """How many values the Hugging Face model that is running has collected by hooks so far."""
+    collecting = sys.modules.get(_COLLECTING)
+    collector = collecting._active_collector.get() if collecting is not None else None
+    return sum(len(values) for values in collector.values() if isinstance(values, list)) if collector else 0
+
+
+def collect(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Call the hooks by which a Hugging Face model collects what a submodule returns."""
+    for hook in list(module._forward_hooks.values()):
+        if getattr(hook, "__module__", None) == _COLLECTING:
+            hook(module, args, output)
 
 
 def _scalar_aware(rand: Any) -> Any:

@@ -1,7 +1,8 @@
 """Sizes that depend on the batch, read from export's symbolic shapes.
 
-Every dynamic dimension that capture asks for is the batch's, so all symbols stand for one number. The symbolic
-expression behind a ``SymInt`` (``node.expr``) is private to torch and read in this file only.
+Every dynamic dimension that capture asks for is the batch's, so all symbols of sizes stand for one number. Symbols that
+torch makes up for sizes that depend on values (``u0``: how many elements are not zero) are told apart. The expression
+behind a ``SymInt`` (``node.expr``) and the kinds of symbols are private to torch and read in this file only.
 """
 
 from __future__ import annotations
@@ -9,13 +10,37 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-__all__ = ["batch_dim", "is_fixed", "linear", "num_bytes", "shape_at", "size_at"]
+__all__ = [
+    "batch_dim",
+    "follows_from_batch",
+    "has_known_shape",
+    "is_fixed",
+    "linear",
+    "num_bytes",
+    "shape_at",
+    "size_at",
+]
+
+_FROM_VALUES = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
 def is_fixed(size: Any) -> bool:
     """Whether a size is the same for every batch."""
     return not isinstance(size, torch.SymInt)
+
+
+def follows_from_batch(value: Any) -> bool:
+    """Whether a number (not a tensor) depends on the batch size and on no values."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return not any(symbol_is_type(symbol, _FROM_VALUES) for symbol in value.node.expr.free_symbols)
+    return isinstance(value, int)
+
+
+def has_known_shape(tensor: torch.Tensor) -> bool:
+    """Whether a traced tensor's shape depends on the batch size alone."""
+    return all(follows_from_batch(size) for size in tensor.shape)
 
 
 def size_at(size: Any, batch: int) -> int:
@@ -28,8 +53,10 @@ def size_at(size: Any, batch: int) -> int:
 
 def linear(size: Any) -> tuple[int, int] | None:
     """``(slope, constant)`` with size = slope · batch + constant, or ``None`` if it is not linear."""
-    if not isinstance(size, torch.SymInt):
-        return 0, int(size)
+    if isinstance(size, int):
+        return 0, size
+    if not isinstance(size, torch.SymInt) or not follows_from_batch(size):
+        return None
     at = [size_at(size, batch) for batch in (2, 3, 4, 11)]
     slope = at[1] - at[0]
     constant = at[0] - 2 * slope

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.intercept import intercepted
 from stagewright.capture.observe import CallForm, TensorForm
-from stagewright.capture.quirks import export_quirks
+from stagewright.capture.quirks import collect, export_quirks
 from stagewright.errors import CaptureError
 
 __all__ = ["UNIT_OPERATOR", "Trace", "TracedCall", "trace"]
@@ -144,7 +144,9 @@ def trace(
             results = iter(UNIT_OPERATOR(number, tensors, [batch[0], *sizes]))
             form = calls[number]
             leaves = [next(results) if isinstance(leaf, TensorForm) else leaf for leaf in form.out_leaves]
-            return pytree.tree_unflatten(leaves, form.out_spec)
+            output = pytree.tree_unflatten(leaves, form.out_spec)
+            collect(names[name], call_args, output)
+            return output
 
         return lambda original: stub
 

@@ -86,6 +86,8 @@ def _user_frame(error: Exception, model: nn.Module) -> tuple[FrameType, int] | N
         path = str(Path(frame.f_code.co_filename).resolve())
         if path.startswith((_OURS, _TORCH)) or frame.f_code.co_filename.startswith("<"):
             continue
+        if frame.f_code.co_name == "__call__":
+            continue  # a wrapper around the module's own code
         if _module_name(frame, model) is not None:
             in_model = frame, line
         elif not path.startswith(_STANDARD) or path.startswith(_LIBRARIES):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from stagewright.callable_package import make_callable
 from stagewright.profile.cache import ProfileCache, default_cache_folder
 from stagewright.profile.measure import profile
-from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
+from stagewright.profile.stages import measure_stages
+from stagewright.profile.value import Amount, Profile, StageTime, Time, UnitProfile, amount_of
 
 __all__ = [
     "Amount",
     "Profile",
     "ProfileCache",
+    "StageTime",
     "Time",
     "UnitProfile",
     "amount_of",
     "default_cache_folder",
+    "measure_stages",
     "profile",
 ]
 

@@ -87,7 +87,8 @@ class Replay:
         is_whole: bool = False,
     ) -> None:
         self.name = name
-        self._is_whole = is_whole  # the whole model: never several times in a row, memory may not hold it
+        # A whole model or stage: never several times in a row (memory may not hold it), its backward in one piece.
+        self._is_whole = is_whole
         self._module = module
         self._structure = (tuple(args), dict(kwargs))
         self._training = training
@@ -163,11 +164,11 @@ class Replay:
             self._backward_s.append(self._backward(stopwatch, outputs, [*self._inputs, *self._parameters]))
             spent_s += self._backward_s[-1]
             del outputs
-            if self._inputs and self._parameters:
+            if self._inputs and self._parameters and not self._is_whole:
                 outputs = self._forward(stopwatch, num_in_row)
                 self._backward_input_s.append(self._backward(stopwatch, outputs, self._inputs))
                 spent_s += self._forward_s[-1] + self._backward_input_s[-1]
-            elif self._inputs:
+            elif self._inputs and not self._parameters:
                 self._backward_input_s.append(self._backward_s[-1])
         return spent_s
 

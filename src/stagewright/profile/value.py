@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Amount", "Profile", "Time", "UnitProfile", "amount_of", "amounts_of_held"]
+__all__ = ["Amount", "Profile", "StageTime", "Time", "UnitProfile", "amount_of", "amounts_of_held"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,31 @@ class UnitProfile:
             recompute_kept_bytes=int(data["recompute_kept_bytes"]),
             crossing_bytes=int(data["crossing_bytes"]),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """What one stage was measured to take, run as a whole."""
+
+    # One forward pass.
+    forward: Time
+    # The whole backward pass; 0 where not training.
+    backward_s: float
+    # Its interquartile range.
+    backward_spread_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward pass."""
+        return self.forward.median_s + self.backward_s
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "forward_s": self.forward.median_s,
+            "backward_s": self.backward_s,
+            "total_s": self.total_s,
+            "spread_s": self.forward.spread_s + self.backward_spread_s,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stagewright.split import optimal as _optimal
 from stagewright.split import policies as _policies
 from stagewright.split.assess import assess
 from stagewright.split.compare import compare, split, split_at
@@ -30,4 +29,4 @@ __all__ = [
 ]
 
 # Imported for the policies that they register.
-del _optimal, _policies
+del _policies

@@ -41,9 +41,9 @@ class Conditions:
     recompute: bool = False
     # States that the optimiser keeps for a parameter, each as large as the parameter (Adam: 2, plain SGD: 0).
     optimizer_states: int = 2
-    # Units at the start and at the end that `client-server` places on the client.
-    client_first: int = 1
-    client_last: int = 1
+    # Units at the start and at the end that `client-server` places on the client; None: as many as is best.
+    client_first: int | None = None
+    client_last: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_microbatches is not None and self.num_microbatches < 1:

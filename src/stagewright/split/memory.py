@@ -131,10 +131,11 @@ def amount_table(amounts: Sequence[Amount]) -> Integers:
 def _sums(values: Integers) -> Integers:
     """[first, last]: the sum of those values."""
     upto = np.concatenate([[0], np.cumsum(values)])
-    return upto[None, 1:] - upto[:-1, None]
+    table: Integers = upto[None, 1:] - upto[:-1, None]
+    return table
 
 
 def _largest(values: Integers) -> Integers:
     """[first, last]: the largest of those values."""
-    table: Integers = np.triu(np.broadcast_to(values, (len(values), len(values))))
-    return np.maximum.accumulate(table, axis=1, out=table)
+    table: Integers = np.maximum.accumulate(np.triu(np.broadcast_to(values, (len(values), len(values)))), axis=1)
+    return table

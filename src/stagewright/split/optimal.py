@@ -20,7 +20,6 @@ from stagewright.split.assess import is_training, unit_seconds
 from stagewright.split.chain import Chain, best_cuts
 from stagewright.split.conditions import Conditions
 from stagewright.split.memory import StageMemory
-from stagewright.split.registry import policy
 
 __all__ = ["optimal"]
 
@@ -29,7 +28,6 @@ __all__ = ["optimal"]
 _TICK_BITS = 44
 
 
-@policy("optimal", required=True)
 def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
     """The exact best: least step time over stages and links, within memory limits, on unequal devices."""
     units = profile.units

@@ -16,8 +16,10 @@ from stagewright.errors import SplitError
 from stagewright.profile.value import Profile, UnitProfile
 from stagewright.split.assess import unit_seconds
 from stagewright.split.chain import Chain, best_cuts
+from stagewright.split.client_server import client_server
 from stagewright.split.conditions import Conditions
-from stagewright.split.registry import Placed, policy
+from stagewright.split.optimal import optimal
+from stagewright.split.registry import policy
 
 __all__ = ["block_runs"]
 
@@ -89,16 +91,10 @@ def time(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[
     return _least_largest(profile, work, num_stages)
 
 
-@policy("client-server", num_devices=2)
-def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> Placed:
-    """The first and last units on one device (the client), the rest on another: three stages on two devices."""
-    first, last, num_units = conditions.client_first, conditions.client_last, len(profile.units)
-    if first < 1 or last < 1 or first + last >= num_units:
-        raise SplitError(
-            f"policy 'client-server' with the first {first} and the last {last} of {num_units} units on the client: "
-            "each must be at least 1 and leave at least one unit to the server"
-        )
-    return Placed(cuts=(first - 1, num_units - last - 1), placement=(0, 1, 0))
+policy("optimal", required=True)(optimal)
+
+
+policy("client-server", num_devices=2)(client_server)
 
 
 def block_runs(units: Sequence[UnitProfile]) -> list[tuple[int, int]]:

@@ -1,0 +1,59 @@
+"""The program: its verbs, and how errors end it.
+
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 3 a stated threshold was missed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from stagewright import __version__
+from stagewright.cli.models import models
+from stagewright.cli.profile import profile
+from stagewright.cli.split import split
+from stagewright.errors import StagewrightError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="stagewright",
+    help="How to parallelise a PyTorch model on the devices you have: where to cut it, what each cut gives, and why.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(models)
+app.command()(profile)
+app.command()(split)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"stagewright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    """What comes before a verb."""
+
+
+def main() -> None:
+    """Run the command line; an error that we raised ends it with one sentence."""
+    try:
+        app()
+    except StagewrightError as error:
+        print(f"stagewright: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("stagewright: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has left: nothing to add
+        sys.exit(1)

@@ -1,0 +1,151 @@
+"""Options that several verbs share, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stagewright.cluster.device import Device, available_cores, pin_process
+from stagewright.errors import UsageError
+
+if TYPE_CHECKING:
+    from stagewright.capture import UnitGraph
+    from stagewright.zoo import Model
+
+__all__ = [
+    "Batch",
+    "CacheDir",
+    "DeviceName",
+    "Dtype",
+    "ImageSize",
+    "Inference",
+    "Json",
+    "ModelChoice",
+    "ModelName",
+    "NoCache",
+    "NumClasses",
+    "Repeats",
+    "Seed",
+    "SequenceLength",
+    "Units",
+    "Weights",
+    "begin_on",
+    "numbers",
+]
+
+_MODEL = "Which model"
+_MEASURE = "How it is measured"
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A name from `stagewright models`, hf:ORG/NAME or hf:FOLDER, or package.module:factory.",
+        show_default=False,
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(min=1, help="Samples in one micro-batch. [default: the model's own]", rich_help_panel=_MODEL),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="DIR", help="A folder with safetensors to load.", rich_help_panel=_MODEL),
+]
+ImageSize = Annotated[int | None, typer.Option(min=1, help="Pixels a side.", rich_help_panel=_MODEL)]
+SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens a sample.", rich_help_panel=_MODEL)]
+NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of a classifier.", rich_help_panel=_MODEL)]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODEL)]
+Seed = Annotated[int, typer.Option(help="Of random weights and the example.", rich_help_panel=_MODEL)]
+Units = Annotated[
+    str,
+    typer.Option(
+        help="auto (whole blocks), leaf (the finest cut), or names of modules to keep whole, with commas.",
+        rich_help_panel=_MODEL,
+    ),
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        help="cpu:0, cpu:0-1 (pinned cores, as many threads), cuda:0. [default: the first core]",
+        rich_help_panel=_MEASURE,
+        show_default=False,
+    ),
+]
+Repeats = Annotated[int, typer.Option(min=1, help="Rounds of measuring.", rich_help_panel=_MEASURE)]
+Inference = Annotated[
+    bool,
+    typer.Option("--inference", help="Forward alone, in eval mode; without it training.", rich_help_panel=_MEASURE),
+]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Neither read nor write the profile cache.", rich_help_panel=_MEASURE)
+]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where profiles are kept. [default: $STAGEWRIGHT_CACHE or the user's cache]",
+        rich_help_panel=_MEASURE,
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Data on standard output instead of tables.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """What was typed about the model."""
+
+    name: str
+    """Its name, as typed."""
+    units: str
+    """``auto``, ``leaf`` or names with commas."""
+    inference: bool
+    """Eval mode and forward alone."""
+    options: dict[str, Any]
+    """Passed on to ``zoo.load``."""
+
+    def load(self, device: Device) -> Model:
+        """Build the model with its example batch, in the mode that is to be measured."""
+        import dataclasses
+
+        from torch.utils import _pytree as pytree
+
+        from stagewright import zoo
+
+        model = zoo.load(self.name, **self.options)
+        model.module.train(not self.inference)
+        place = device.torch_device()
+        if place.type == "cpu":
+            return model
+        args, kwargs, target = pytree.tree_map_only(
+            object,
+            lambda leaf: leaf.to(place) if hasattr(leaf, "to") else leaf,
+            (model.args, model.kwargs, model.target),
+        )
+        return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
+
+    def capture(self, model: Model) -> UnitGraph:
+        """Capture the model with the units asked for."""
+        from stagewright.capture import capture
+
+        units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
+        return capture(model.module, model.args, model.kwargs, units=units)
+
+
+def begin_on(text: str | None) -> Device:
+    """Pin this process to a device, before torch is imported; without a name to the first core that it may use."""
+    device = Device.parse(text if text is not None else f"cpu:{min(available_cores())}")
+    pin_process(device)
+    return device
+
+
+def numbers(text: str, what: str) -> list[float]:
+    """Numbers separated by commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is not a list of {what}; write numbers with commas, like 1,1,0.5") from None

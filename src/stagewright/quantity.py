@@ -1,0 +1,79 @@
+"""Numbers with units, as people write and read them: 2GiB, 10Gbit/s, 50us, 4.62 G.
+
+Sizes: B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024). Rates: a size a second, or bits
+(kbit, Mbit, Gbit) a second. Times: ns, us, ms, s, min.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from stagewright.errors import UsageError
+
+__all__ = ["format_bytes", "format_count", "format_s", "parse_bytes", "parse_rate", "parse_s"]
+
+_SIZES = {
+    **{"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12},
+    **{"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40},
+}
+_BITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8, "tbit": 1e12 / 8}
+_TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """A size such as ``2GiB``; a bare number is bytes."""
+    return round(_parse(text, _SIZES, "b", "size", "2GiB, 500MB or 1048576"))
+
+
+def parse_rate(text: str) -> float:
+    """A rate in bytes a second, from ``10Gbit``, ``10Gbit/s``, ``1.2GB/s``; a bare number is bytes a second."""
+    plain = re.sub(r"(/s|ps)\s*$", "", text.strip(), flags=re.IGNORECASE)
+    return _parse(plain, {**_SIZES, **_BITS}, "b", "rate", "10Gbit/s or 1.2GB/s")
+
+
+def parse_s(text: str) -> float:
+    """A time in seconds, from ``50us`` or ``1.5ms``; a bare number is seconds."""
+    return _parse(text, _TIMES, "s", "time", "50us, 1.5ms or 2s")
+
+
+def _parse(text: str, units: dict[str, float], default: str, kind: str, examples: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = (match[2].lower() or default) if match else ""
+    if match is None or unit not in units:
+        raise UsageError(f"{text!r} is not a {kind}; write it like {examples}")
+    return float(match[1]) * units[unit]
+
+
+def format_bytes(size: float) -> str:
+    """A size in at most four characters and a binary unit: ``1.21 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{_digits(size)} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_count(number: float) -> str:
+    """A count with a decimal unit: ``22.1 M``."""
+    for unit in ("", " k", " M", " G", " T"):
+        if abs(number) < 1000 or unit == " T":
+            return f"{number:.0f}" if not unit else f"{_digits(number)}{unit}"
+        number /= 1000
+    raise AssertionError("unreachable")
+
+
+def format_s(seconds: float) -> str:
+    """A time with the unit that suits it: ``12.3 ms``."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return "0 s" if seconds == 0 else f"{_digits(seconds / 1e-9)} ns"
+
+
+def _digits(number: float) -> str:
+    """Three significant digits."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"

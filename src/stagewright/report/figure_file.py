@@ -1,0 +1,54 @@
+"""Writing a figure: the format by the file's suffix, all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from stagewright.errors import UsageError
+
+__all__ = ["check_figure_path", "write_figure"]
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_figure_path(path: str | Path) -> Path:
+    """The path, if a figure can be written there by its suffix and folder; ask before long work."""
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"can't draw {str(path)!r}: its suffix is {path.suffix!r}, use one of {', '.join(_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise UsageError(f"can't write {str(path)!r}: there is no folder {str(path.parent)!r}, make it first")
+    return path
+
+
+def write_figure(figure: Figure, path: str | Path) -> Path:
+    """Write the figure as .png, .svg or .pdf; a file that was there stays whole until the new one is complete."""
+    path = check_figure_path(path)
+    suffix = path.suffix.lower()
+    # Without dates and random identifiers the same figure gives the same file.
+    metadata: dict[str, Any] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix, {})
+    temporary: Path | None = None
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=suffix, dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        with matplotlib.rc_context({"svg.hashsalt": "stagewright", "svg.fonttype": "none", "pdf.fonttype": 42}):
+            figure.savefig(temporary, format=suffix[1:], metadata=metadata)
+        # A temporary file is for its owner alone; a figure gets what any new file gets.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"can't write {str(path)!r}: {reason}; choose another file with --plot") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return path

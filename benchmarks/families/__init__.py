@@ -1,4 +1,4 @@
-"""Model families on which capture is checked: tiny transformers models and plain ``nn.Module``s, all with random weights."""
+"""Model families on which capture is checked: tiny transformers models and plain modules, with random weights."""
 
 from families.decoders import DECODERS
 from families.encoders import ENCODERS

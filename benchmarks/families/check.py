@@ -5,6 +5,7 @@ Every run starts from the same seed, the same buffers and its own copy of the in
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 import warnings
@@ -104,7 +105,7 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
             _compare(f"batch {size}", plain, run)
         num_cuts = len(graph.cuts)
         cuts = sorted({num_cuts // 3, 2 * num_cuts // 3})
-        chain = _chain(graph, cuts)
+        chain = _Chain(graph, cuts)
         for size in list(expected)[:2]:
             run = _measure(model, chain, family.example(size))
             stages_equal &= _compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
@@ -167,7 +168,9 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
             output = run(*args, **kwargs)
         leaves, spec = pytree.tree_flatten(output)
         if model.training:
-            _projection(leaves).backward()
+            _projection(leaves).backward()  # type: ignore[no-untyped-call]
+            if isinstance(run, _Chain):
+                run.backward()
         gradients = {
             name: None if parameter.grad is None else parameter.grad.clone()
             for name, parameter in model.named_parameters()
@@ -192,17 +195,28 @@ def _projection(leaves: Sequence[Any]) -> torch.Tensor:
     return total
 
 
-def _chain(graph: UnitGraph, cuts: Sequence[int]) -> Callable[..., Any]:
-    """The graph as stages, one after another."""
-    stages = graph.stages(cuts)
+class _Chain:
+    """The graph as stages, each with a backward pass of its own, as on separate workers."""
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        values: Sequence[Any] = graph.flatten(args, kwargs)
-        for stage in stages:
-            values = stage(*values)
-        return graph.unflatten(values)
+    def __init__(self, graph: UnitGraph, cuts: Sequence[int]) -> None:
+        self.graph = graph
+        self.stages = graph.stages(cuts)
+        self.crossings: list[tuple[Sequence[Any], Sequence[Any]]] = []
 
-    return run
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.crossings = []
+        received: Sequence[Any] = self.graph.flatten(args, kwargs)
+        for stage in self.stages[:-1]:
+            sent = stage(*received)
+            received = [value.detach().requires_grad_(value.requires_grad) for value in sent]
+            self.crossings.append((sent, received))
+        return self.graph.unflatten(self.stages[-1](*received))
+
+    def backward(self) -> None:
+        """After the last stage's backward pass: those of the stages before it, the last one first."""
+        for sent, received in reversed(self.crossings):
+            pairs = [pair for pair in zip(sent, received, strict=True) if pair[1].grad is not None]
+            torch.autograd.backward([value for value, _ in pairs], [copy.grad for _, copy in pairs])
 
 
 def _compare(what: str, plain: _Run, run: _Run, tolerance: float = 0.0) -> bool:
@@ -264,7 +278,7 @@ def _quiet() -> Iterator[None]:
     import transformers
 
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Plain ``nn.Module``s that hold what users' models hold: skips, repeated layers, dictionaries, control flow, buffers."""
+"""Plain modules with what users' models hold: skips, repeated layers, dictionaries, control flow, buffers."""
 
 from __future__ import annotations
 

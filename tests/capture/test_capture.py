@@ -328,3 +328,119 @@ def test_calls_that_do_not_fit_the_example() -> None:
         graph(torch.randn(2, 4), mask=None)
     with pytest.raises(UsageError, match="was a tensor at capture"):
         graph("x")
+
+
+def test_numbers_made_of_sizes_follow_the_batch(same_as: Any, chain: Any) -> None:
+    """Also fractions of sizes, and sizes that depend on values but stay on one side of every cut."""
+
+    class Averages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            total = 0.0 + x.shape[0] / 3
+            y = self.b(self.a(x) / total)
+            counts = torch.bincount(y.argmax(-1), minlength=4)
+            return self.c(y) * (x.shape[0] // 2 + 1), counts / (x.shape[0] * 4)
+
+    model = Averages()
+    graph = capture(model, (torch.randn(2, 4),))
+    for batch in (2, 3, 1, 6):
+        same_as(model, graph, (torch.randn(batch, 4),))
+        same_as(model, chain(graph, [0, 1]), (torch.randn(batch, 4),))
+
+
+def test_code_that_depends_on_one_batch_size_is_told_and_checked(same_as: Any) -> None:
+    class Specialised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.b(self.a(x)) / float(x.shape[0])
+
+    model = Specialised()
+    graph = capture(model, (torch.randn(3, 4),))
+    assert not graph.dynamic
+    assert "batch of 3 only" in graph.notes[0]
+    same_as(model, graph, (torch.randn(3, 4),))
+    with pytest.raises(UsageError, match=r"\[2, 4\].*\[3, 4\]"):
+        graph(torch.randn(2, 4))
+
+
+def test_modules_may_be_called_what_python_reserves(same_as: Any, chain: Any) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(4, 4)
+            self.heads = nn.ModuleDict({"class": nn.Linear(4, 3), "with-dash": nn.Linear(4, 2), "in": nn.Linear(4, 1)})
+
+        def forward(self, x: Any) -> Any:
+            x = self.body(x)
+            return {name: head(x) for name, head in self.heads.items()}
+
+    model = Heads()
+    graph = capture(model, (torch.randn(2, 4),))
+    same_as(model, graph, (torch.randn(2, 4),))
+    same_as(model, chain(graph, [0, 1]), (torch.randn(2, 4),))
+    assert "heads.class.weight" in graph.stage(1, 1).state_dict()
+    assert [recorded.call.name for recorded in graph.record((torch.randn(2, 4),))][1] == "heads.class"
+
+
+def test_a_module_that_resets_another_ones_state_keeps_it_inside(same_as: Any) -> None:
+    class Memory(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.state = nn.Linear(4, 4), None
+
+        def forward(self, x: Any) -> Any:
+            self.state = x if self.state is None else self.state + x
+            return self.linear(self.state)
+
+    class Resets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory, self.after = Memory(), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            self.memory.state = None
+            return self.after(self.memory(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(4, 4), Resets(), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            return self.third(self.second(self.first(x)))
+
+    model = Model()
+    graph = capture(model, (torch.randn(2, 4),), units="leaf")
+    assert [call.name for call in graph.calls] == ["first", "second", "third"]
+    same_as(model, graph, (torch.randn(2, 4),))
+
+
+def test_results_collected_by_hooks_are_in_the_graph() -> None:
+    """Hugging Face's hidden states and router logits; the router lies inside what would otherwise be a unit."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3MoeConfig(
+        **sizes,
+        **heads,
+        num_experts=4,
+        num_experts_per_tok=2,
+        vocab_size=100,
+        use_cache=False,
+        output_router_logits=True,
+    )
+    model = Qwen3MoeForCausalLM(config).eval()
+    graph = capture(model, (torch.randint(0, 100, (2, 8)),))
+    ids = torch.randint(0, 100, (3, 8))
+    expected, found = model(ids), graph(ids)
+    assert torch.equal(found.aux_loss, expected.aux_loss)
+    assert len(found.router_logits) == 2
+    assert torch.equal(found.router_logits[1], expected.router_logits[1])

@@ -104,7 +104,10 @@ def test_integers_and_booleans_may_cross() -> None:
 @given(st.integers(2, 6), st.data())
 def test_the_flow_finds_the_cheapest_cut(size: int, data: Any) -> None:
     edges = {
-        (i, j): data.draw(st.integers(0, 9)) for i in range(size) for j in range(size) if i != j and j != 0 and i != size - 1
+        (i, j): data.draw(st.integers(0, 9))
+        for i in range(size)
+        for j in range(size)
+        if i != j and j != 0 and i != size - 1
     }
     flow = _Flow()
     flow.add(0, size - 1, 0)

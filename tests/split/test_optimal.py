@@ -124,7 +124,7 @@ def test_memory_limit_moves_the_cut(make_profile: MakeProfile) -> None:
         split(profile, 2, "optimal", Conditions(memory_limit_bytes=470))
 
 
-@pytest.mark.parametrize("num_microbatches", [64, 256, None])
+@pytest.mark.parametrize("num_microbatches", [1, 8, 64, None])
 def test_a_thousand_units_on_sixty_four_unequal_devices_take_less_than_a_second(
     make_profile: MakeProfile, num_microbatches: int | None
 ) -> None:
@@ -149,5 +149,9 @@ def test_a_thousand_units_on_sixty_four_unequal_devices_take_less_than_a_second(
     took_s = time.process_time() - start
     assert best.fits
     assert took_s < 2.0  # well under 1 s on an idle core; room for a busy one
-    # No worse than what ignores links, speeds and memory.
-    assert best.bottleneck_s < split(profile, 64, "time", conditions).bottleneck_s
+    # Better than what ignores links, speeds and memory, even where that would not fit.
+    plain = split(profile, 64, "time", conditions)
+    if best.step_s is not None and plain.step_s is not None:
+        assert best.step_s < plain.step_s
+    else:
+        assert best.bottleneck_s < plain.bottleneck_s

@@ -19,6 +19,7 @@ from stagewright.capture.example import Arguments, Reading, as_arguments, likely
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.observe import CallForm, Observation, TensorForm, observe
 from stagewright.capture.preserve import preserved
+from stagewright.capture.symbols import is_fixed
 from stagewright.capture.trace import Trace, trace
 from stagewright.capture.value import UnitCall
 from stagewright.capture.where import explain_failure, failing_module
@@ -87,7 +88,7 @@ class _Capture:
 
     def run(self) -> UnitGraph:
         observation, other, reading, arguments, sizes = self.watch()
-        closed: set[str] = set()
+        closed: set[str] = set(observation.meddling | other.meddling if other else observation.meddling)
         while True:
             choice = choose_units(self.model, observation, self.units, closed)
             try:
@@ -100,7 +101,7 @@ class _Capture:
                     raise explain_failure(error, self.model) from error
         assembled = assemble(traced)
         inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
-        dynamic = reading is not None and not isinstance(reading.size_of(inputs), int)
+        dynamic = reading is not None and not is_fixed(reading.size_of(inputs))
         if not dynamic:
             self.notes.append(f"works for a batch of {sizes[0]} only: the model's own code depends on that size")
         batch_size = reading.batch_size if reading is not None and dynamic else sizes[0]

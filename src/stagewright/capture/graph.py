@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -173,16 +174,13 @@ class UnitGraph:
                 if node.op == "placeholder":
                     env[node] = next(inputs)
                 elif node.op == "get_attr":
-                    value: Any = whole
-                    for part in str(node.target).split("."):
-                        value = getattr(value, part)
-                    env[node] = value
+                    env[node] = reduce(getattr, str(node.target).split("."), whole)
                 elif node.op in ("call_module", "call_function"):
                     node_args = fx.map_arg(node.args, env.__getitem__)
                     node_kwargs = fx.map_arg(node.kwargs, env.__getitem__)
                     run: Any = node.target
                     if node.op == "call_module":
-                        run = whole.get_submodule(str(node.target))
+                        run = reduce(getattr, str(node.target).split("."), whole)
                         yield RecordedCall(
                             call=graph.calls[number],
                             module=run,

@@ -70,6 +70,8 @@ class Observation:
     """Multiply-accumulates of the whole run."""
     packed: bool
     """Whether the model found several sequences packed into one sample."""
+    meddling: frozenset[str]
+    """Modules whose code sets plain attributes of a module that they call: a side effect that a graph would lose."""
 
 
 def unique_modules(model: nn.Module) -> dict[nn.Module, str]:
@@ -82,12 +84,17 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     calls: list[CallForm] = []
     stack: list[int] = []
     times: dict[str, int] = {}
+    modules = unique_modules(model)
+    states = {name: _plain_state(module) for module, name in modules.items()}
+    meddling: set[str] = set()
 
-    def make_recorder(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make_recorder(module: nn.Module, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def recorder(*call_args: Any, **call_kwargs: Any) -> Any:
                 form = CallForm(name=name, nth=times.get(name, 0), parent=stack[-1] if stack else None)
                 times[name] = form.nth + 1
+                if form.parent is not None and not _same_state(states[name], _plain_state(module)):
+                    meddling.add(calls[form.parent].name)
                 stack.append(len(calls))
                 calls.append(form)
                 leaves, form.in_spec = pytree.tree_flatten((call_args, call_kwargs))
@@ -98,6 +105,7 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                     result = original(*call_args, **call_kwargs)
                 finally:
                     stack.pop()
+                    states[name] = _plain_state(module)
                 form.macs, form.num_collected = counter.total - before, num_collected() - collected
                 form.mutated = frozenset(at for at, version in versions.items() if leaves[at]._version != version)
                 results, form.out_spec = pytree.tree_flatten(result)
@@ -109,11 +117,20 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
         return make
 
-    stand_ins = {module: make_recorder(name) for module, name in unique_modules(model).items()}
+    stand_ins = {module: make_recorder(module, name) for module, name in modules.items()}
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
     with torch.no_grad(), MacCounter() as counter, watch_for_packing() as packing, intercepted(stand_ins):
         model(*args, **kwargs)
-    return Observation(calls=calls, macs=counter.total, packed=any(packing))
+    return Observation(calls=calls, macs=counter.total, packed=any(packing), meddling=frozenset(meddling))
+
+
+def _plain_state(module: nn.Module) -> dict[str, Any]:
+    """Attributes of a module that hold a tensor or nothing: what a model keeps from one call to the next."""
+    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, torch.Tensor)}
+
+
+def _same_state(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() == now.keys() and all(now[name] is value for name, value in before.items())
 
 
 def _form(leaf: Any) -> Any:

@@ -1,9 +1,10 @@
 """Where libraries behave differently while ``torch.export`` watches, make them behave as in a plain run.
 
-Hugging Face's mask code builds an explicit causal mask under export where eager passes ``None`` and lets attention use
-``is_causal``; and it looks for packed sequences by reading values. It collects hidden states, attentions and router
-logits by hooks on submodules, which a stand-in has to call. Layer drop compares a random number with a probability even
-when that is 0. All of it is handled in this file alone, and only while capturing.
+Hugging Face's models ask whether they are being exported; its mask code then builds an explicit causal mask where
+eager passes ``None`` and lets attention use ``is_causal``; and it looks for packed sequences by reading values. It
+collects hidden states, attentions and router logits by hooks on submodules, which a stand-in has to call. Layer drop
+compares a random number with a probability even when that is 0. All of it is handled in this file alone, and only
+while capturing.
 """
 
 from __future__ import annotations
@@ -51,12 +52,15 @@ class _Uniform:
 
 
 @contextmanager
-def export_quirks(packed: bool) -> Iterator[None]:
+def export_quirks(model: nn.Module, packed: bool) -> Iterator[None]:
     """Patch what is loaded, for the time of a trace; with ``packed`` sequences their masks are traced in full."""
     with ExitStack() as stack:
         masks = sys.modules.get(_MASKS)
-        if hasattr(masks, "is_torchdynamo_exporting"):
-            stack.enter_context(mock.patch.object(masks, "is_torchdynamo_exporting", return_value=False))
+        asking = {sys.modules.get(type(module).__module__) for module in model.modules()} | {masks}
+        for library in asking:
+            for question in ("is_torchdynamo_compiling", "is_torchdynamo_exporting"):
+                if hasattr(library, question):
+                    stack.enter_context(mock.patch.object(library, question, return_value=False))
         if hasattr(masks, _PACKING) and not packed:
             stack.enter_context(mock.patch.object(masks, _PACKING, return_value=None))
         stack.enter_context(mock.patch.object(torch, "rand", _scalar_aware(torch.rand)))

@@ -10,8 +10,10 @@ size read back from a received tensor. Parameters and buffers are the user's own
 from __future__ import annotations
 
 import itertools
+import keyword
 import linecache
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -84,7 +86,7 @@ def build_stage(
     writer = _Writer(glue, received, start, stop)
     graph = writer.write(sent)
     stage = Stage(graph, calls=tuple(calls[first : last + 1]), inputs=inputs, outputs=outputs)
-    _attach(stage, graph, model, {**constants, **writer.contexts})
+    _attach(stage, graph, model, {**constants, **writer.contexts}, writer.renamed)
     return stage
 
 
@@ -99,6 +101,7 @@ class _Writer:
         self.batch: fx.Node | None = None
         self.open: tuple[Any, ...] = ()
         self.contexts: dict[str, Any] = {}
+        self.renamed: dict[str, str] = {}
         for node in received:
             copy = self.graph.placeholder(node.name)
             copy.meta = dict(node.meta)
@@ -114,10 +117,18 @@ class _Writer:
             elif node.op != "output":
                 self.switch(node.meta.get("contexts", ()))
                 self.new[node] = self.graph.node_copy(node, lambda one: self.new[one])
+                self.rename(self.new[node])
         self.switch(())
         output = tuple(self.new[node] for node in results) if sent is not None else self.mapped(glue.nodes[-1].args[0])
         self.graph.output(output)
         return self.graph
+
+    def rename(self, node: fx.Node) -> None:
+        """Reach a module called ``class`` or ``in`` by another name: generated code can't write ``self.class``."""
+        target = str(node.target)
+        if node.op in ("call_module", "get_attr") and any(keyword.iskeyword(part) for part in target.split(".")):
+            node.target = f"stagewright_name_{len(self.renamed)}"
+            self.renamed[node.target] = target
 
     def order(self, wanted: list[fx.Node]) -> list[fx.Node]:
         """Everything that must be computed here, in the graph's order."""
@@ -188,9 +199,12 @@ def _add(size: int, constant: int) -> int:
     return size + constant
 
 
-def _attach(stage: Stage, graph: fx.Graph, model: nn.Module, constants: dict[str, Any]) -> None:
+def _attach(
+    stage: Stage, graph: fx.Graph, model: nn.Module, constants: dict[str, Any], renamed: dict[str, str]
+) -> None:
     """Give the stage the user's modules, parameters and buffers under their own names, and its constants."""
-    targets = {str(node.target): node.op for node in graph.nodes if node.op in ("call_module", "get_attr")}
+    nodes = [node for node in graph.nodes if node.op in ("call_module", "get_attr")]
+    targets = {renamed.get(str(node.target), str(node.target)): node.op for node in nodes}
     for target in sorted(targets, key=lambda name: (targets[name] != "call_module", name.count("."), name)):
         if target not in constants:
             _attach_named(stage, model, target)
@@ -198,6 +212,8 @@ def _attach(stage: Stage, graph: fx.Graph, model: nn.Module, constants: dict[str
             stage.register_buffer(target, constants[target], persistent=False)
         else:
             object.__setattr__(stage, target, constants[target])
+    for name, target in renamed.items():
+        object.__setattr__(stage, name, reduce(getattr, target.split("."), stage))
 
 
 def _attach_named(stage: Stage, model: nn.Module, target: str) -> None:

@@ -28,7 +28,7 @@ _FROM_VALUES = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 def is_fixed(size: Any) -> bool:
     """Whether a size is the same for every batch."""
-    return not isinstance(size, torch.SymInt)
+    return not isinstance(size, torch.SymInt) or not size.node.expr.free_symbols
 
 
 def follows_from_batch(value: Any) -> bool:

@@ -163,7 +163,7 @@ def trace(
                 return self.model(*args, **kwargs)
 
     stand_ins = {names[name]: make_stub(name) for name in expected}
-    with _tracing(tracing), export_quirks(packed), intercepted(stand_ins), _silence():
+    with _tracing(tracing), export_quirks(model, packed), intercepted(stand_ins), _silence():
         program = torch.export.export(Root(), (args, kwargs), dynamic_shapes=dynamic_shapes, strict=False)
     missing = [calls[at].name for at in range(len(calls)) if at not in traced]
     if missing:

@@ -135,7 +135,7 @@ def split(
     if policy:
         find_policy(policy)
     if plot is not None:
-        from stagewright.report.split_figure import check_figure_path
+        from stagewright.report.figure_file import check_figure_path
 
         check_figure_path(plot)
     choice = ModelChoice(
@@ -238,8 +238,8 @@ def _check_stages(num_stages: int, num_units: int, model: str) -> None:
         raise UsageError(f"{num_stages} stages were asked for, but a model has at least 1")
     if num_stages > num_units:
         raise UsageError(
-            f"{num_stages} stages were asked for, but {model!r} has {num_units} units and so at most {num_units} stages; "
-            "use fewer stages or finer units (--units leaf)"
+            f"{num_stages} stages were asked for, but {model!r} has {num_units} units and so at most {num_units} "
+            "stages; use fewer stages or finer units (--units leaf)"
         )
 
 

@@ -6,6 +6,7 @@ rounds over all of them, so that a slow phase of the machine hits every split al
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def _replays(
     inputs: dict[int, Sequence[Any]] = {0: graph.flatten(args, kwargs)}
     starts = sorted({first for first, _ in wanted})
     with torch.no_grad():
-        for start, following in zip(starts, starts[1:], strict=False):
+        for start, following in itertools.pairwise(starts):
             inputs[following] = graph.stage(start, following - 1)(*inputs[start])
     found: dict[Range, Replay] = {}
     for first, last in wanted:

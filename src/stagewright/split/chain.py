@@ -27,7 +27,7 @@ __all__ = ["Allowed", "Chain", "best_cuts"]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 # allowed(stage, ends, width)[row, column]: may `stage` take the units ends[row] - width + column … ends[row] - 1?
-# Columns that start before the first unit may hold anything.
+# The ends are consecutive; columns that start before the first unit may hold anything.
 Allowed: TypeAlias = Callable[[int, Integers, int], npt.NDArray[np.bool_]]
 
 Number = TypeVar("Number", np.int64, np.float64)
@@ -98,13 +98,16 @@ def _ceiling(chain: Chain) -> int:
 def _least_pace(chain: Chain) -> int | None:
     """The least possible pace."""
     ceiling = _ceiling(chain)
-    # No split can beat all devices busy all the time; the true bound is mostly a little above that.
-    bound = int(1 / np.sum(1 / np.maximum(chain.compute[:, -1], 1)))
-    while True:
-        bound = min(ceiling, bound + bound // 6 + 1)
-        pace = _least_pace_within(chain, bound)
-        if pace is not None or bound == ceiling:
+    # No split can beat all devices busy all the time, nor its largest unit; the truth is mostly a little above.
+    busy = int(1 / np.sum(1 / np.maximum(chain.compute[:, -1], 1)))
+    largest = int(np.diff(chain.compute, axis=1).min(axis=0).max())
+    floor = max(busy, largest)
+    # Low bounds are cheap to try, the ceiling is not.
+    for share in (0.1, 0.4, 1.5):
+        bound = floor + int(share * floor) + 1
+        if bound < ceiling and (pace := _least_pace_within(chain, bound)) is not None:
             return pace
+    return _least_pace_within(chain, ceiling)
 
 
 def _best_bounds(chain: Chain, quickest: int, rounds: int) -> list[int]:

@@ -83,16 +83,17 @@ class StageMemory:
     ) -> Callable[[int, Integers, int], npt.NDArray[np.bool_]]:
         """For the search: which ranges fit on which stage (see `chain.Allowed`)."""
         fixed, flying = self.tables
-        known: dict[int, npt.NDArray[np.bool_]] = {}
+        # Both tables once more, [last unit, column] as the search asks for them, as wide as was needed so far.
+        bands: list[Integers] = [fixed[:, :0], flying[:, :0]]
 
         def allowed(stage: int, ends: Integers, width: int) -> npt.NDArray[np.bool_]:
-            band = known.get(stage)
-            if band is None or band.shape[1] < width:
+            if bands[0].shape[1] < width:
                 lasts = np.arange(len(fixed))[:, None]
                 firsts = np.maximum(lasts + 1 - width + np.arange(width), 0)
-                band = fixed[firsts, lasts] + in_flight[stage] * flying[firsts, lasts] <= limits[stage]
-                known[stage] = band
-            return band[ends - 1, band.shape[1] - width :]
+                bands[:] = fixed[firsts, lasts], flying[firsts, lasts]
+            # The ends are consecutive, and the nearest starts are the last columns.
+            asked = slice(ends[0] - 1, ends[-1]), slice(bands[0].shape[1] - width, None)
+            return bands[0][asked] + in_flight[stage] * bands[1][asked] <= limits[stage]
 
         return allowed
 

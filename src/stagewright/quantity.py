@@ -27,8 +27,9 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """A rate in bytes a second, from ``10Gbit``, ``10Gbit/s``, ``1.2GB/s``; a bare number is bytes a second."""
-    plain = re.sub(r"(/s|ps)\s*$", "", text.strip(), flags=re.IGNORECASE)
+    """A rate in bytes a second, from ``10Gbit/s``, ``10Gbps`` (bits), ``1.2GB/s``; a bare number is bytes a second."""
+    plain = text.strip().removesuffix("/s")
+    plain = plain.removesuffix("bps") + "bit" if plain.endswith("bps") else plain.removesuffix("ps")
     return _parse(plain, {**_SIZES, **_BITS}, "b", "rate", "10Gbit/s or 1.2GB/s")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
+from stagewright.zoo import catalogue
 
 if TYPE_CHECKING:
     from stagewright.capture import UnitGraph
@@ -31,7 +32,7 @@ __all__ = [
     "SequenceLength",
     "Units",
     "Weights",
-    "begin_on",
+    "begin",
     "numbers",
 ]
 
@@ -136,8 +137,13 @@ class ModelChoice:
         return capture(model.module, model.args, model.kwargs, units=units)
 
 
-def begin_on(text: str | None) -> Device:
-    """Pin this process to a device, before torch is imported; without a name to the first core that it may use."""
+def begin(model: str, text: str | None) -> Device:
+    """Check a plain model name and pin this process to a device, before torch is imported.
+
+    Without a device's name it is the first core that this process may use.
+    """
+    if ":" not in model:
+        catalogue.entry(model)
     device = Device.parse(text if text is not None else f"cpu:{min(available_cores())}")
     pin_process(device)
     return device

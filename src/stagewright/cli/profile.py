@@ -19,7 +19,7 @@ from stagewright.cli.options import (
     SequenceLength,
     Units,
     Weights,
-    begin_on,
+    begin,
 )
 from stagewright.cli.screen import note, print_json, progress, screen
 
@@ -44,7 +44,7 @@ def profile(
     cache_dir: CacheDir = None,
 ) -> None:
     """Measure what each unit of a model costs: parameters, MACs, time, bytes."""
-    place = begin_on(device)
+    place = begin(model, device)
     choice = ModelChoice(
         name=model,
         units=units,

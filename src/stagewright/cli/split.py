@@ -24,7 +24,7 @@ from stagewright.cli.options import (
     SequenceLength,
     Units,
     Weights,
-    begin_on,
+    begin,
     numbers,
 )
 from stagewright.cli.screen import note, print_json, progress, screen
@@ -89,11 +89,13 @@ def split(
         int, typer.Option(help="A parameter's states (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)
     ] = 2,
     client_first: Annotated[
-        int, typer.Option(help="client-server: first units at the client.", rich_help_panel=_WHAT_FOR)
-    ] = 1,
+        int | None,
+        typer.Option(help="client-server: first units at the client. [default: the best]", rich_help_panel=_WHAT_FOR),
+    ] = None,
     client_last: Annotated[
-        int, typer.Option(help="client-server: last units at the client.", rich_help_panel=_WHAT_FOR)
-    ] = 1,
+        int | None,
+        typer.Option(help="client-server: last units at the client. [default: the best]", rich_help_panel=_WHAT_FOR),
+    ] = None,
     batch: Batch = None,
     weights: Weights = None,
     image_size: ImageSize = None,
@@ -124,7 +126,7 @@ def split(
         "client_first": client_first,
         "client_last": client_last,
     }
-    place = begin_on(device)
+    place = begin(model, device)
     from stagewright.split.compare import compare, split_at
     from stagewright.split.compare import split as split_by
     from stagewright.split.conditions import Conditions

@@ -18,14 +18,22 @@ Measured = Sequence[Sequence[StageTime]] | None
 
 
 def split_tables(comparison: Comparison, measured: Measured = None) -> list[Table]:
-    """One table for each split; with measured stage times where there are any."""
-    return [_split_table(split, measured[at] if measured else None) for at, split in enumerate(comparison)]
+    """One table for each split, with measured stage times where there are any; policies that agree share one."""
+    alike: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for at, split in enumerate(comparison):
+        alike.setdefault((split.cuts, split.placement), []).append(at)
+    return [
+        _split_table(
+            comparison[group[0]], [comparison[at].policy for at in group], measured[group[0]] if measured else None
+        )
+        for group in alike.values()
+    ]
 
 
-def _split_table(split: Split, times: Sequence[StageTime] | None) -> Table:
+def _split_table(split: Split, policies: Sequence[str], times: Sequence[StageTime] | None) -> Table:
     cuts = ", ".join(split.cut_names) or "nothing"
     table = Table(
-        title=f"[bold]{escape(split.policy)}[/bold]: cut after {escape(cuts)}",
+        title=f"[bold]{escape(', '.join(policies))}[/bold]: cut after {escape(cuts)}",
         caption=_verdict(split),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -109,7 +117,9 @@ def split_summary(comparison: Comparison, measured: Measured = None) -> Table:
     table.add_column(f"speed-up at most, {_with(first)}", justify="right")
     table.add_column("sends in all", justify="right")
     table.add_column("peak memory", justify="right")
-    order = sorted(range(len(comparison)), key=lambda at: -comparison[at].speedup_bound)
+    order = sorted(
+        range(len(comparison)), key=lambda at: (-comparison[at].speedup_bound, comparison[at].policy != "optimal")
+    )
     for at in order:
         split = comparison[at]
         cells = [escape(split.policy), escape(", ".join(split.cut_names)), format_s(split.bottleneck_s)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stagewright.callable_package import make_callable
 from stagewright.split import policies as _policies
 from stagewright.split.assess import assess
 from stagewright.split.compare import compare, split, split_at
@@ -30,3 +31,5 @@ __all__ = [
 
 # Imported for the policies that they register.
 del _policies
+
+make_callable(__name__, split)

@@ -1,0 +1,125 @@
+"""The program as a person meets it: help, errors, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stagewright.cli import main, options
+from stagewright.errors import UnknownName
+from stagewright.zoo import names
+
+HERE = Path(sys.executable).parent
+
+
+def run(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    command = [str(HERE / "stagewright"), *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+
+
+def test_help_is_quick_and_imports_no_torch() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = run("--help")
+        seconds.append(time.perf_counter() - start)
+        assert result.returncode == 0
+    assert min(seconds) < 0.6
+    check = "import sys, stagewright, stagewright.cli.app as a; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_listing_models_imports_no_torch() -> None:
+    check = (
+        "import sys; from stagewright.cli.models import models; models(json=True); "
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)
+
+
+def test_version() -> None:
+    from stagewright import __version__
+
+    assert run("--version").stdout.strip() == f"stagewright {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["split", "digits-vti"], "did you mean 'digits-vit'"),
+        (["split", "digits-vit", "--stages", "99"], "99 stages were asked for, but 'digits-vit' has 7 units"),
+        (["split", "digits-vit", "--stages", "0"], "0 stages were asked for"),
+        (["split", "digits-vit", "--policy", "tmie"], "did you mean 'time'"),
+        (["split", "digits-vit", "--policy", "time", "--all"], "exclude each other"),
+        (["split", "digits-vit", "--cut", "vit.layers.9"], "vit.layers."),
+        (
+            ["split", "digits-vit", "--stages", "3", "--cut", "vit.layers.1"],
+            "1 cuts make 2 stages, but --stages asks for 3",
+        ),
+        (["split", "digits-vit", "--memory", "1KiB"], "KiB"),
+        (["split", "digits-vit", "--memory", "much"], "'much' is not a size"),
+        (["split", "digits-vit", "--speeds", "1,fast"], "is not a list of speeds"),
+        (["split", "digits-vit", "--speeds", "1,1,1"], "3 speeds were given for 2 devices"),
+        (["split", "digits-vit", "--microbatches", "none"], "not a number of micro-batches"),
+        (["split", "digits-vit", "--bandwidth", "10furlongs"], "not a rate"),
+        (["split", "digits-vit", "--device", "gpu"], "is not a device"),
+        (["split", "digits-vit", "--device", "cpu:4096"], "asks for core 4096"),
+        (["split", "digits-vit", "--plot", "x.jpg"], ".jpg"),
+        (["split", "digits-vit", "--units", "vit.layer.1"], "unknown unit"),
+        (["split", "digits-vit", "--weights", "nowhere"], "nowhere"),
+        (["profile", "digits-vit", "--dtype", "float3"], "float3"),
+        (["profile", "no.such.module:make"], "no.such"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which must stay unpinned; the tests below start the real program."""
+    monkeypatch.setattr(options, "pin_process", lambda device: False)
+    monkeypatch.setattr(sys, "argv", ["stagewright", *words])
+    monkeypatch.setenv("STAGEWRIGHT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    output = capsys.readouterr()
+    lines = [line for line in output.err.splitlines() if line.startswith("stagewright: ")]
+    assert len(lines) == 1, output.err
+    assert message in lines[0]
+    assert output.out == ""
+    assert not list(tmp_path.glob("*.jpg"))
+
+
+def test_the_real_program_ends_the_same_way(tmp_path: Path) -> None:
+    result = run("split", "digits-vti", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("stagewright: " + str(UnknownName("model", "digits-vti", names())))
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_an_unwritable_cache_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("profile", "digits-vit", "--cache-dir", str(tmp_path / "file"))
+    assert result.returncode == 2
+    assert "--no-cache" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_model_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    layers = [torch.nn.Linear(8, 8) for _ in range(4)]\n"
+        "    return torch.nn.Sequential(*layers), (torch.randn(4, 8),)\n"
+    )
+    words = ("split", "mine:make", "--stages", "2", "--no-cache", "--repeats", "1")
+    result = run(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "cut after 1" in result.stdout

@@ -1,0 +1,54 @@
+"""Numbers with units."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.errors import UsageError
+from stagewright.quantity import format_bytes, format_count, format_s, parse_bytes, parse_rate, parse_s
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 kb", 1500), ("500MB", 500_000_000), ("1e3B", 1000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("10Gbit/s", 1.25e9), ("10gbit", 1.25e9), ("1.2GB/s", 1.2e9), ("8Mbps", 1e6), ("8MBps", 8e6)]
+)
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("50us", 5e-5), ("50µs", 5e-5), ("1.5ms", 1.5e-3), ("2", 2.0), ("1min", 60)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert parse_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 GiBs", "1,5MB", "nan"])
+def test_nonsense_names_itself_and_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="write it like"):
+        parse_bytes(text)
+
+
+def test_formats() -> None:
+    assert [format_bytes(size) for size in (0, 1023, 1536, 10 << 20, 3 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.50 KiB",
+        "10.0 MiB",
+        "3.00 TiB",
+    ]
+    assert [format_count(number) for number in (0, 999, 22_100_000, 4.62e9)] == ["0", "999", "22.1 M", "4.62 G"]
+    assert [format_s(seconds) for seconds in (0, 2e-9, 5.25e-5, 0.0123, 1.5)] == [
+        "0 s",
+        "2.00 ns",
+        "52.5 µs",
+        "12.3 ms",
+        "1.50 s",
+    ]

@@ -1,4 +1,4 @@
-"""Compare a captured graph with its model: outputs, gradients and buffers to the last bit, and stages in a chain.
+"""Check one family: capture it, run model, graph and stages alike, and compare what they give.
 
 Every run starts from the same seed, the same buffers and its own copy of the inputs.
 """
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from families.compare import Difference, Run, compare, compare_tensors
 from families.family import Arguments, Family
 from stagewright.capture import UnitGraph, capture
 from stagewright.errors import CaptureError
@@ -53,20 +54,6 @@ class Outcome:
     """Whether the gradients through a chain of three stages were equal to the last bit, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """What one forward (and backward) pass left behind."""
-
-    leaves: list[Any]
-    spec: Any
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
-
-
-class _Difference(Exception):
-    """Something is not equal."""
-
-
 def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[int] = BATCH_SIZES) -> Outcome:
     """Capture a family's model and compare graph and stages with it."""
     with _quiet():
@@ -97,19 +84,19 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
     stages_equal = True
     reason = "" if family.fails is None else f"no error, but one with {family.fails!r} was due"
     try:
-        _compare_tensors("state after capture", before, _copies(model.state_dict()))
+        compare_tensors("state after capture", before, _copies(model.state_dict()))
         if modules != [(name, id(module), module.training) for name, module in model.named_modules()]:
-            raise _Difference("capture changed the model's modules")
+            raise Difference("capture changed the model's modules")
         for size, plain in expected.items():
             run = _measure(model, graph, family.example(size))
-            _compare(f"batch {size}", plain, run)
+            compare(f"batch {size}", plain, run)
         num_cuts = len(graph.cuts)
         cuts = sorted({num_cuts // 3, 2 * num_cuts // 3})
         chain = _Chain(graph, cuts)
         for size in list(expected)[:2]:
             run = _measure(model, chain, family.example(size))
-            stages_equal &= _compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
-    except _Difference as difference:
+            stages_equal &= compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
+    except Difference as difference:
         reason = str(difference)
     except Exception as error:  # whatever the graph raised
         reason = f"the graph raised {type(error).__name__}: {' '.join(str(error).split())}"
@@ -139,9 +126,9 @@ def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
     )
 
 
-def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) -> tuple[dict[int, _Run], list[str]]:
+def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) -> tuple[dict[int, Run], list[str]]:
     """The model's own results; a size at which it fails by itself in training (batch norm of one value) is left out."""
-    runs: dict[int, _Run] = {}
+    runs: dict[int, Run] = {}
     remarks: list[str] = []
     for size in batch_sizes:
         try:
@@ -151,11 +138,11 @@ def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) ->
                 raise
             remarks.append("no batch of 1 in training: batch norm needs more than one value")
     again = _measure(model, model, family.example(batch_sizes[0]))
-    _compare("the model run twice", runs[batch_sizes[0]], again)
+    compare("the model run twice", runs[batch_sizes[0]], again)
     return runs, remarks
 
 
-def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> _Run:
+def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Run:
     """One pass from the same seed and buffers; in train mode backward too. Buffers are put back."""
     buffers = _copies(dict(model.named_buffers()))
     args, kwargs = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, arguments)
@@ -182,7 +169,7 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
                 buffer.copy_(buffers[name])
         model.zero_grad(set_to_none=True)
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return _Run(leaves=detached, spec=spec, gradients=gradients, buffers=after)
+    return Run(leaves=detached, spec=spec, gradients=gradients, buffers=after)
 
 
 def _projection(leaves: Sequence[Any]) -> torch.Tensor:
@@ -217,55 +204,6 @@ class _Chain:
         for sent, received in reversed(self.crossings):
             pairs = [pair for pair in zip(sent, received, strict=True) if pair[1].grad is not None]
             torch.autograd.backward([value for value, _ in pairs], [copy.grad for _, copy in pairs])
-
-
-def _compare(what: str, plain: _Run, run: _Run, tolerance: float = 0.0) -> bool:
-    """Raise ``_Difference`` unless equal; gradients may differ by ``tolerance``. Returns whether they are equal too."""
-    if plain.spec != run.spec:
-        raise _Difference(f"{what}: the structure of the output is another")
-    for at, (first, second) in enumerate(zip(plain.leaves, run.leaves, strict=True)):
-        if isinstance(first, torch.Tensor):
-            _compare_tensors(what, {f"output {at}": first}, {f"output {at}": second})
-        elif first is not second and first != second:
-            raise _Difference(f"{what}: output {at} is {second!r}, not {first!r}")
-    _compare_tensors(what, plain.buffers, run.buffers)
-    missing = [name for name, value in plain.gradients.items() if (value is None) != (run.gradients[name] is None)]
-    if missing:
-        raise _Difference(f"{what}: gradient of {missing[0]} is missing or extra ({len(missing)} in all)")
-    first_gradients = {name: value for name, value in plain.gradients.items() if value is not None}
-    second_gradients = {name: value for name, value in run.gradients.items() if value is not None}
-    return _compare_tensors(f"{what}: gradient", first_gradients, second_gradients, tolerance)
-
-
-def _compare_tensors(
-    what: str, first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float = 0.0
-) -> bool:
-    """Raise ``_Difference`` unless the tensors are equal (NaN equals NaN) or within the tolerance."""
-    if list(first) != list(second):
-        raise _Difference(f"{what}: the names are others")
-    different = [name for name in first if not _equal(first[name], second[name])]
-    far = {name: _relative(first[name], second[name]) for name in different}
-    far = {name: error for name, error in far.items() if not error <= tolerance}
-    if far:
-        worst = max(far, key=far.__getitem__)
-        raise _Difference(f"{what}: {worst} is off by {far[worst]:.1e} ({len(far)} of {len(first)} tensors differ)")
-    return not different
-
-
-def _equal(first: torch.Tensor, second: Any) -> bool:
-    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    if torch.equal(first, second):
-        return True
-    return bool(torch.equal(first.nan_to_num(), second.nan_to_num()) and torch.equal(first.isnan(), second.isnan()))
-
-
-def _relative(first: torch.Tensor, second: Any) -> float:
-    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
-        return float("inf")
-    scale = first.double().abs().max().item()
-    error = (first.double() - second.double()).abs().max().item()
-    return float(error / scale) if scale else float("inf")
 
 
 def _copies(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:

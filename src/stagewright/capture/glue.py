@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
+from stagewright.capture.context import GradMode
 from stagewright.capture.symbols import follows_from_batch, has_known_shape
 
 __all__ = ["Glue", "analyse"]
@@ -56,6 +58,29 @@ class Glue:
         """Whether a node's alias set is written to after ``start`` and before ``stop``."""
         times = self.writes.get(self.alias_set[node], ())
         return bisect_right(times, start) < len(times) and times[bisect_right(times, start)] < stop
+
+    def needs_gradient(self, model: nn.Module) -> set[fx.Node]:
+        """Nodes through which a gradient may flow to a parameter, as the parameters' ``requires_grad`` stands now."""
+        found: set[fx.Node] = set()
+        for node in self.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
+                continue
+            if any(isinstance(context, GradMode) and not context.enabled for context in node.meta.get("contexts", ())):
+                continue
+            if node.op == "get_attr":
+                holder = (
+                    reduce(getattr, str(node.target).split("."), model) if _is_in(model, str(node.target)) else None
+                )
+                own = isinstance(holder, nn.Parameter) and holder.requires_grad
+            elif node.op == "call_module":
+                own = any(one.requires_grad for one in model.get_submodule(str(node.target)).parameters())
+            else:
+                own = False
+            detaches = node.target in (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
+            if own or (not detaches and any(source in found for source in node.all_input_nodes)):
+                found.add(node)
+        return found
 
     def rebuildable(self, node: fx.Node, boundary: int) -> bool:
         """Whether a node may be computed again behind a cut that lies before position ``boundary``."""
@@ -96,6 +121,11 @@ def analyse(graph: fx.Graph, model: nn.Module) -> Glue:
         writes={first: tuple(times) for first, times in writes.items()},
         alias_set=alias_set,
     )
+
+
+def _is_in(model: nn.Module, name: str) -> bool:
+    """Whether a dotted name is the model's (constants that capture made are not)."""
+    return hasattr(model, name.split(".")[0])
 
 
 def _is_pinned(node: fx.Node, parameters: set[str], writes: dict[fx.Node, Any]) -> bool:

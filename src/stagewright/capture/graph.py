@@ -134,6 +134,16 @@ class UnitGraph:
         """Bytes that cross a cut at another batch size than the example's."""
         return sum(num_bytes(node.meta["val"], batch_size) for node in self._crossings[cut])
 
+    def crossing_shapes(self, cut: int, batch_size: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of each value that crosses a cut at a batch size."""
+        values = [node.meta["val"] for node in self._crossings[cut]]
+        return [(shape_at(value, batch_size), value.dtype) for value in values]
+
+    def needs_gradient(self, cut: int) -> tuple[bool, ...]:
+        """For each value that crosses a cut, whether its gradient must travel back, as parameters are frozen now."""
+        flowing = self._glue.needs_gradient(self.model)
+        return tuple(node in flowing for node in self._crossings[cut])
+
     def stage(self, first: int, last: int) -> Stage:
         """The unit calls ``first`` to ``last`` (both included) as a module from one crossing to the next."""
         if not 0 <= first <= last < len(self.calls):

@@ -51,6 +51,8 @@ class Stage(nn.Module):
         scope = dict(code.globals)
         exec(compile(code.src, name, "exec"), scope)
         self._run = scope["forward"]
+        self.writes_to: tuple[bool, ...] = ()
+        """For each input, whether the stage changes it in place (a leaf that needs a gradient must then be copied)."""
         self._buffer_homes: list[tuple[nn.Module, nn.Module, str]] = []
         self._has_contexts = any(node.target is enter for node in graph.nodes)
 
@@ -86,6 +88,7 @@ def build_stage(
     writer = _Writer(glue, received, start, stop)
     graph = writer.write(sent)
     stage = Stage(graph, calls=tuple(calls[first : last + 1]), inputs=inputs, outputs=outputs)
+    stage.writes_to = tuple(glue.written_between(node, start - 1, stop) for node in received)
     _attach(stage, graph, model, {**constants, **writer.contexts}, writer.renamed)
     return stage
 

@@ -1,0 +1,53 @@
+"""Write docs/cli.md from the real `--help` of every verb: `python docs/make_cli_page.py`.
+
+The width, the encoding and the absence of colours are fixed, so that the page is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("cli.md")
+VERBS = ("models", "profile", "split")
+WIDTH = 100
+
+HEAD = """\
+# The command line
+
+What each verb's `--help` says. This page is made by `python docs/make_cli_page.py`.
+
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 130 interrupted. Results go to standard output, progress
+and notes to standard error. With `--json` standard output holds data alone: [JSON](json.md).
+
+| environment variable | what it does |
+|---|---|
+| `STAGEWRIGHT_CACHE` | the folder in which profiles are kept; otherwise `stagewright` in the user's cache folder |
+| `STAGEWRIGHT_DATA` | a folder of data sets as parquet files (`mnist/`, `cifar10/`, `glue/rte/`, `glue/cola/`) |
+"""
+
+
+def cli_page() -> str:
+    """The whole page."""
+    parts = [HEAD, _section("stagewright", [])]
+    parts += [_section(f"stagewright {verb}", [verb]) for verb in VERBS]
+    return "\n".join(parts)
+
+
+def _section(title: str, arguments: list[str]) -> str:
+    return f"## {title}\n\n```text\n{_help(arguments)}\n```\n"
+
+
+def _help(arguments: list[str]) -> str:
+    """What the program prints, without trailing blanks."""
+    program = Path(sys.executable).with_name("stagewright")
+    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [program, *arguments, "--help"], env=environment, capture_output=True, encoding="utf-8", check=True
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines()).strip("\n")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(cli_page(), encoding="utf-8")

@@ -1,0 +1,29 @@
+"""Files that appear at once: a reader sees the old one or the new one, never half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from stagewright.errors import UsageError
+
+__all__ = ["save_text"]
+
+
+def save_text(content: str, path: str | Path) -> None:
+    """Writes a text file beside its place and moves it there."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}") from None

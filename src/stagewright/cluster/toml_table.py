@@ -1,0 +1,213 @@
+"""Strict TOML, for every file that people write: unknown keys, wrong types and missing keys end in one sentence.
+
+    read_table(table, {"batch": integer, "memory": size}, where="plan.toml")
+        → only the keys that are there, each read by its reader; what is missing keeps the default of its value
+
+A reader takes the value and the place where it stands. The writer is for what the readers read: plain values, tables,
+arrays of tables.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from stagewright.errors import UnknownName, UsageError
+from stagewright.quantity import parse_bytes, parse_rate, parse_s
+
+__all__ = [
+    "Reader",
+    "choice",
+    "either",
+    "flag",
+    "integer",
+    "list_of",
+    "load_toml",
+    "number",
+    "rate",
+    "read_table",
+    "seconds",
+    "size",
+    "text",
+    "to_toml",
+    "write_rate",
+    "write_seconds",
+    "write_size",
+]
+
+Reader: TypeAlias = Callable[[object, str], Any]
+
+
+def load_toml(path: str | Path) -> dict[str, Any]:
+    """The file's content; an error names the file, and the line where it is not TOML."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error.reason} at byte {error.start}; save it as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from None
+
+
+def read_table(
+    table: object, readers: Mapping[str, Reader], where: str, required: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values of a table's keys, each read by the reader of its key."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where} must be a table, not {_show(table)}")
+    for key in table:
+        if key not in readers:
+            raise UnknownName("key", key, readers, hint=f"(in {where})")
+    for key in required:
+        if key not in table:
+            raise UsageError(f"{where}: {key} is missing")
+    return {key: readers[key](value, f"{where}: {key}") for key, value in table.items()}
+
+
+def integer(value: object, where: str) -> int:
+    """A whole number."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{where} must be a whole number, not {_show(value)}")
+    return value
+
+
+def number(value: object, where: str) -> float:
+    """Any number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{where} must be a number, not {_show(value)}")
+    return float(value)
+
+
+def text(value: object, where: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise UsageError(f"{where} must be a text in quotes, not {_show(value)}")
+    return value
+
+
+def flag(value: object, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{where} must be true or false, not {_show(value)}")
+    return value
+
+
+def choice(*known: str) -> Reader:
+    """A reader of one of some texts."""
+
+    def read(value: object, where: str) -> str:
+        if text(value, where) not in known:
+            raise UnknownName(where.rpartition(": ")[2], str(value), known, hint=f"(in {where.rpartition(': ')[0]})")
+        return str(value)
+
+    return read
+
+
+def list_of(reader: Reader) -> Reader:
+    """A reader of a list, as a tuple."""
+
+    def read(value: object, where: str) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{where} must be a list in brackets, not {_show(value)}")
+        return tuple(reader(one, f"{where}[{index}]") for index, one in enumerate(value))
+
+    return read
+
+
+def either(when_text: Reader, otherwise: Reader) -> Reader:
+    """A reader of a text or of something else."""
+    return lambda value, where: (when_text if isinstance(value, str) else otherwise)(value, where)
+
+
+def size(value: object, where: str) -> int:
+    """Bytes, from a number or from a text such as 2GiB."""
+    return int(_quantity(value, where, parse_bytes, integer))
+
+
+def rate(value: object, where: str) -> float:
+    """Bytes a second, from a number or from a text such as 10Gbit/s."""
+    return _quantity(value, where, parse_rate, number)
+
+
+def seconds(value: object, where: str) -> float:
+    """Seconds, from a number or from a text such as 50us."""
+    return _quantity(value, where, parse_s, number)
+
+
+def _quantity(value: object, where: str, parse: Callable[[str], float], plain: Callable[[object, str], float]) -> float:
+    if not isinstance(value, str):
+        return plain(value, where)
+    try:
+        return parse(value)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _show(value: object) -> str:
+    shown = json.dumps(value, ensure_ascii=False, default=str)
+    return shown if len(shown) <= 60 else shown[:57] + "…"
+
+
+def write_size(num_bytes: int) -> str | int:
+    """Bytes as people write them, or the bare number where that is not exact."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes and num_bytes % factor == 0 and num_bytes < 2**53:
+            return f"{num_bytes // factor}{unit}"
+    return num_bytes
+
+
+def write_rate(bytes_per_s: float) -> str | float:
+    """Bytes a second as people write them, or the bare number where that is not exact."""
+    return _write(bytes_per_s, (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)), parse_rate)
+
+
+def write_seconds(value_s: float) -> str | float:
+    """Seconds as people write them, or the bare number where that is not exact."""
+    return _write(value_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), parse_s)
+
+
+def _write(value: float, units: Sequence[tuple[str, float]], parse: Callable[[str], float]) -> str | float:
+    for unit, factor in units:
+        if value >= factor:
+            short = f"{value / factor:.6g}{unit}"
+            return short if parse(short) == value else value
+    return value
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """A table as TOML: plain values first, then its tables and arrays of tables; None is left out."""
+    return "\n".join(_lines(table, ())).strip("\n") + "\n"
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines: list[str] = []
+    below: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
+            below.append((key, value))
+        elif value is not None:
+            lines.append(f"{key} = {_value(value)}")
+    for key, value in below:
+        name = ".".join((*path, key))
+        for one in value if isinstance(value, list) else [value]:
+            inner = _lines(one, (*path, key))
+            header = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
+            only_tables = bool(inner) and not inner[0]
+            lines += inner if only_tables and not isinstance(value, list) else ["", header, *inner]
+    return lines
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    assert isinstance(value, list | tuple), f"no TOML for {type(value).__name__}"
+    return "[" + ", ".join(_value(one) for one in value) + "]"

@@ -1,0 +1,357 @@
+"""Run one worker's part of a pipeline: its actions in the schedule's order, what it receives, what it sends.
+
+    for each action:   take inputs (a mailbox, or a neighbour stage on this worker) ─► compute ─► send, without waiting
+
+A pipeline of one stage and one micro-batch is plain training; so every strategy goes through here. Outputs are detached
+where they leave a stage and become leaves where they arrive: autograd never sees a link. Which values need a gradient
+is the same on both sides by construction (``UnitGraph.needs_gradient``); a gradient that no one made is sent as zeros.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stagewright.capture.stage import Stage
+from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
+from stagewright.engine.context import WorkerContext
+from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
+from stagewright.plan.actions import Action, Actions, Kind, forward_actions, schedule_actions
+from stagewright.plan.schedules import SCHEDULES
+
+__all__ = ["Event", "Links", "MicroBatch", "Pipeline", "StepOutcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One chunk of a batch, as the first and the last stage need it."""
+
+    inputs: Sequence[Any]
+    """The flattened inputs of the model."""
+    target: Any
+    """What the loss compares the output with."""
+    size: int
+    """Samples."""
+    weight: float
+    """Share of the whole (global) batch, for the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What the worker did when; seconds of ``time.perf_counter``."""
+
+    name: str
+    """``F``, ``B``, ``I``, ``W``, ``receive``, ``send``."""
+    stage: int
+    """Which stage."""
+    microbatch: int
+    """Which micro-batch."""
+    start_s: float
+    """When it began."""
+    end_s: float
+    """When it ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What crosses the cuts of a pipeline."""
+
+    shapes: Callable[[int, int], Sequence[TensorShape]]
+    """``shapes(cut, batch_size)``: every value that crosses."""
+    needs_gradient: Sequence[Sequence[bool]]
+    """For each cut and value, whether a gradient travels back."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutcome:
+    """What one worker knows after a step."""
+
+    loss: torch.Tensor | None = None
+    """Sum of the weighted losses; only where the last stage is."""
+    outputs: list[Any] = field(default_factory=list)
+    """The model's results, one a micro-batch; only where the last stage is and if they were asked for."""
+    sent_bytes: dict[int, int] = field(default_factory=dict)
+    """Bytes sent by this worker, by cut, both directions."""
+    waited_s: float = 0.0
+    """Time spent waiting for messages."""
+
+
+Forward = Callable[[tuple[Any, ...], int], tuple[Any, ...]]
+
+
+class Pipeline:
+    """One worker's stages, and how it runs them."""
+
+    def __init__(
+        self,
+        stages: dict[int, Stage],
+        *,
+        stage_workers: tuple[int, ...],
+        schedule: str,
+        num_microbatches: int,
+        links: Links,
+        context: WorkerContext,
+        unflatten: Callable[[Sequence[Any]], Any],
+        loss: Callable[[Any, Any], torch.Tensor],
+        forwards: dict[int, Forward] | None = None,
+        around: Callable[[Action], AbstractContextManager[Any]] | None = None,
+        stage_done: Callable[[int], None] | None = None,
+        watch: Callable[[Action], None] | None = None,
+    ) -> None:
+        self.stages = stages
+        self.stage_workers = stage_workers
+        self.schedule = schedule
+        self.num_microbatches = num_microbatches
+        self.context = context
+        self.events: list[Event] | None = None
+        """Filled with what happened, if it is a list."""
+        self._links = links
+        self._unflatten, self._loss = unflatten, loss
+        self._forwards = forwards or {}
+        self._around = around or (lambda action: nullcontext())
+        self._stage_done = stage_done or (lambda stage: None)
+        self._watch = watch or (lambda action: None)
+        self._parameters: dict[int, list[nn.Parameter]] = {
+            index: [one for one in stage.parameters() if one.requires_grad] for index, stage in stages.items()
+        }
+        self.splits_backward = schedule in SCHEDULES and SCHEDULES[schedule].splits_backward
+        self._last = len(stage_workers) - 1
+        self._own = context.pipeline
+        self._outboxes = {False: Outbox(context.forward_group), True: Outbox(context.backward_group)}
+
+    def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
+        """Forward and backward of every micro-batch; parameters' gradients are added to ``grad``."""
+        actions = schedule_actions(self.schedule, self.stage_workers, self.num_microbatches, len(batch))
+        with torch.enable_grad():
+            return _Step(self, actions, batch, training=True, keep_outputs=keep_outputs).run()
+
+    def evaluate(self, batch: Sequence[MicroBatch], *, with_loss: bool = True) -> StepOutcome:
+        """Forward alone, for every schedule and placement; results and loss where the last stage is."""
+        actions = forward_actions(self.stage_workers, len(batch))
+        with torch.no_grad():
+            return _Step(self, actions, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
+
+    def stream(self, batches: Iterable[MicroBatch]) -> Iterator[Any]:
+        """Inference over a stream: the pipeline is filled once, with two messages open on each edge.
+
+        Every worker must be given the same sizes in the same order; results appear, in order, where the last stage is;
+        the other workers yield ``None`` for each micro-batch.
+        """
+        listed = list(batches)
+        actions = forward_actions(self.stage_workers, len(listed))
+        with torch.no_grad():
+            step = _Step(self, actions, listed, training=False, keep_outputs=True, with_loss=False)
+            yield from step.stream()
+
+
+class _Step:
+    """One pass over the actions."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        actions: Actions,
+        batch: Sequence[MicroBatch],
+        *,
+        training: bool,
+        keep_outputs: bool,
+        with_loss: bool = True,
+    ) -> None:
+        self.pipeline, self.batch = pipeline, batch
+        self.training, self.keep_outputs, self.with_loss = training, keep_outputs, with_loss
+        self.own = pipeline._own
+        self.actions = actions[self.own]
+        self.held: dict[tuple[int, int], Held] = {}
+        self.local: dict[Message, list[torch.Tensor]] = {}
+        self.outcome = StepOutcome()
+        self.left = dict.fromkeys(pipeline.stages, 0)
+        for action in self.actions:
+            if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+                self.left[action.stage] += 1
+        self.mailboxes = {
+            (peer, backward): Mailbox(
+                pipeline.context.backward_group if backward else pipeline.context.forward_group,
+                pipeline.context.pipeline_ranks[peer],
+                iter(order),
+                self.shapes,
+                pipeline.context.torch_device,
+            )
+            for (peer, backward), order in self.orders(actions).items()
+        }
+
+    def run(self) -> StepOutcome:
+        """Do every action, then wait until all that was sent has left."""
+        for action in self.actions:
+            self.do(action)
+        return self.finish()
+
+    def stream(self) -> Iterator[Any]:
+        """Do every action, with a bounded number of messages on their way."""
+        outbox = self.pipeline._outboxes[False]
+        for action in self.actions:
+            self.do(action)
+            outbox.flush(keep=2 * max(1, len(self.pipeline.stages)))
+            if action.stage == max(self.pipeline.stages):
+                yield self.outcome.outputs.pop() if self.outcome.outputs else None
+        self.finish()
+
+    def finish(self) -> StepOutcome:
+        for outbox in self.pipeline._outboxes.values():
+            outbox.flush()
+            for edge, sent in outbox.take_bytes().items():
+                self.outcome.sent_bytes[edge] = self.outcome.sent_bytes.get(edge, 0) + sent
+        self.outcome.waited_s = sum(mailbox.waited_s for mailbox in self.mailboxes.values())
+        return self.outcome
+
+    def do(self, action: Action) -> None:
+        pipeline = self.pipeline
+        pipeline._watch(action)
+        with pipeline._around(action):
+            if action.kind is Kind.FORWARD:
+                self.forward(action)
+            elif action.kind is Kind.BACKWARD_WEIGHT:
+                held = self.held.pop((action.stage, action.microbatch))
+                with self.timed("W", action):
+                    backward_weights(held, pipeline._parameters[action.stage])
+            else:
+                self.backward(action)
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            self.left[action.stage] -= 1
+            if not self.left[action.stage]:
+                pipeline._stage_done(action.stage)
+
+    def forward(self, action: Action) -> None:
+        stage, number = action.stage, action.microbatch
+        pipeline, microbatch = self.pipeline, self.batch[number]
+        module = pipeline.stages[stage]
+        leaves: list[torch.Tensor] = []
+        values: Sequence[Any] = microbatch.inputs
+        if stage > 0:
+            received = self.take(Message(stage - 1, number, False), pipeline.stage_workers[stage - 1], action)
+            if self.training:
+                for value, needed in zip(received, pipeline._links.needs_gradient[stage - 1], strict=True):
+                    if needed:
+                        leaves.append(value.requires_grad_())
+            values = [
+                value.clone() if written and value.requires_grad else value
+                for value, written in zip(received, module.writes_to, strict=True)
+            ]
+        with self.timed("F", action):
+            run = pipeline._forwards.get(stage)
+            outputs = run(tuple(values), number) if run is not None and self.training else module(*values)
+        if stage == pipeline._last:
+            self.conclude(action, outputs, leaves)
+            return
+        if self.training:
+            wanted = pipeline._links.needs_gradient[stage]
+            roots = [value for value, one in zip(outputs, wanted, strict=True) if one]
+            self.held[stage, number] = Held(leaves, [self.root(value) for value in roots])
+        self.give(Message(stage, number, False), outputs, pipeline.stage_workers[stage + 1])
+
+    def root(self, value: torch.Tensor) -> torch.Tensor | None:
+        """A value from which gradients flow; no view where backward is split, for that detaches it in place."""
+        if not value.requires_grad:
+            return None
+        return value.clone() if value._is_view() and self.pipeline.splits_backward else value
+
+    def conclude(self, action: Action, outputs: tuple[Any, ...], leaves: list[torch.Tensor]) -> None:
+        """The last stage: the model's results and the loss."""
+        pipeline, microbatch = self.pipeline, self.batch[action.microbatch]
+        result = pipeline._unflatten(outputs)
+        if self.with_loss:
+            with self.timed("F", action):
+                loss = pipeline._loss(result, microbatch.target) * microbatch.weight
+            total = loss.detach()
+            self.outcome.loss = total if self.outcome.loss is None else self.outcome.loss + total
+            if self.training:
+                self.held[action.stage, action.microbatch] = Held(leaves, [loss if loss.requires_grad else None])
+        if self.keep_outputs:
+            self.outcome.outputs.append(result)
+
+    def backward(self, action: Action) -> None:
+        stage, number = action.stage, action.microbatch
+        pipeline = self.pipeline
+        gradients: list[torch.Tensor | None] = [None]
+        held = self.held[stage, number]
+        if stage < pipeline._last:
+            arrived: Iterator[torch.Tensor] = iter(())
+            if any(pipeline._links.needs_gradient[stage]):
+                arrived = iter(self.take(Message(stage, number, True), pipeline.stage_workers[stage + 1], action))
+            gradients = list(arrived)
+        whole = action.kind is Kind.BACKWARD
+        with self.timed(action.kind.value, action):
+            if whole:
+                found = backward_whole(held, gradients)
+            else:
+                found = backward_inputs(held, gradients, pipeline._parameters[stage])
+        if whole:
+            del self.held[stage, number]
+        if stage > 0 and any(pipeline._links.needs_gradient[stage - 1]):
+            self.give(Message(stage - 1, number, True), found, pipeline.stage_workers[stage - 1])
+
+    def take(self, message: Message, worker: int, action: Action) -> list[torch.Tensor]:
+        """What a neighbour stage gave: from this worker's own hands, or from a mailbox."""
+        if worker == self.own:
+            return self.local.pop(message)
+        with self.timed("receive", action):
+            return self.mailboxes[worker, message.backward].take(message)
+
+    def give(self, message: Message, tensors: Sequence[torch.Tensor], worker: int) -> None:
+        """Hand values to a neighbour stage."""
+        if worker == self.own:
+            self.local[message] = [tensor.detach() for tensor in tensors]
+        else:
+            rank = self.pipeline.context.pipeline_ranks[worker]
+            self.pipeline._outboxes[message.backward].send(message, tensors, rank)
+
+    def shapes(self, message: Message) -> Sequence[TensorShape]:
+        """What a message holds: every value forward, those that need a gradient backward."""
+        links = self.pipeline._links
+        every = links.shapes(message.edge, self.batch[message.microbatch].size)
+        if not message.backward:
+            return every
+        return [shape for shape, needed in zip(every, links.needs_gradient[message.edge], strict=True) if needed]
+
+    def orders(self, actions: Actions) -> dict[tuple[int, bool], list[Message]]:
+        """For each peer and direction, the messages to this worker in the order in which the peer sends them."""
+        pipeline, workers = self.pipeline, self.pipeline.stage_workers
+        found: dict[tuple[int, bool], list[Message]] = {}
+        for peer, theirs in enumerate(actions):
+            if peer == self.own:
+                continue
+            for action in theirs:
+                stage = action.stage
+                if action.kind is Kind.FORWARD and stage < pipeline._last and workers[stage + 1] == self.own:
+                    found.setdefault((peer, False), []).append(Message(stage, action.microbatch, False))
+                elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0:
+                    if workers[stage - 1] == self.own and any(pipeline._links.needs_gradient[stage - 1]):
+                        found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
+        return found
+
+    def timed(self, name: str, action: Action) -> AbstractContextManager[Any]:
+        """Note the time of a piece of work, if events are wanted."""
+        if self.pipeline.events is None:
+            return nullcontext()
+        return _Timed(self.pipeline.events, name, action)
+
+
+class _Timed:
+    """Appends an event when the block ends."""
+
+    __slots__ = ("action", "events", "name", "start_s")
+
+    def __init__(self, events: list[Event], name: str, action: Action) -> None:
+        self.events, self.name, self.action = events, name, action
+
+    def __enter__(self) -> None:
+        self.start_s = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        end_s = time.perf_counter()
+        self.events.append(Event(self.name, self.action.stage, self.action.microbatch, self.start_s, end_s))

@@ -1,0 +1,133 @@
+"""What travels between the stages of a pipeline: tensors of known shape, posted ahead, never waited for before needed.
+
+    sender                              receiver
+    isend(value, tag) ─────────────►    irecv(buffer, tag)   posted `AHEAD` messages early
+    keeps the value until it is gone    waits when the stage needs it; the buffer becomes the stage's input
+
+Each direction has a process group of its own. On one edge and direction, both sides know the order of the messages from
+the schedule, so receives are posted in the order in which the peer sends (NCCL has no tags). With Gloo, data moves only
+once the receive is posted: posting ahead is what hides the link behind compute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
+
+AHEAD = 2  # receives posted before they are needed, on each edge and direction
+MOST_TENSORS = 64  # tensors in one message, for tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """A tensor as the receiver expects it."""
+
+    shape: tuple[int, ...]
+    """Sizes, the batch's put in."""
+    dtype: torch.dtype
+    """Element type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One crossing of one micro-batch in one direction."""
+
+    edge: int
+    """The edge after this stage."""
+    microbatch: int
+    """Which micro-batch."""
+    backward: bool
+    """Gradients on their way back."""
+
+
+def _tag(message: Message, position: int) -> int:
+    """Unique within a step on one pair of workers."""
+    return ((message.edge * 2 + message.backward) * 4096 + message.microbatch) * MOST_TENSORS + position
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Sends, and holds what was sent until it has left."""
+
+    group: Any
+    """The direction's process group."""
+    num_bytes: dict[int, int] = field(default_factory=dict)
+    """Bytes sent since ``take_bytes``, by edge."""
+    _pending: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
+
+    def send(self, message: Message, tensors: Sequence[torch.Tensor], to: int) -> None:
+        """Send tensors to a world rank without waiting."""
+        for position, tensor in enumerate(tensors):
+            tensor = tensor.detach().contiguous()
+            work = dist.isend(tensor, dst=to, group=self.group, tag=_tag(message, position))
+            self._pending.append((work, tensor))
+            self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + tensor.numel() * tensor.element_size()
+
+    def flush(self, keep: int = 0) -> float:
+        """Wait until all but the ``keep`` latest messages have left; the seconds that this took."""
+        start = time.perf_counter()
+        while len(self._pending) > keep:
+            self._pending.popleft()[0].wait()
+        return time.perf_counter() - start
+
+    def take_bytes(self) -> dict[int, int]:
+        """Bytes by edge since the last call."""
+        taken, self.num_bytes = self.num_bytes, {}
+        return taken
+
+
+class Mailbox:
+    """Receives from one peer in one direction, in the order in which the peer sends."""
+
+    def __init__(
+        self,
+        group: Any,
+        source: int,
+        order: Iterator[Message],
+        shapes: Callable[[Message], Sequence[TensorShape]],
+        device: torch.device,
+        ahead: int = AHEAD,
+    ) -> None:
+        self._group, self._source, self._order, self._shapes = group, source, order, shapes
+        self._device = device
+        self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
+        self._ahead = ahead
+        self.waited_s = 0.0
+        """Seconds spent waiting for messages."""
+        self._post()
+
+    def take(self, message: Message) -> list[torch.Tensor]:
+        """Wait for a message; its tensors are the caller's."""
+        while message not in self._posted:
+            if not self._post(at_least=len(self._posted) + 1):
+                raise AssertionError(f"{message} is not in the order of this edge")
+        start = time.perf_counter()
+        received = self._posted.pop(message)
+        for work, _ in received:
+            work.wait()
+        self.waited_s += time.perf_counter() - start
+        self._post()
+        return [tensor for _, tensor in received]
+
+    def _post(self, at_least: int | None = None) -> bool:
+        """Post receives until enough are open; whether any message was left to post."""
+        wanted = self._ahead if at_least is None else at_least
+        while len(self._posted) < wanted:
+            message = next(self._order, None)
+            if message is None:
+                return False
+            buffers = []
+            for position, expected in enumerate(self._shapes(message)):
+                buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._device)
+                work = dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
+                buffers.append((work, buffer))
+            self._posted[message] = buffers
+        return True

@@ -1,0 +1,145 @@
+"""Tell a slow run from one that hangs, and find the worker to blame.
+
+A run hangs when *no* worker has begun an action for a given time: a single slow worker makes its peers wait, but it
+goes on itself. The local launcher reads the counts from the workers' mapped files (which works for a stopped process
+too); under ``torchrun``, perhaps on many machines, each worker's ``StoreWatch`` adds its own count to one sum in the
+agent's store and reads there as well whether another worker has failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagewright.engine.fault import Activity, Doing, Fault
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+__all__ = ["HANG_S", "ProgressClock", "StoreWatch", "blame", "is_stopped"]
+
+HANG_S = 300.0
+"""Without progress for so long a run is ended, unless its user says otherwise."""
+
+# A worker that does one of these waits for others, so another one is to blame.
+_WAITING = ("receive", "send", "wait", "reduce", "gather", "scatter", "broadcast", "barrier", "connect", "finish")
+
+
+class ProgressClock:
+    """Knows since when a count has not changed."""
+
+    def __init__(self, hang_s: float, now_s: float) -> None:
+        self._hang_s = hang_s
+        self._count = -1
+        self._changed_s = now_s
+
+    def overdue(self, count: int, now_s: float) -> bool:
+        """Whether the count has stood still for too long; to be asked again and again."""
+        if count != self._count:
+            self._count, self._changed_s = count, now_s
+        return now_s - self._changed_s >= self._hang_s
+
+
+def blame(doings: Sequence[Doing], stopped: Sequence[bool], running: Sequence[bool]) -> int:
+    """The worker that the others wait for: a stopped one, else one that does not wait, else the least advanced.
+
+    Workers that have ended well are not asked, unless all have.
+    """
+
+    def innocence(worker: int) -> tuple[bool, bool, bool, int]:
+        waits = any(word in doings[worker].action for word in _WAITING)
+        return (not running[worker], not stopped[worker], waits, doings[worker].count)
+
+    return min(range(len(doings)), key=innocence)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP, a debugger); False where the system does not tell."""
+    with contextlib.suppress(OSError, IndexError):
+        # "1234 (a name) with spaces) T 1 …": the state follows the last bracket.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
+class StoreWatch:
+    """A worker's thread that ends it where no one else can: another worker has failed, or the whole run hangs."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        worker: int,
+        device: str,
+        activity: Activity,
+        hang_s: float,
+        end: Callable[[Fault], None],
+        grace_s: float = 2.0,
+    ) -> None:
+        self._store = store
+        self._worker, self._device, self._activity = worker, device, activity
+        self._hang_s, self._grace_s = hang_s, grace_s
+        self._end = end
+        self._interval_s = min(0.5, hang_s / 10)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stagewright-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The job is done: other workers may go on, and the store may vanish."""
+        self._stop.set()
+        self._thread.join()
+
+    def tell(self, fault: Fault) -> None:
+        """Tell the other workers, unless one of them was first."""
+        with contextlib.suppress(Exception):  # the store may be gone, and this worker is ending anyway
+            self._store.compare_set("failed", "", json.dumps(asdict(fault)))
+
+    def _run(self) -> None:
+        clock = ProgressClock(self._hang_s, time.monotonic())
+        told = 0
+        while not self._stop.wait(self._interval_s):
+            try:
+                count = self._activity.count
+                total = self._store.add("progress", count - told)
+                told = count
+                first = self._first_fault()
+            except Exception as error:
+                fault = self._fault("lost-peer", f"the launcher's store is gone ({type(error).__name__}: {error})")
+            else:
+                if first is not None:
+                    # Most workers learn it sooner from a broken connection; with NCCL only from here.
+                    fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
+                elif clock.overdue(total, time.monotonic()):
+                    fault = self._fault("hung", f"no worker has made progress for {self._hang_s:g} s")
+                    self.tell(fault)
+                else:
+                    continue
+            if not self._stop.wait(self._grace_s if fault.kind == "lost-peer" else 0):
+                self._end(fault)
+            return
+
+    def _first_fault(self) -> dict[str, object] | None:
+        if not self._store.check(["failed"]):
+            return None
+        found: dict[str, object] = json.loads(self._store.get("failed"))
+        return found
+
+    def _fault(self, kind: str, message: str) -> Fault:
+        assert kind in ("lost-peer", "hung")
+        return Fault(
+            worker=self._worker,
+            kind="hung" if kind == "hung" else "lost-peer",
+            message=message,
+            device=self._device,
+            doing=self._activity.now(),
+            time_ns=time.time_ns(),
+        )

@@ -1,0 +1,138 @@
+"""Run everything that a page shows, in order, in the current folder: `python run_page.py docs/split.md`.
+
+```console                              $ lines are commands for bash; the lines below them are shown output
+$ stagewright split no-such-model       shown output is not compared (it holds times), except that
+stagewright: unknown model …            a line that begins with "stagewright: " is an error: the command must
+```                                     fail and say exactly that
+
+```python                               run in one namespace a page; if the first line is "# my_model.py",
+# my_model.py                           the block is written into that file instead
+```
+
+<!-- not run: why -->                   before a block: it is left out; test_pages.py lists all of these
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FENCE = re.compile(r"^```(\w*)\s*$")
+_NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
+_FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
+_COMMAND_TIMEOUT_S = 300
+
+
+class Block(NamedTuple):
+    """One fenced block of a page."""
+
+    line: int  # of its first line within the fence, from 1
+    language: str
+    text: str
+    not_run: str | None  # why it is not run
+
+
+class Command(NamedTuple):
+    """One command of a console block with what is shown below it."""
+
+    line: int
+    text: str
+    shown: list[str]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    opened: tuple[int, str] | None = None
+    content: list[str] = []
+    reason: str | None = None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if opened is None:
+            marker = _NOT_RUN.match(line)
+            if fence:
+                opened, content = (number + 1, fence[1]), []
+            elif marker:
+                reason = marker[1]
+            elif line.strip():
+                reason = None  # a marker stands right before its block
+        elif line == "```":
+            found.append(Block(*opened, "\n".join(content), reason))
+            opened, reason = None, None
+        else:
+            content.append(line)
+    if opened is not None:
+        raise ValueError(f"{page}:{opened[0]}: the block is never closed")
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """The commands of a console block; a backslash at the end goes on in the next line."""
+    found: list[Command] = []
+    continued = False
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        if continued:
+            found[-1] = found[-1]._replace(text=f"{found[-1].text}\n{line}")
+            continued = line.endswith("\\")
+        elif line.startswith("$ "):
+            found.append(Command(number, line[2:], []))
+            continued = line.endswith("\\")
+        elif found:
+            found[-1].shown.append(line)
+        elif line.strip():
+            raise ValueError(f"line {number}: output is shown before any command")
+    return found
+
+
+def run(page: Path) -> None:
+    """Run the page's blocks; the first that fails ends the program with its line."""
+    namespace: dict[str, Any] = {"__name__": "__page__"}
+    sys.path.insert(0, os.getcwd())
+    _link_environment()
+    for block in blocks(page):
+        if block.not_run is not None:
+            continue
+        if block.language == "console":
+            for command in commands(block):
+                _run_command(page, command)
+        elif block.language == "python":
+            first, _, _ = block.text.partition("\n")
+            named = _FILE.match(first)
+            if named:
+                Path(named[1]).write_text(block.text + "\n", encoding="utf-8")
+            else:
+                # Padded with empty lines, so that a traceback names the line of the page.
+                exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
+
+
+def _link_environment() -> None:
+    """Make `.venv/bin` mean what it does in a clone."""
+    Path(".venv").mkdir()
+    Path(".venv/bin").symlink_to(Path(sys.executable).parent)
+
+
+def _run_command(page: Path, command: Command) -> None:
+    folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command.text],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=_COMMAND_TIMEOUT_S,
+        check=False,
+    )
+    errors = [line for line in command.shown if line.startswith("stagewright: ")]
+    where = f"{page}:{command.line}: {shlex.quote(command.text)}"
+    if bool(errors) != (done.returncode != 0):
+        sys.exit(f"{where} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    for error in errors:
+        if error not in done.stderr.splitlines():
+            sys.exit(f"{where} was to say\n{error}\nbut said\n{done.stderr}")
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]).resolve())

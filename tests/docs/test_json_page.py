@@ -1,0 +1,111 @@
+"""docs/json.md names exactly the fields that the verbs print, with their types.
+
+Each heading of the page is an object, its table the fields. A type is `string`, `integer`, `number`, `boolean`, a
+link to another heading, `list of …`, `map of …`, and may end in `or null`; `(optional)` after a field's name means that
+it may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
+_ROW = re.compile(r"^\| `(?P<field>\w+)`(?P<optional> \(optional\))? \| (?P<kind>[^|]+) \| [^|]+ \|$", re.MULTILINE)
+_PLAIN = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+
+Field = tuple[str, bool]  # its type and whether it is optional
+
+
+def documented() -> dict[str, dict[str, Field]]:
+    """Heading → field → type, as the page says."""
+    found = {}
+    for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        rows = {row["field"]: (row["kind"].strip(), bool(row["optional"])) for row in _ROW.finditer(body)}
+        assert len(rows) == sum(line.startswith("| `") for line in body.splitlines()), f"a row of {title} is malformed"
+        found[title.strip().strip("`").lower().replace(" ", "-")] = rows
+    return found
+
+
+class Checker:
+    """Compares data with the page and remembers which fields it has seen."""
+
+    def __init__(self) -> None:
+        self.page = documented()
+        self.seen: set[tuple[str, str]] = set()
+
+    def check_object(self, name: str, data: dict[str, Any], where: str) -> None:
+        fields = self.page[name]
+        needed = {field for field, (_, optional) in fields.items() if not optional}
+        assert needed <= set(data) <= set(fields), f"{where} has {sorted(data)}, the page says {sorted(fields)}"
+        for field, value in data.items():
+            self.seen.add((name, field))
+            self.check(fields[field][0], value, f"{where}.{field}")
+
+    def check(self, kind: str, value: Any, where: str) -> None:
+        if kind.endswith(" or null"):
+            if value is None:
+                return
+            kind = kind.removesuffix(" or null")
+        if kind.startswith("list of "):
+            assert isinstance(value, list), where
+            for at, one in enumerate(value):
+                self.check(kind.removeprefix("list of "), one, f"{where}[{at}]")
+        elif kind.startswith("map of "):
+            assert isinstance(value, dict), where
+            for key, one in value.items():
+                self.check(kind.removeprefix("map of "), one, f"{where}[{key!r}]")
+        elif link := re.fullmatch(r"\[[^\]]+\]\(#([\w-]+)\)", kind):
+            assert isinstance(value, dict), where
+            self.check_object(link[1], value, where)
+        else:
+            assert isinstance(value, _PLAIN[kind]), f"{where} is {value!r}, the page says {kind}"
+            assert isinstance(value, bool) == (kind == "boolean"), f"{where} is {value!r}, the page says {kind}"
+
+
+def output(*arguments: str, cache: Path) -> dict[str, Any]:
+    program = Path(sys.executable).with_name("stagewright")
+    environment = {**os.environ, "STAGEWRIGHT_CACHE": str(cache)}
+    done = subprocess.run(
+        [program, *arguments, "--json"], env=environment, capture_output=True, encoding="utf-8", check=True
+    )
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+@pytest.fixture(scope="module")
+def checker() -> Checker:
+    return Checker()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_models(checker: Checker, cache: Path) -> None:
+    checker.check_object("models", output("models", cache=cache), "models")
+
+
+@pytest.mark.slow
+def test_profile_and_split(checker: Checker, cache: Path) -> None:
+    small = ("digits-vit", "--batch", "2", "--repeats", "1")
+    checker.check_object("profile", output("profile", *small, cache=cache), "profile")
+    split = output("split", *small, "--all", "--measure", "--stages", "5", "--memory", "1GiB", cache=cache)
+    assert split["skipped"], "blocks can't make 5 stages of 4 blocks"
+    checker.check_object("split", split, "split")
+    stream = output("split", *small, "--microbatches", "inf", cache=cache)
+    assert stream["policies"][0]["step_s"] is None
+    checker.check_object("split", stream, "split")
+    everything = {(name, field) for name, fields in checker.page.items() for field in fields} - {
+        ("models", field) for field in checker.page["models"]
+    }
+    assert everything - checker.seen == set(), "documented, but not there"

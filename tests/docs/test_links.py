@@ -1,0 +1,86 @@
+"""Links between pages lead somewhere, and the navigation shows every page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+TOP = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAGES = {str(page.relative_to(ROOT)): page for page in [*TOP, *sorted(DOCS.rglob("*.md"))]}
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    """The page without its code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as mkdocs and most others make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_relative_links_resolve(name: str) -> None:
+    page = PAGES[name]
+    for link in _LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{name} links to {link}, which has no such heading"
+
+
+def test_pages_stay_within_docs() -> None:
+    """A link out of docs/ works in the repository, but not on the site."""
+    for page in DOCS.rglob("*.md"):
+        for link in _LINK.findall(prose(page)):
+            if not re.match(r"[a-z]+:|#", link):
+                target = (page.parent / link.partition("#")[0]).resolve()
+                assert target.is_relative_to(DOCS), f"{page.relative_to(ROOT)} links to {link}"
+
+
+def test_navigation_shows_every_page() -> None:
+    def pages(entry: Any) -> list[str]:
+        if isinstance(entry, str):
+            return [entry]
+        return [page for part in (entry.values() if isinstance(entry, dict) else entry) for page in pages(part)]
+
+    shown = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert sorted(shown) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_every_picture_is_shown() -> None:
+    linked = {
+        (page.parent / link).resolve()
+        for page in PAGES.values()
+        for link in _LINK.findall(prose(page))
+        if not re.match(r"[a-z]+:|#", link)
+    }
+    for picture in (DOCS / "pictures").iterdir():
+        assert picture in linked, f"{picture.name} is on no page"
+
+
+def test_site_builds(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "index.html").is_file()

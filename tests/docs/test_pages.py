@@ -1,0 +1,106 @@
+"""Every command and every Python block in README and docs runs; what is left out is counted."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = Path(__file__).with_name("run_page.py")
+PAGES = {str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]}
+LANGUAGES = {"console", "python", "text", "json"}
+
+# Blocks that are not run, with the reasons that their pages give. Think twice before adding one.
+NOT_RUN = {
+    ("README.md", "sets up the clone"),
+    ("docs/tutorial.md", "sets up the clone"),
+}
+
+_runner = runpy.run_path(str(RUNNER))
+blocks, commands = _runner["blocks"], _runner["commands"]
+
+
+def has_code(page: Path) -> bool:
+    return any(block.language in ("console", "python") and block.not_run is None for block in blocks(page))
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages share a profile cache: a model that two of them show is measured once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if has_code(page)])
+def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:
+    environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, RUNNER, PAGES[name]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_blocks_that_are_not_run_are_known() -> None:
+    marked = [(name, block.not_run) for name, page in PAGES.items() for block in blocks(page) if block.not_run]
+    assert sorted(marked) == sorted(NOT_RUN)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_say_what_they_are(name: str) -> None:
+    for block in blocks(PAGES[name]):
+        assert block.language in LANGUAGES, f"{name}:{block.line}: a block of {block.language or 'no language'}"
+        assert block.language != "console" or commands(block), f"{name}:{block.line}: a console block without commands"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_stand_in_console_blocks(name: str) -> None:
+    lines = PAGES[name].read_text(encoding="utf-8").splitlines()
+    shown = {number for number, line in enumerate(lines, start=1) if line.lstrip().startswith("$ ")}
+    run = {command.line for block in blocks(PAGES[name]) if block.language == "console" for command in commands(block)}
+    assert shown == run
+
+
+def test_a_page_is_cut_into_blocks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n\n```console\n$ echo one \\\n    two\none two\n$ true\n```\n\n"
+        "<!-- not run: why -->\n```console\n$ false\n```\n\n<!-- not run: stray -->\ntext\n```python\nx = 1\n```\n"
+    )
+    first, second, third = blocks(page)
+    assert [(one.line, one.text, one.shown) for one in commands(first)] == [
+        (4, "echo one \\\n    two", ["one two"]),
+        (7, "true", []),
+    ]
+    assert (second.not_run, second.line) == ("why", 12)
+    assert (third.not_run, third.language, third.text) == (None, "python", "x = 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("```console\n$ false\n```\n", "ended with 1"),
+        ("```console\n$ echo 'stagewright: no' >&2; false\nstagewright: yes\n```\n", "was to say"),
+        ("```console\n$ true\nstagewright: yes\n```\n", "ended with 0"),
+        ("```console\n$ false | true\n```\n", "ended with 1"),
+        ("```python\nx = 1\n```\n\n```python\nassert x == 2\n```\n", "line 6"),
+        ("```python\n# made.py\nassert False\n```\n\n```console\n$ python made.py\n```\n", "ended with 1"),
+    ],
+)
+def test_a_page_that_does_not_work_is_found(text: str, failure: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    done = subprocess.run(
+        [sys.executable, RUNNER, page], cwd=tmp_path, capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 1
+    assert failure in done.stderr

@@ -1,0 +1,151 @@
+"""What workers do in the tests of the pipeline; imported by name in ``pool``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from stagewright.capture import UnitGraph, capture
+from stagewright.cluster.device import Device
+from stagewright.engine.context import WorkerContext, make_context
+from stagewright.engine.pipeline import Links, MicroBatch, Pipeline
+from stagewright.engine.transport import TensorShape
+from stagewright.plan.schedules import SCHEDULES, PLACEMENTS
+from stagewright.plan.value import Mesh
+
+
+def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
+    """A small model in train mode without dropout: module, args and kwargs of a batch of 12, target, loss."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    ids = torch.randint(5, 100, (12, 8))
+    classes = torch.randint(0, 3, (12,))
+
+    def classify(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(getattr(output, "logits", output), target)
+
+    def predict(output: Any, target: torch.Tensor) -> torch.Tensor:
+        logits = output.logits[:, :-1].flatten(0, 1)
+        return nn.functional.cross_entropy(logits, target[:, 1:].flatten())
+
+    if name == "mlp":
+        layers = [module for _ in range(5) for module in (nn.Linear(16, 16), nn.ReLU(inplace=True))]
+        return nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(12, 16),), {}, classes, classify
+    if name == "deit":
+        config: Any = hf.DeiTConfig(**sizes, **off, image_size=16, patch_size=8, num_labels=3)
+        return hf.DeiTForImageClassification(config), (torch.randn(12, 3, 16, 16),), {}, classes, classify
+    if name == "mobilenet-v2":
+        config = hf.MobileNetV2Config(image_size=32, depth_multiplier=0.35, num_labels=3, classifier_dropout_prob=0.0)
+        return hf.MobileNetV2ForImageClassification(config), (torch.randn(12, 3, 32, 32),), {}, classes, classify
+    if name.startswith("roberta"):
+        config = hf.RobertaConfig(**sizes, **off, vocab_size=100, num_labels=3)
+        mask = (torch.arange(8) < torch.randint(3, 9, (12, 1))).long()
+        kwargs = {"attention_mask": mask} if name == "roberta-mask" else {}
+        return hf.RobertaForSequenceClassification(config), (ids,), kwargs, classes, classify
+    if name == "gpt2":
+        config = hf.GPT2Config(
+            n_embd=32,
+            n_layer=6,
+            n_head=4,
+            vocab_size=100,
+            n_positions=16,
+            use_cache=False,
+            attn_pdrop=0.0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+        )
+        return hf.GPT2LMHeadModel(config), (ids,), {}, ids, predict
+    assert name == "llama"
+    config = hf.LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=100, use_cache=False)
+    return hf.LlamaForCausalLM(config), (ids,), {}, ids, predict
+
+
+@lru_cache(maxsize=4)
+def captured(name: str) -> tuple[UnitGraph, Any, Any, Any, Any]:
+    model, args, kwargs, target, loss = build(name)
+    model.train()
+    return capture(model, args, kwargs), args, kwargs, target, loss
+
+
+_contexts: dict[tuple[int, str], WorkerContext] = {}
+
+
+def context_of(rank: int, mesh: str) -> WorkerContext:
+    if (rank, mesh) not in _contexts:
+        _contexts[rank, mesh] = make_context(Mesh.parse(mesh), rank, Device.parse("cpu"))
+    return _contexts[rank, mesh]
+
+
+def even_cuts(num_units: int, num_stages: int) -> list[int]:
+    return [round(num_units * stage / num_stages) - 1 for stage in range(1, num_stages)]
+
+
+def microbatches(graph: UnitGraph, args: Any, kwargs: Any, target: Any, batch: int, count: int) -> list[MicroBatch]:
+    """The first ``batch`` samples in ``count`` chunks."""
+    pieces = [piece for piece in torch.arange(batch).tensor_split(count) if len(piece)]
+    found = []
+    for piece in pieces:
+        chosen = graph.flatten(tuple(one[piece] for one in args), {name: one[piece] for name, one in kwargs.items()})
+        found.append(MicroBatch(chosen, target[piece], len(piece), len(piece) / batch))
+    return found
+
+
+def pipeline_step(
+    rank: int,
+    name: str,
+    mesh: str,
+    schedule: str,
+    count: int,
+    batch: int,
+    num_stages: int,
+    placement: str | None = None,
+) -> Any:
+    """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output."""
+    graph, args, kwargs, target, loss = captured(name)
+    context = context_of(rank, mesh)
+    state = {key: value.clone() for key, value in graph.model.state_dict().items()}
+    workers = PLACEMENTS[placement or SCHEDULES[schedule].placement](num_stages, context.mesh.pipeline)
+    cuts = even_cuts(len(graph.calls), num_stages)
+    every = graph.stages(cuts)
+    stages = {index: stage for index, stage in enumerate(every) if workers[index] == context.pipeline}
+
+    def shapes(cut: int, size: int) -> list[TensorShape]:
+        return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in graph.crossing_shapes(cuts[cut], size)]
+
+    pipeline = Pipeline(
+        stages,
+        stage_workers=workers,
+        schedule=schedule,
+        num_microbatches=count,
+        links=Links(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in cuts]),
+        context=context,
+        unflatten=graph.unflatten,
+        loss=loss,
+    )
+    graph.model.zero_grad()
+    parts = microbatches(graph, args, kwargs, target, batch, count)
+    outcome = pipeline.train_step(parts)
+    gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}
+    gradients = {key: value.clone() for key, value in gradients.items()}
+    own = {key for stage in stages.values() for key in stage.state_dict()}
+    buffers = {
+        key: value.clone() for key, value in graph.model.state_dict().items() if key in own and key not in gradients
+    }
+    graph.model.load_state_dict(state)
+    evaluated = pipeline.evaluate(parts, with_loss=False)
+    outputs = [getattr(one, "logits", one) for one in evaluated.outputs]
+    graph.model.load_state_dict(state)
+    result = {
+        "loss": None if outcome.loss is None else float(outcome.loss),
+        "gradients": {key: value.numpy() for key, value in gradients.items()},
+        "buffers": {key: value.numpy() for key, value in buffers.items()},
+        "outputs": torch.cat(outputs).numpy() if outputs else None,
+        "sent_bytes": outcome.sent_bytes,
+    }
+    return result

@@ -51,8 +51,6 @@ class Stage(nn.Module):
         scope = dict(code.globals)
         exec(compile(code.src, name, "exec"), scope)
         self._run = scope["forward"]
-        self.writes_to: tuple[bool, ...] = ()
-        """For each input, whether the stage changes it in place (a leaf that needs a gradient must then be copied)."""
         self._buffer_homes: list[tuple[nn.Module, nn.Module, str]] = []
         self._has_contexts = any(node.target is enter for node in graph.nodes)
 
@@ -88,7 +86,6 @@ def build_stage(
     writer = _Writer(glue, received, start, stop)
     graph = writer.write(sent)
     stage = Stage(graph, calls=tuple(calls[first : last + 1]), inputs=inputs, outputs=outputs)
-    stage.writes_to = tuple(glue.written_between(node, start - 1, stop) for node in received)
     _attach(stage, graph, model, {**constants, **writer.contexts}, writer.renamed)
     return stage
 
@@ -109,6 +106,9 @@ class _Writer:
             copy = self.graph.placeholder(node.name)
             copy.meta = dict(node.meta)
             self.new[node] = copy
+        for node in received if start > 0 else ():
+            if glue.written_between(node, start - 1, stop):
+                self.new[node] = self.graph.call_function(_writable, (self.new[node],))
 
     def write(self, sent: Sequence[fx.Node] | None) -> fx.Graph:
         glue = self.glue
@@ -162,8 +162,8 @@ class _Writer:
 
     def read_batch(self) -> fx.Node:
         """The batch size, from the first received tensor that shows it."""
-        for source in self.new.values():
-            value = source.meta.get("val") if isinstance(source, fx.Node) and source.op == "placeholder" else None
+        for source in self.graph.nodes:
+            value = source.meta.get("val") if source.op == "placeholder" else None
             if not isinstance(value, torch.Tensor):
                 continue
             for dim, size in enumerate(value.shape):
@@ -187,6 +187,11 @@ class _Writer:
 
     def mapped(self, value: Any) -> Any:
         return fx.map_arg(value, lambda node: self.new[node])
+
+
+def _writable(tensor: torch.Tensor) -> torch.Tensor:
+    """A received value that the stage is about to change: autograd forbids that for a leaf that needs a gradient."""
+    return tensor.clone() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
 def _batch_size(tensor: torch.Tensor, dim: int, slope: int, constant: int) -> int:

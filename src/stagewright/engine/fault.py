@@ -15,13 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
-import os
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from stagewright.cluster.atomic_file import save_text
 from stagewright.errors import RunError, StagewrightError, UsageError
 
 __all__ = ["Activity", "Doing", "Fault", "FaultKind", "activity", "describe_shapes", "read_doing", "worker_folder"]
@@ -219,9 +219,7 @@ class Fault:
     def write(self, path: Path) -> None:
         """Write the file at once or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.part")
-        draft.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
-        draft.replace(path)
+        save_text(json.dumps(asdict(self), indent=2) + "\n", path)
 
     @classmethod
     def read(cls, path: Path) -> Fault | None:

@@ -101,6 +101,7 @@ class Pipeline:
         loss: Callable[[Any, Any], torch.Tensor],
         forwards: dict[int, Forward] | None = None,
         around: Callable[[Action], AbstractContextManager[Any]] | None = None,
+        last_backward: Callable[[int], None] | None = None,
         stage_done: Callable[[int], None] | None = None,
         watch: Callable[[Action], None] | None = None,
     ) -> None:
@@ -115,6 +116,7 @@ class Pipeline:
         self._unflatten, self._loss = unflatten, loss
         self._forwards = forwards or {}
         self._around = around or (lambda action: nullcontext())
+        self._last_backward = last_backward or (lambda stage: None)
         self._stage_done = stage_done or (lambda stage: None)
         self._watch = watch or (lambda action: None)
         self._parameters: dict[int, list[nn.Parameter]] = {
@@ -212,6 +214,8 @@ class _Step:
     def do(self, action: Action) -> None:
         pipeline = self.pipeline
         pipeline._watch(action)
+        if action.kind is Kind.BACKWARD and self.left[action.stage] == 1:
+            pipeline._last_backward(action.stage)
         with pipeline._around(action):
             if action.kind is Kind.FORWARD:
                 self.forward(action)
@@ -238,10 +242,7 @@ class _Step:
                 for value, needed in zip(received, pipeline._links.needs_gradient[stage - 1], strict=True):
                     if needed:
                         leaves.append(value.requires_grad_())
-            values = [
-                value.clone() if written and value.requires_grad else value
-                for value, written in zip(received, module.writes_to, strict=True)
-            ]
+            values = received
         with self.timed("F", action):
             run = pipeline._forwards.get(stage)
             outputs = run(tuple(values), number) if run is not None and self.training else module(*values)
@@ -329,9 +330,9 @@ class _Step:
                 stage = action.stage
                 if action.kind is Kind.FORWARD and stage < pipeline._last and workers[stage + 1] == self.own:
                     found.setdefault((peer, False), []).append(Message(stage, action.microbatch, False))
-                elif action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0:
-                    if workers[stage - 1] == self.own and any(pipeline._links.needs_gradient[stage - 1]):
-                        found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
+                backward = action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0
+                if backward and workers[stage - 1] == self.own and any(pipeline._links.needs_gradient[stage - 1]):
+                    found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
         return found
 
     def timed(self, name: str, action: Action) -> AbstractContextManager[Any]:

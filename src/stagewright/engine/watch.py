@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagewright.engine.fault import Activity, Doing, Fault
+from stagewright.engine.fault import Activity, Doing, Fault, FaultKind
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -133,13 +135,14 @@ class StoreWatch:
         found: dict[str, object] = json.loads(self._store.get("failed"))
         return found
 
-    def _fault(self, kind: str, message: str) -> Fault:
-        assert kind in ("lost-peer", "hung")
+    def _fault(self, kind: FaultKind, message: str) -> Fault:
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
         return Fault(
             worker=self._worker,
-            kind="hung" if kind == "hung" else "lost-peer",
+            kind=kind,
             message=message,
             device=self._device,
             doing=self._activity.now(),
+            traceback="".join(traceback.format_stack(main)) if kind == "hung" and main is not None else "",
             time_ns=time.time_ns(),
         )

@@ -1,0 +1,33 @@
+"""``stagewright worker``: one worker of a run, as ``torchrun`` and the local launcher start it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["worker"]
+
+
+def worker(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.", show_default=False)],
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The run's folder. [default: a new one in runs/, named by worker 0]"),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="What to do: package.module:function. [default: run the plan]"),
+    ] = None,
+    hang_s: Annotated[
+        float | None,
+        typer.Option(
+            "--hang-s", min=0.1, help="Seconds without any worker's progress that end the run. [default: 300]"
+        ),
+    ] = None,
+) -> None:
+    """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
+    from stagewright.__main__ import start_worker
+
+    start_worker(plan, run, job, hang_s)

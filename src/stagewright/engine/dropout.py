@@ -1,0 +1,130 @@
+"""Random numbers that depend on what is computed, not on where or when.
+
+Before every unit call the device's generator is seeded from the key (seed, step, first sample of the micro-batch,
+index of the unit call). So the same seed gives the same masks for every cut into stages, every schedule, every worker
+and every recomputation; only the cut into micro-batches matters. Random operations of the glue follow the unit call
+before them; those before the first unit have a key of their own.
+
+    with random_key(seed=0, step=7, first_sample=16, device=device):    the executor, around a micro-batch's forward
+        stage(*inputs)            reseed(0) · glue · reseed(1) · unit 0 · glue · reseed(2) · unit 1 · …
+
+``key_stage`` writes the ``reseed`` calls into the stage's own code: hooks would also fire for a unit that another unit
+calls, and would be compiled into units. The generators' states are put back when the key is left.
+Not covered: layers split over the tensor axis draw their own local masks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from stagewright.capture.stage import Stage
+
+__all__ = ["RandomKey", "current_key", "held_key", "is_keyed", "key_stage", "random_key"]
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomKey:
+    """What the random numbers of one micro-batch depend on, besides the unit call."""
+
+    base: int
+    """64 bits made of seed, step and first sample."""
+    generators: tuple[torch.Generator, ...]
+    """The generators of the CPU and, if that is another one, of the device."""
+
+    def seed_of(self, call: int) -> int:
+        """The seed of a unit call: one round of splitmix64."""
+        mixed = (self.base + call * 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        return mixed ^ (mixed >> 31)
+
+
+class _Current(threading.local):
+    """The key under which this thread computes: autograd recomputes on threads of its own."""
+
+    key: RandomKey | None = None
+
+
+_current = _Current()
+
+
+def current_key() -> RandomKey | None:
+    """The key that is held now, if any."""
+    return _current.key
+
+
+def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> Any:
+    """A context in which keyed stages draw the random numbers of one micro-batch of one step."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, step, first_sample), digest_size=8).digest()
+    return held_key(RandomKey(base=int.from_bytes(digest, "little"), generators=_generators(device)))
+
+
+@contextmanager
+def held_key(key: RandomKey) -> Iterator[None]:
+    """Compute under a key; the generators and the key held before are back afterwards."""
+    before = _current.key
+    states = [generator.get_state() for generator in key.generators]
+    _current.key = key
+    try:
+        yield
+    finally:
+        _current.key = before
+        for generator, state in zip(key.generators, states, strict=True):
+            generator.set_state(state)
+
+
+def key_stage(stage: Stage) -> None:
+    """Make a stage reseed before each of its unit calls while a key is held; without one it runs as before."""
+    if is_keyed(stage):
+        return
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    graph.output(graph.graph_copy(stage.graph, copies))
+    nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    calls = [node for node in nodes if node.op == "call_module"]
+    assert len(calls) == len(stage.calls), "every call of a module in a stage is a unit call"
+    for node, call in zip(calls, stage.calls, strict=True):
+        with graph.inserting_before(node):
+            graph.call_function(reseed, (call.index + 1,))
+    if stage.calls[0].index == 0:
+        with graph.inserting_before(nodes[0]):
+            graph.call_function(reseed, (0,))
+    # The code of a stage is written when it is made: take it from a stage made of the changed graph.
+    stage._run = Stage(graph, calls=stage.calls, inputs=stage.inputs, outputs=stage.outputs)._run
+    _keyed(stage)
+
+
+def is_keyed(stage: Stage) -> bool:
+    """Whether ``key_stage`` has been here."""
+    return "stagewright_keyed" in stage.__dict__
+
+
+def reseed(call: int) -> None:
+    """Seed the generators for a unit call (counted from 1; 0 is what comes before the first)."""
+    key = _current.key
+    if key is not None:
+        seed = key.seed_of(call)
+        for generator in key.generators:
+            generator.manual_seed(seed)
+
+
+def _keyed(stage: Stage) -> None:
+    stage.__dict__["stagewright_keyed"] = True
+
+
+def _generators(device: torch.device) -> tuple[torch.Generator, ...]:
+    if device.type != "cuda":
+        return (torch.default_generator,)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return (torch.default_generator, torch.cuda.default_generators[index])

@@ -1,0 +1,164 @@
+"""Sum gradients over the workers that hold the same parameter: replicas (the data axis) and stages with tied weights.
+
+    a stage's last backward ──► buckets of its gradients, all-reduced while others still work ──► copied back at the end
+    tied weights (an embedding and its head on two workers) ──► summed once over their holders, after that
+
+Losses are weighted by samples over the whole batch, so gradients are *summed*, not averaged: a replica with fewer
+samples counts for less by itself. Where a worker has one stage and backward is not split, a bucket leaves inside the
+last backward pass, as soon as its last gradient is there; otherwise when its stage is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+__all__ = ["GradientSum", "holders_of_tied"]
+
+BUCKET_BYTES = 8 << 20  # large enough to use a link fully, small enough to leave early
+
+
+def holders_of_tied(
+    parameters_of_stages: Sequence[Iterable[nn.Parameter]], stage_workers: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """For each parameter (by identity) that several workers of a pipeline hold, those workers."""
+    holders: dict[int, set[int]] = {}
+    for worker, parameters in zip(stage_workers, parameters_of_stages, strict=True):
+        for parameter in parameters:
+            holders.setdefault(id(parameter), set()).add(worker)
+    return {identity: tuple(sorted(workers)) for identity, workers in holders.items() if len(workers) > 1}
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Gradients that travel together."""
+
+    parameters: list[nn.Parameter]
+    waiting: int = 0
+    flat: torch.Tensor | None = None
+    work: Any = None
+    present: list[nn.Parameter] = field(default_factory=list)
+
+
+class GradientSum:
+    """One worker's sums."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, Sequence[nn.Parameter]],
+        *,
+        data_group: Any = None,
+        tied: Sequence[tuple[nn.Parameter, Any]] = (),
+        overlap: bool = False,
+    ) -> None:
+        """``stages``: trainable parameters by stage; ``tied``: parameters with the group of their holders.
+
+        ``overlap``: one stage whose backward is not split, so that buckets may leave inside its last backward.
+        """
+        self._data_group = data_group
+        self._tied = list(tied)
+        self._armed = False
+        self._num_bytes = 0
+        self._buckets: list[_Bucket] = []
+        self._bucket_of: dict[int, _Bucket] = {}
+        self._stages = {stage: list({id(one): one for one in held}.values()) for stage, held in stages.items()}
+        self._done: set[int] = set()
+        self._hooks: list[Any] = []
+        if data_group is None:
+            return
+        placed: set[int] = set()
+        for stage in sorted(self._stages, reverse=True):  # backward reaches the last stage first
+            fresh = [one for one in reversed(self._stages[stage]) if id(one) not in placed]
+            placed.update(map(id, fresh))
+            self._make_buckets(fresh)
+        if overlap:
+            for parameter in {id(one): one for held in self._stages.values() for one in held}.values():
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
+
+    def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> None:
+        current: dict[torch.dtype, _Bucket] = {}
+        sizes: dict[torch.dtype, int] = {}
+        for parameter in parameters:
+            kind = parameter.dtype
+            if kind not in current or sizes[kind] >= BUCKET_BYTES:
+                current[kind] = _Bucket([])
+                sizes[kind] = 0
+                self._buckets.append(current[kind])
+            current[kind].parameters.append(parameter)
+            self._bucket_of[id(parameter)] = current[kind]
+            sizes[kind] += parameter.numel() * parameter.element_size()
+
+    def last_backward(self, stage: int) -> None:
+        """The backward that is about to begin is the stage's last: buckets may leave inside it."""
+        self._armed = True
+        for bucket in self._buckets:
+            bucket.waiting = len(bucket.parameters)
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        bucket = self._bucket_of.get(id(parameter))
+        if not self._armed or bucket is None or bucket.work is not None:
+            return
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            self._leave(bucket)
+
+    def stage_done(self, stage: int) -> None:
+        """All gradients of a stage are there; what belongs to finished stages alone may leave."""
+        self._done.add(stage)
+        if self._data_group is None:
+            return
+        open_ones = {id(one) for other, held in self._stages.items() if other not in self._done for one in held}
+        for bucket in self._buckets:
+            if bucket.work is None and not any(id(one) in open_ones for one in bucket.parameters):
+                self._leave(bucket)
+
+    def _leave(self, bucket: _Bucket) -> None:
+        """Send a bucket; a parameter that no sample used has no gradient on any replica and is left out."""
+        bucket.present = [one for one in bucket.parameters if one.grad is not None]
+        if not bucket.present:
+            bucket.work = ()
+            return
+        bucket.flat = torch.cat([one.grad.reshape(-1) for one in bucket.present if one.grad is not None])
+        self._num_bytes += bucket.flat.numel() * bucket.flat.element_size()
+        bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
+
+    def finish(self) -> int:
+        """Wait for all sums and put them back; the bytes that this worker gave to collectives."""
+        if self._data_group is not None:
+            for bucket in self._buckets:
+                if bucket.work is None:
+                    self._leave(bucket)
+            for bucket in self._buckets:
+                if bucket.work:
+                    bucket.work.wait()
+                    self._put_back(bucket)
+                bucket.work, bucket.flat, bucket.present, bucket.waiting = None, None, [], 0
+        for parameter, group in self._tied:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=group)
+            self._num_bytes += parameter.grad.numel() * parameter.grad.element_size()
+        self._armed = False
+        self._done.clear()
+        sent, self._num_bytes = self._num_bytes, 0
+        return sent
+
+    @staticmethod
+    def _put_back(bucket: _Bucket) -> None:
+        assert bucket.flat is not None
+        at = 0
+        for parameter in bucket.present:
+            assert parameter.grad is not None
+            parameter.grad.copy_(bucket.flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()

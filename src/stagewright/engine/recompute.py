@@ -1,0 +1,109 @@
+"""Recomputation: a stage forgets what happened inside it and runs again when its backward needs it.
+
+    kept between forward and backward      none          everything that autograd saves
+                                           always        the stage's inputs
+                                           except-last   the stage's inputs; everything of the last micro-batch,
+                                                         whose backward comes at once under GPipe
+                                           per stage     one yes or no for each stage
+
+A forward that runs again must be the same one: it draws the same random numbers (by its key where one is held, else by
+the generators' states), moves no running statistics, leaves its inputs as they were and runs under the same autocast.
+Other buffers that a forward both reads and writes (spectral norm's vectors) are used as they are by then.
+Backward split in two (zero-bubble schedules) needs everything twice, so that a stage is recomputed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from stagewright.capture.stage import Stage
+from stagewright.engine.batch_norm import held_statistics, tracked_norms
+from stagewright.engine.dropout import RandomKey, current_key, held_key, is_keyed
+from stagewright.errors import UsageError
+
+__all__ = ["Policy", "RecomputedForward", "recomputes"]
+
+Policy: TypeAlias = Literal["none", "always", "except-last"] | Sequence[bool]
+"""Which micro-batches of which stages are recomputed."""
+
+
+def recomputes(policy: Policy, *, stage: int, microbatch: int, num_microbatches: int) -> bool:
+    """Whether a micro-batch is recomputed in a stage."""
+    if policy in ("none", "always"):
+        return policy == "always"
+    if policy == "except-last":
+        return microbatch < num_microbatches - 1
+    if isinstance(policy, str):
+        raise UsageError(f"unknown recompute {policy!r}; use none, always, except-last or one yes or no for each stage")
+    if stage >= len(policy):
+        raise UsageError(f"recompute has {len(policy)} entries, but there is a stage {stage}; give one for each stage")
+    return bool(policy[stage])
+
+
+class RecomputedForward:
+    """Runs a stage for the executor: ``forward(inputs, microbatch)``, recomputed later or not, as the policy says."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        policy: Policy,
+        index: int,
+        num_microbatches: int,
+        watch: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.stage = stage
+        self.policy = policy
+        self.index = index
+        """The stage's place in the pipeline."""
+        self.num_microbatches = num_microbatches
+        """Micro-batches of this step: a smaller last batch may have fewer, so the executor sets it."""
+        self.watch = watch
+        self.norms = tracked_norms(stage)
+
+    def __call__(self, inputs: Sequence[Any], microbatch: int) -> tuple[Any, ...]:
+        """The stage's outputs for one micro-batch."""
+        again = recomputes(self.policy, stage=self.index, microbatch=microbatch, num_microbatches=self.num_microbatches)
+        if not again or not torch.is_grad_enabled():
+            return self.stage(*inputs)  # type: ignore[no-any-return]
+        key = current_key() if is_keyed(self.stage) else None
+        return checkpoint(  # type: ignore[no-any-return]
+            self._run,
+            *inputs,
+            use_reentrant=False,
+            preserve_rng_state=key is None,
+            context_fn=lambda: (nullcontext(), _Again(self, key)),
+        )
+
+    def _run(self, *inputs: Any) -> tuple[Any, ...]:
+        """The stage on inputs that it may write to."""
+        if any(self.stage.writes_to):
+            inputs = tuple(
+                value.clone() if written and isinstance(value, torch.Tensor) else value
+                for value, written in zip(inputs, self.stage.writes_to, strict=True)
+            )
+        return self.stage(*inputs)  # type: ignore[no-any-return]
+
+
+class _Again:
+    """What a second forward runs under. Entered once for each recomputation of a micro-batch."""
+
+    def __init__(self, forward: RecomputedForward, key: RandomKey | None) -> None:
+        self._forward, self._key = forward, key
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(held_statistics(self._forward.norms))
+            if self._key is not None:
+                stack.enter_context(held_key(self._key))
+            stack.enter_context(self._forward.watch())  # last: it listens to what the recomputation saves
+            self._stack = stack.pop_all()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)

@@ -1,0 +1,269 @@
+"""One worker: the same process under the local launcher, under ``torchrun`` and alone.
+
+    environment ─► plan ─► device ─► pinned ─► torch is imported ─► process group ─► context ─► job
+
+The order matters: a CPU device must be pinned before torch starts its threads, so this module imports torch only
+inside functions. Whatever goes wrong is written down (``fault.py``) and raised as one error; the caller then ends the
+process without waiting for threads that may be stuck in a peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagewright.cluster.device import Device, pin_process, usable_cores
+from stagewright.engine.fault import Fault, activity, worker_folder
+from stagewright.engine.watch import HANG_S, StoreWatch
+from stagewright.errors import StagewrightError, UsageError
+from stagewright.plan.file import read_plan
+from stagewright.plan.value import Plan
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+__all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "run_worker"]
+
+DEFAULT_JOB = "stagewright.engine.job:run_job"
+"""What a worker does: ``package.module:function`` of plan, context and run folder."""
+
+LAUNCHER = "STAGEWRIGHT_LAUNCHER"
+"""The variable with the local launcher's process id: it watches, so that its workers need not."""
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the environment puts this process among the workers."""
+
+    # World rank.
+    rank: int = 0
+    # Rank on this machine.
+    local_rank: int = 0
+    # Workers in all.
+    num_workers: int = 1
+    # Machines (agents).
+    num_machines: int = 1
+    # Host and port of the agent's store; None: this process is alone.
+    store: tuple[str, int] | None = None
+    # Process id of our own launcher, if it was that.
+    launcher: int | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Place:
+        """Read what the elastic agent (torchrun's or our launcher's) has set."""
+        if "RANK" not in environment:
+            return cls()
+        try:
+            return cls(
+                rank=int(environment["RANK"]),
+                local_rank=int(environment["LOCAL_RANK"]),
+                num_workers=int(environment["WORLD_SIZE"]),
+                num_machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
+                store=(environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+                launcher=int(environment[LAUNCHER]) if LAUNCHER in environment else None,
+            )
+        except (KeyError, ValueError) as error:
+            raise UsageError(
+                f"RANK is set, but not all that comes with it ({error}); start workers with torchrun, or unset RANK"
+            ) from None
+
+
+def run_worker(
+    plan_path: Path,
+    run_folder: Path | None = None,
+    *,
+    job: str = DEFAULT_JOB,
+    hang_s: float = HANG_S,
+    end: Callable[[StagewrightError], None],
+) -> None:
+    """Do this worker's part of a plan; ``end`` must end the process at once (it is called from another thread)."""
+    place = Place.of(os.environ)
+    _follow_the_agent(place)
+    plan = read_plan(plan_path)
+    _check(plan, plan_path, place)
+    device = choose_device(plan, place)
+    pin_process(device)
+    with _faults(place, device) as record:
+        if place.launcher is not None and run_folder is not None:
+            record.open(run_folder)
+        activity.begin("connect")
+        store = _connect(place, hang_s)
+        if run_folder is None:
+            run_folder = _agree_on_folder(store, place, plan_path)
+        record.open(run_folder)
+        watch = None
+        if place.store is not None and place.launcher is None:
+            watch = record.watch = _watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
+        _join(plan, place, device, hang_s)
+        function = _load_job(job)
+        from stagewright.engine.context import make_context
+
+        context = make_context(plan.mesh, place.rank, device)
+        function(plan, context, run_folder)
+        activity.begin("finish")
+        _leave()
+        if watch is not None:
+            watch.stop()
+
+
+def choose_device(plan: Plan, place: Place) -> Device:
+    """The plan's device for this rank; where the plan names none, the machine's GPU or core of this local rank."""
+    if plan.devices:
+        return Device.parse(plan.devices[place.rank])
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if gpus:
+        return Device.parse(f"cuda:{place.local_rank}")
+    cores = sorted(usable_cores())
+    if place.local_rank >= len(cores):
+        raise UsageError(
+            f"worker {place.rank} is number {place.local_rank} on this machine, which has {len(cores)} cores and no "
+            'GPU; start fewer workers here, or share cores with devices = ["cpu:0", "cpu:0", …] in the plan'
+        )
+    return Device.parse(f"cpu:{cores[place.local_rank]}")
+
+
+def _check(plan: Plan, path: Path, place: Place) -> None:
+    wanted = plan.mesh.num_workers
+    if place.num_workers != wanted:
+        raise UsageError(
+            f"{path} wants {wanted} workers ({plan.mesh}), but {place.num_workers} were started; "
+            f"use torchrun --nproc-per-node {wanted} -m stagewright worker {path} (or several machines with --nnodes)"
+        )
+    if plan.devices and len(plan.devices) != wanted:
+        raise UsageError(f"{path} names {len(plan.devices)} devices for {wanted} workers; name one for each")
+
+
+class _Record:
+    """Where this worker's fault is written, as soon as that is known."""
+
+    def __init__(self, place: Place, device: Device) -> None:
+        self.place, self.device = place, device
+        self.folder: Path | None = None
+        self.watch: StoreWatch | None = None
+        self._stacks: Any = None
+
+    def open(self, run_folder: Path) -> None:
+        folder = worker_folder(run_folder, self.place.rank)
+        if folder == self.folder:
+            return
+        self.folder = folder
+        activity.open(folder / "activity.txt")
+        if self.place.launcher is not None and hasattr(signal, "SIGUSR1"):
+            # The launcher asks a worker that hangs where it is; faulthandler answers even while the GIL is held.
+            self._stacks = (folder / "stack.txt").open("w")
+            faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=False)
+
+    def write(self, fault: Fault) -> StagewrightError:
+        if self.folder is not None:
+            fault.write(self.folder / "error.json")
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path:  # torchrun shows this as the root cause
+            about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}
+            with contextlib.suppress(OSError):
+                Path(path).write_text(json.dumps({"message": {"message": fault.text(), "extraInfo": about}}))
+        if self.watch is not None:
+            self.watch.tell(fault)
+        return fault.error()
+
+
+@contextlib.contextmanager
+def _faults(place: Place, device: Device) -> Iterator[_Record]:
+    """Write down whatever is raised inside, and raise it as one error."""
+    record = _Record(place, device)
+    try:
+        yield record
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        fault = Fault.of(error, worker=place.rank, device=device.text, doing=activity.now(), time_ns=time.time_ns())
+        raise record.write(fault) from error
+
+
+def _follow_the_agent(place: Place) -> None:
+    """One stream of output, and no life without the agent that started this process."""
+    with contextlib.suppress(OSError):
+        if os.path.sameopenfile(1, 2):  # the launcher opens one log file twice, each with a position of its own
+            os.dup2(2, 1)
+    if place.store is None:
+        return
+    # The agent ends its workers. A KeyboardInterrupt would wait until a blocked receive returns.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if place.launcher is not None and os.getppid() != place.launcher:
+        raise SystemExit(1)  # it ended before we asked to follow it
+
+
+def _connect(place: Place, hang_s: float) -> Store:
+    """A connection of our own to the agent's store: the process group's blocks while that waits."""
+    import torch.distributed as dist
+
+    if place.store is None:
+        return dist.HashStore()
+    host, port = place.store
+    timeout = datetime.timedelta(seconds=hang_s)
+    return dist.PrefixStore("stagewright", dist.TCPStore(host, port, is_master=False, timeout=timeout))
+
+
+def _agree_on_folder(store: Store, place: Place, plan_path: Path) -> Path:
+    """Worker 0 names the run folder; other machines use the same name in their own working folder."""
+    if place.rank == 0:
+        store.set("run folder", f"runs/{plan_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    return Path(store.get("run folder").decode())
+
+
+def _watch(store: Store, place: Place, device: Device, hang_s: float, end: Callable[[Fault], None]) -> StoreWatch:
+    watch = StoreWatch(store, worker=place.rank, device=device.text, activity=activity, hang_s=hang_s, end=end)
+    watch.start()
+    return watch
+
+
+def _join(plan: Plan, place: Place, device: Device, hang_s: float) -> None:
+    """Join the process group: NCCL on CUDA (with Gloo for what stays on the host), Gloo on CPU."""
+    import torch
+    import torch.distributed as dist
+
+    if place.num_machines == 1:
+        loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+        if loopback is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    # Later than the watch, which knows more: this ends a wait only where the watch itself is gone.
+    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * hang_s)}
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
+    if place.store is None:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo", **options)
+
+
+def _leave() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _load_job(path: str) -> Callable[..., None]:
+    module, colon, name = path.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), name) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the job {path!r} can't be loaded: {error}") from error
+    if not callable(function):
+        raise UsageError(f"{path!r} is not a job; write package.module:function")
+    return function  # type: ignore[no-any-return]

@@ -13,7 +13,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline
 from stagewright.engine.transport import TensorShape
-from stagewright.plan.schedules import SCHEDULES, PLACEMENTS
+from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import Mesh
 
 
@@ -40,9 +40,17 @@ def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
     if name == "deit":
         config: Any = hf.DeiTConfig(**sizes, **off, image_size=16, patch_size=8, num_labels=3)
         return hf.DeiTForImageClassification(config), (torch.randn(12, 3, 16, 16),), {}, classes, classify
+    if name == "digits-vit":
+        from stagewright import zoo
+
+        model = zoo.load("digits-vit", batch=12)
+        for module in model.module.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return model.module, model.args, model.kwargs, model.target, model.loss
     if name == "mobilenet-v2":
-        config = hf.MobileNetV2Config(image_size=32, depth_multiplier=0.35, num_labels=3, classifier_dropout_prob=0.0)
-        return hf.MobileNetV2ForImageClassification(config), (torch.randn(12, 3, 32, 32),), {}, classes, classify
+        config = hf.MobileNetV2Config(image_size=64, depth_multiplier=0.35, num_labels=3, classifier_dropout_prob=0.0)
+        return hf.MobileNetV2ForImageClassification(config), (torch.randn(12, 3, 64, 64),), {}, classes, classify
     if name.startswith("roberta"):
         config = hf.RobertaConfig(**sizes, **off, vocab_size=100, num_labels=3)
         mask = (torch.arange(8) < torch.randint(3, 9, (12, 1))).long()
@@ -141,11 +149,10 @@ def pipeline_step(
     evaluated = pipeline.evaluate(parts, with_loss=False)
     outputs = [getattr(one, "logits", one) for one in evaluated.outputs]
     graph.model.load_state_dict(state)
-    result = {
+    return {
         "loss": None if outcome.loss is None else float(outcome.loss),
         "gradients": {key: value.numpy() for key, value in gradients.items()},
         "buffers": {key: value.numpy() for key, value in buffers.items()},
         "outputs": torch.cat(outputs).numpy() if outputs else None,
         "sent_bytes": outcome.sent_bytes,
     }
-    return result

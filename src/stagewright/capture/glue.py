@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -62,6 +61,8 @@ class Glue:
     def needs_gradient(self, model: nn.Module) -> set[fx.Node]:
         """Nodes through which a gradient may flow to a parameter, as the parameters' ``requires_grad`` stands now."""
         found: set[fx.Node] = set()
+        every = model.named_parameters(remove_duplicate=False)
+        trainable = {name for name, parameter in every if parameter.requires_grad}
         for node in self.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
@@ -69,10 +70,7 @@ class Glue:
             if any(isinstance(context, GradMode) and not context.enabled for context in node.meta.get("contexts", ())):
                 continue
             if node.op == "get_attr":
-                holder = (
-                    reduce(getattr, str(node.target).split("."), model) if _is_in(model, str(node.target)) else None
-                )
-                own = isinstance(holder, nn.Parameter) and holder.requires_grad
+                own = str(node.target) in trainable
             elif node.op == "call_module":
                 own = any(one.requires_grad for one in model.get_submodule(str(node.target)).parameters())
             else:
@@ -121,11 +119,6 @@ def analyse(graph: fx.Graph, model: nn.Module) -> Glue:
         writes={first: tuple(times) for first, times in writes.items()},
         alias_set=alias_set,
     )
-
-
-def _is_in(model: nn.Module, name: str) -> bool:
-    """Whether a dotted name is the model's (constants that capture made are not)."""
-    return hasattr(model, name.split(".")[0])
 
 
 def _is_pinned(node: fx.Node, parameters: set[str], writes: dict[fx.Node, Any]) -> bool:

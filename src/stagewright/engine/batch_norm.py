@@ -127,7 +127,7 @@ class DeferredBatchNorm:
         if reduce is not None and sums:
             flat = torch.cat(sums)
             reduce(flat)
-            sums = list(flat.split([len(one) for one in sums]))
+            sums = list(torch.split(flat, [len(one) for one in sums]))
         moves = iter(sums)
         for norm, calls in self._found.items():
             # The shift of every call's sums is the running mean before the step.
@@ -140,16 +140,15 @@ class DeferredBatchNorm:
         def run(*args: Any, **kwargs: Any) -> torch.Tensor:
             if not norm.training or norm in _held:
                 return forward(*args, **kwargs)
-            own = {name: _blank(norm._buffers[name]) for name in _BUFFERS[:2]}
-            before = _swap(norm, {**own, "num_batches_tracked": None})
+            mean = torch.zeros_like(_buffer(norm, "running_mean"))
+            variance = torch.zeros_like(_buffer(norm, "running_var"))
+            before = _swap(norm, {"running_mean": mean, "running_var": variance, "num_batches_tracked": None})
             momentum, norm.momentum = norm.momentum, 1.0
             try:
                 output = forward(*args, **kwargs)
             finally:
                 norm.momentum = momentum
                 _swap(norm, before)
-            mean, variance = own.values()
-            assert mean is not None and variance is not None
             self._note(norm, _Statistics(output.numel() // len(mean), mean, variance))
             return output
 

@@ -24,7 +24,17 @@ from typing import Any, Literal, TypeAlias
 from stagewright.cluster.atomic_file import save_text
 from stagewright.errors import RunError, StagewrightError, UsageError
 
-__all__ = ["Activity", "Doing", "Fault", "FaultKind", "activity", "describe_shapes", "read_doing", "worker_folder"]
+__all__ = [
+    "Activity",
+    "Doing",
+    "Fault",
+    "FaultKind",
+    "activity",
+    "describe_shapes",
+    "read_doing",
+    "root_cause",
+    "worker_folder",
+]
 
 RECORD_BYTES = 1024
 
@@ -239,6 +249,21 @@ _VERBS: dict[FaultKind, str] = {
     "hung": "hangs",
     "overdue": "was ended",
 }
+
+
+def root_cause(faults: list[Fault]) -> Fault:
+    """The fault that came first: what others tell of a lost connection follows from it.
+
+    A kill has no time of its own, but whoever was killed was not killed by a peer; an abort may be the last word of a
+    library that lost its peer.
+    """
+
+    def order(fault: Fault) -> tuple[int, int]:
+        if fault.kind == "killed":
+            return (2 if "SIGABRT" in fault.message else 0, fault.time_ns)
+        return ({"raised": 1, "exited": 3, "lost-peer": 4}.get(fault.kind, 5), fault.time_ns)
+
+    return min(faults, key=order)
 
 
 def _lost_peer(error: BaseException | None) -> bool:

@@ -65,6 +65,7 @@ class RecomputedForward:
         """Micro-batches of this step: a smaller last batch may have fewer, so the executor sets it."""
         self.watch = watch
         self.norms = tracked_norms(stage)
+        self._changed = _changed_inputs(stage)
 
     def __call__(self, inputs: Sequence[Any], microbatch: int) -> tuple[Any, ...]:
         """The stage's outputs for one micro-batch."""
@@ -81,12 +82,10 @@ class RecomputedForward:
         )
 
     def _run(self, *inputs: Any) -> tuple[Any, ...]:
-        """The stage on inputs that it may write to."""
-        if any(self.stage.writes_to):
-            inputs = tuple(
-                value.clone() if written and isinstance(value, torch.Tensor) else value
-                for value, written in zip(inputs, self.stage.writes_to, strict=True)
-            )
+        """The stage on inputs that it may change: a second forward must find them as they were."""
+        if any(self._changed):
+            pairs = zip(inputs, self._changed, strict=True)
+            inputs = tuple(value.clone() if changed else value for value, changed in pairs)
         return self.stage(*inputs)  # type: ignore[no-any-return]
 
 
@@ -107,3 +106,23 @@ class _Again:
 
     def __exit__(self, *exception: Any) -> None:
         self._stack.__exit__(*exception)
+
+
+def _changed_inputs(stage: Stage) -> tuple[bool, ...]:
+    """For each input, whether the stage changes it in place, itself or through a view.
+
+    Notes that capture left in the graph name the nodes of the whole model's graph; a stage's nodes have the same names.
+    """
+    home: dict[str, str] = {}  # node -> the input whose storage it shares
+    changed: set[str] = set()
+    for node in stage.graph.nodes:
+        if node.op == "placeholder":
+            home[node.name] = node.name
+            continue
+        changed.update(home[one.name] for one in node.meta.get("mutates", ()) if one.name in home)
+        source = node.meta.get("alias_of")
+        if source is None and getattr(node.target, "is_view", False):
+            source = node.all_input_nodes[0]
+        if source is not None and source.name in home:
+            home[node.name] = home[source.name]
+    return tuple(node.name in changed for node in stage.graph.nodes if node.op == "placeholder")

@@ -124,12 +124,13 @@ class _Row(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._region.leave()
+        rows = x.reshape(-1, x.size(-1))
         if isinstance(self, nn.Linear):
-            partial = functional.linear(x, self.weight)
+            partial = functional.linear(rows, self.weight)
         else:  # Conv1D: the same with the weight transposed
-            partial = torch.mm(x.reshape(-1, x.size(-1)), self.weight).unflatten(0, x.shape[:-1])
+            partial = torch.mm(rows, self.weight)
         total = self._region.axis.reduce(partial)
-        return total if self.bias is None else total + self.bias
+        return (total if self.bias is None else total + self.bias).view(*x.shape[:-1], total.size(-1))
 
 
 class _Shared(nn.Module):

@@ -22,15 +22,21 @@ from typing import TYPE_CHECKING
 from stagewright.engine.fault import Activity, Doing, Fault, FaultKind
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["HANG_S", "ProgressClock", "StoreWatch", "blame", "is_stopped"]
+__all__ = ["HANG_S", "STARTING", "START_S", "ProgressClock", "StoreWatch", "blame", "is_stopped"]
 
 HANG_S = 300.0
 """Without progress for so long a run is ended, unless its user says otherwise."""
 
+START_S = 120.0
+"""Until every worker has begun its job a run may take at least so long: importing torch is one long action."""
+
+STARTING = ("", "connect", "join")
+"""What a worker does before its job."""
+
 # A worker that does one of these waits for others, so another one is to blame.
-_WAITING = ("receive", "send", "wait", "reduce", "gather", "scatter", "broadcast", "barrier", "connect", "finish")
+_WAITING = ("receive", "send", "wait", "reduce", "gather", "scatter", "broadcast", "barrier", "join", "finish")
 
 
 class ProgressClock:
@@ -41,11 +47,12 @@ class ProgressClock:
         self._count = -1
         self._changed_s = now_s
 
-    def overdue(self, count: int, now_s: float) -> bool:
-        """Whether the count has stood still for too long; to be asked again and again."""
+    def overdue(self, count: int, now_s: float, *, starting: bool = False) -> float | None:
+        """For how long the count has stood still, if that is too long; to be asked again and again."""
         if count != self._count:
             self._count, self._changed_s = count, now_s
-        return now_s - self._changed_s >= self._hang_s
+        still_s = now_s - self._changed_s
+        return still_s if still_s >= (max(self._hang_s, START_S) if starting else self._hang_s) else None
 
 
 def blame(doings: Sequence[Doing], stopped: Sequence[bool], running: Sequence[bool]) -> int:
@@ -120,11 +127,12 @@ class StoreWatch:
                 if first is not None:
                     # Most workers learn it sooner from a broken connection; with NCCL only from here.
                     fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
-                elif clock.overdue(total, time.monotonic()):
-                    fault = self._fault("hung", f"no worker has made progress for {self._hang_s:g} s")
-                    self.tell(fault)
                 else:
-                    continue
+                    still_s = clock.overdue(total, time.monotonic(), starting=self._activity.action in STARTING)
+                    if still_s is None:
+                        continue
+                    fault = self._fault("hung", f"no worker has made progress for {still_s:.0f} s")
+                    self.tell(fault)
             if not self._stop.wait(self._grace_s if fault.kind == "lost-peer" else 0):
                 self._end(fault)
             return

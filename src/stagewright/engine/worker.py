@@ -31,9 +31,10 @@ from stagewright.engine.watch import HANG_S, StoreWatch
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
+from stagewright.store.run import RunFolder
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "run_worker"]
 
@@ -99,22 +100,27 @@ def run_worker(
     device = choose_device(plan, place)
     pin_process(device)
     with _faults(place, device) as record:
-        if place.launcher is not None and run_folder is not None:
+        if run_folder is not None:
             record.open(run_folder)
         activity.begin("connect")
         store = _connect(place, hang_s)
         if run_folder is None:
-            run_folder = _agree_on_folder(store, place, plan_path)
-        record.open(run_folder)
+            run_folder = _agree_on_folder(store, place, plan)
+            record.open(run_folder)
+        folder = RunFolder(run_folder)
+        if place.local_rank == 0 and not (run_folder / "plan.toml").exists():
+            folder.write_plan(plan)
         watch = None
         if place.store is not None and place.launcher is None:
             watch = record.watch = _watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
-        _join(plan, place, device, hang_s)
+        activity.begin("join")
+        _join(store, place, device, hang_s)
         function = _load_job(job)
         from stagewright.engine.context import make_context
 
         context = make_context(plan.mesh, place.rank, device)
-        function(plan, context, run_folder)
+        activity.begin("begin")
+        function(plan, context, folder)
         activity.begin("finish")
         _leave()
         if watch is not None:
@@ -158,10 +164,7 @@ class _Record:
         self._stacks: Any = None
 
     def open(self, run_folder: Path) -> None:
-        folder = worker_folder(run_folder, self.place.rank)
-        if folder == self.folder:
-            return
-        self.folder = folder
+        folder = self.folder = worker_folder(run_folder, self.place.rank)
         activity.open(folder / "activity.txt")
         if self.place.launcher is not None and hasattr(signal, "SIGUSR1"):
             # The launcher asks a worker that hangs where it is; faulthandler answers even while the GIL is held.
@@ -211,19 +214,19 @@ def _follow_the_agent(place: Place) -> None:
 
 def _connect(place: Place, hang_s: float) -> Store:
     """A connection of our own to the agent's store: the process group's blocks while that waits."""
-    import torch.distributed as dist
+    from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     if place.store is None:
-        return dist.HashStore()
+        return HashStore()
     host, port = place.store
     timeout = datetime.timedelta(seconds=hang_s)
-    return dist.PrefixStore("stagewright", dist.TCPStore(host, port, is_master=False, timeout=timeout))
+    return PrefixStore("stagewright", TCPStore(host, port, is_master=False, timeout=timeout))
 
 
-def _agree_on_folder(store: Store, place: Place, plan_path: Path) -> Path:
-    """Worker 0 names the run folder; other machines use the same name in their own working folder."""
+def _agree_on_folder(store: Store, place: Place, plan: Plan) -> Path:
+    """Worker 0 makes the run folder; other machines use the same name in their own working folder."""
     if place.rank == 0:
-        store.set("run folder", f"runs/{plan_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+        store.set("run folder", str(RunFolder.create("runs", plan).path))
     return Path(store.get("run folder").decode())
 
 
@@ -233,7 +236,7 @@ def _watch(store: Store, place: Place, device: Device, hang_s: float, end: Calla
     return watch
 
 
-def _join(plan: Plan, place: Place, device: Device, hang_s: float) -> None:
+def _join(store: Store, place: Place, device: Device, hang_s: float) -> None:
     """Join the process group: NCCL on CUDA (with Gloo for what stays on the host), Gloo on CPU."""
     import torch
     import torch.distributed as dist
@@ -247,7 +250,7 @@ def _join(plan: Plan, place: Place, device: Device, hang_s: float) -> None:
     if device.kind == "cuda":
         torch.cuda.set_device(device.torch_device())
     if place.store is None:
-        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        options |= {"store": store, "rank": 0, "world_size": 1}
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo", **options)
 
 

@@ -1,14 +1,14 @@
 """The index over runs: one SQLite file beside the run folders, for lists and comparisons.
 
-It holds nothing that the folders do not, so it may be deleted at any time: a file that is damaged, of another version or
-that can't be written is replaced (in memory, where the disk refuses). A run is read again when its plan or its result
-has changed.
+It holds nothing that the folders do not, so it may be deleted at any time: a file that is damaged or of another version
+is built again, in memory where the disk refuses. A run is read again when its plan or its result has changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -24,6 +24,8 @@ __all__ = ["INDEX_NAME", "RunIndex", "RunRow"]
 INDEX_NAME = ".stagewright-runs.sqlite"
 _VERSION = 1  # of the table below; another one means: build it again
 _FROM_RESULT = ("ended", "samples_per_s", "speedup", "equal", "peak_memory_bytes", "loss", "accuracy", "error")
+# The file is right, but can't be written, or another process holds it.
+_NOT_OURS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL")
 _DEPTH = 3  # how deep below the root runs may lie
 
 
@@ -103,9 +105,9 @@ class RunIndex:
         for _ in range(2):
             try:
                 return self._ready(str(path))
-            except sqlite3.OperationalError:
-                break  # it can't be written, or another process holds it
-            except (sqlite3.DatabaseError, ValueError, TypeError):
+            except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+                if getattr(error, "sqlite_errorname", "").startswith(_NOT_OURS):
+                    break
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
         return self._ready(":memory:")
@@ -208,4 +210,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         numbers = [one for one in value if isinstance(one, int | float)]
         return max(numbers) if numbers else None
-    return value if isinstance(value, str | int | float | bool) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float) else None

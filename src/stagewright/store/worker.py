@@ -1,7 +1,7 @@
 """What one worker writes: metrics line by line while it runs, events in one file when it ends.
 
-A line is on its way to the disk as soon as it is written, so a worker that is killed leaves all steps but, at most, half
-a line; readers leave that out. Events are many and small, so they are Parquet; where pyarrow is missing, JSON lines.
+Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
+readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, JSON lines.
 """
 
 from __future__ import annotations

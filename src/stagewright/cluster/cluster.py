@@ -1,0 +1,120 @@
+"""A cluster: the devices that there are, or that one thinks of buying, and the links between them.
+
+Devices come in groups of the same kind on the same host; a link is what two devices on one host, or on two, have
+between them. A message of n bytes takes latency + n / bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from stagewright.errors import UsageError
+
+__all__ = ["Cluster", "DeviceGroup", "Link", "Links"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Devices that are all alike."""
+
+    # What they are; a CPU device is a pinned set of cores.
+    kind: Literal["cpu", "cuda"]
+    # How many there are.
+    count: int
+    # Memory of each; None: not limited.
+    memory_bytes: int | None = None
+    # How fast each is, relative to the device that was profiled.
+    speed: float = 1.0
+    # Cores of each CPU device.
+    cores: int = 1
+    # The host that they are on.
+    host: str = "local"
+    # The processor's or the GPU's name, for the reader.
+    hardware: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cpu", "cuda"):
+            raise UsageError(f'a device of kind {self.kind!r} is not known: use "cpu" or "cuda"')
+        for name, value in (("count", self.count), ("cores", self.cores), ("memory", self.memory_bytes)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name} = {value}, but a device needs at least 1")
+        if not (math.isfinite(self.speed) and self.speed > 0):
+            raise UsageError(f"speed = {self.speed}, but must be above 0; 1 is as fast as the profiled device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What two devices have between them, in each direction."""
+
+    # Bytes that it carries in a second.
+    bandwidth_bytes_per_s: float
+    # Time that a message takes beside its bytes.
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise UsageError(f"bandwidth = {self.bandwidth_bytes_per_s} bytes/s, but must be above 0; inf is free")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise UsageError(f"latency = {self.latency_s} s, but must be at least 0")
+
+    def message_s(self, num_bytes: float) -> float:
+        """Time of a message."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+FREE = Link(bandwidth_bytes_per_s=math.inf, latency_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The links of a cluster."""
+
+    # Between two devices of one host.
+    intra_host: Link = FREE
+    # Between two devices of different hosts; None where there is one host.
+    inter_host: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Devices and links."""
+
+    # Groups of devices that are alike.
+    devices: tuple[DeviceGroup, ...]
+    # What is between them.
+    links: Links = Links()
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise UsageError("a cluster needs at least one device: add [[devices]] with a kind and a count")
+        hosts = dict.fromkeys(group.host for group in self.devices)
+        if len(hosts) > 1 and self.links.inter_host is None:
+            raise UsageError(
+                f"the devices are on {len(hosts)} hosts ({', '.join(hosts)}), but no link between hosts is given: "
+                "add [links.inter_host] with a bandwidth and a latency"
+            )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all groups."""
+        return sum(group.count for group in self.devices)
+
+    @property
+    def members(self) -> tuple[DeviceGroup, ...]:
+        """The group of each device, in order."""
+        return tuple(group for group in self.devices for _ in range(group.count))
+
+    def link(self, first: int, second: int) -> Link:
+        """What is between two devices, by their places in `members`."""
+        members = self.members
+        if first == second:
+            return FREE
+        if members[first].host == members[second].host:
+            return self.links.intra_host
+        assert self.links.inter_host is not None
+        return self.links.inter_host
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,116 @@
+"""The cluster's file.
+
+    [[devices]]                      [links.intra_host]
+    kind = "cuda"                    bandwidth = "50GB/s"
+    count = 8                        latency = "10us"
+    memory = "80GiB"
+    speed = 1.0                      [links.inter_host]
+    host = "a"                       bandwidth = "100Gbit/s"
+                                     latency = "50us"
+
+A bare number is bytes, bytes a second or seconds. Without links, what crosses them costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from stagewright.cluster.atomic_file import save_text
+from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
+from stagewright.cluster.toml_table import (
+    Reader,
+    choice,
+    integer,
+    list_of,
+    load_toml,
+    number,
+    rate,
+    read_table,
+    seconds,
+    size,
+    text,
+    to_toml,
+    write_rate,
+    write_seconds,
+    write_size,
+)
+from stagewright.errors import UsageError
+
+__all__ = ["cluster_to_toml", "read_cluster", "write_cluster"]
+
+Value = TypeVar("Value")
+
+_DEVICES: dict[str, Reader] = {
+    "kind": choice("cpu", "cuda"),
+    "count": integer,
+    "memory": size,
+    "speed": number,
+    "cores": integer,
+    "host": text,
+    "hardware": text,
+}
+_LINK: dict[str, Reader] = {"bandwidth": rate, "latency": seconds}
+_LINKS: dict[str, Reader] = {
+    "intra_host": lambda value, where: _link(value, where),
+    "inter_host": lambda value, where: _link(value, where),
+}
+_CLUSTER: dict[str, Reader] = {
+    "devices": list_of(lambda value, where: _group(value, where)),
+    "links": lambda value, where: Links(**read_table(value, _LINKS, where)),
+}
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster in a file."""
+    values = read_table(load_toml(path), _CLUSTER, str(path), required=["devices"])
+    return _made(Cluster, values, str(path))
+
+
+def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
+    """Writes the file at once, with a comment at its top."""
+    save_text(cluster_to_toml(cluster, comment), path)
+
+
+def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
+    """The cluster as the text of its file."""
+    links = {
+        name: {"bandwidth": write_rate(link.bandwidth_bytes_per_s), "latency": write_seconds(link.latency_s)}
+        for name, link in (("intra_host", cluster.links.intra_host), ("inter_host", cluster.links.inter_host))
+        if link is not None and link != FREE
+    }
+    content = {"devices": [_group_table(group) for group in cluster.devices], **({"links": links} if links else {})}
+    return "".join(f"# {line}\n" for line in comment.splitlines()) + to_toml(content)
+
+
+def _group_table(group: DeviceGroup) -> dict[str, Any]:
+    return {
+        "kind": group.kind,
+        "count": group.count,
+        "cores": group.cores if group.kind == "cpu" or group.cores != 1 else None,
+        "memory": None if group.memory_bytes is None else write_size(group.memory_bytes),
+        "speed": group.speed,
+        "host": group.host,
+        "hardware": group.hardware,
+    }
+
+
+def _group(value: object, where: str) -> DeviceGroup:
+    values = read_table(value, _DEVICES, where, required=["kind", "count"])
+    if "memory" in values:
+        values["memory_bytes"] = values.pop("memory")
+    return _made(DeviceGroup, values, where)
+
+
+def _link(value: object, where: str) -> Link:
+    values = read_table(value, _LINK, where, required=["bandwidth"])
+    return _made(Link, {"bandwidth_bytes_per_s": values["bandwidth"], "latency_s": values.get("latency", 0.0)}, where)
+
+
+def _made(kind: Callable[..., Value], values: dict[str, Any], where: str) -> Value:
+    """The value, where its own rules' errors name the place in the file."""
+    try:
+        return kind(**values)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None

@@ -1,0 +1,316 @@
+"""The data axis for one stage a worker: replicas that each compute some samples, their gradients summed.
+
+    replicated    DistributedDataParallel: buckets, all-reduced while backward goes on
+    sharded       FSDP2: parameters, gradients and optimiser state divided, gathered unit by unit where they are used
+
+A loss must carry its share of the whole batch (n_i / B), as everywhere in the engine; so gradients are *summed* and
+equal serial's on the whole batch, however unequal the shares are. A replica without a sample must still take part:
+give it any sample with the weight 0.
+
+Unused parameters: which parameters the loss reaches is seen in the first step, which is reduced without
+DistributedDataParallel; those that no replica reaches are then left out of it, so nothing waits for them and their
+gradient stays None, as in serial. Where replicas differ (routing by data), it searches for unused ones in every step.
+
+Batch norm: each replica normalises its own samples; running statistics are averaged over replicas by weight after each
+step. The running mean is then serial's; the running variance lacks what the replicas' means differ by (deferred mode in
+``batch_norm`` has it). All replicas, checkpoints and comparisons see the same numbers. Other buffers are each replica's
+own; those of replica 0 count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from stagewright.engine.batch_norm import tracked_norms
+from stagewright.engine.tensor_axis import Traffic, group_of
+from stagewright.errors import RunError, UsageError
+
+__all__ = ["DataParallel", "wrap_data_parallel"]
+
+BUCKET_BYTES = 8 << 20
+
+
+def wrap_data_parallel(
+    module: nn.Module,
+    axis: Any,
+    *,
+    shard: bool = False,
+    units: Iterable[nn.Module] = (),
+    bucket_bytes: int = BUCKET_BYTES,
+    find_unused: bool | None = None,
+    average_batch_norm: bool = True,
+) -> DataParallel:
+    """Make this worker's module one replica of the data axis, a process group or a mesh of one dimension.
+
+    Every replica gets replica 0's parameters and buffers. ``shard``: FSDP2, with ``units`` gathered one by one and the
+    rest as a whole; optimisers must be made afterwards, from ``parameters()`` of the result. ``find_unused``: whether
+    unused parameters are searched for in every step; None: as the first step shows. ``average_batch_norm=False`` leaves
+    running statistics to deferred mode.
+    """
+    if bucket_bytes < 1:
+        raise UsageError(f"buckets of {bucket_bytes} bytes are too small; use 1 or more")
+    group = group_of(axis)
+    _broadcast(module, group)
+    norms = tracked_norms(module) if average_batch_norm else []
+    if shard:
+        mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, module)
+        return _Sharded(module, group, norms, mesh, units)
+    return _Replicated(module, group, norms, bucket_bytes, find_unused)
+
+
+class DataParallel:
+    """One replica: call it like the module, run backward, then ``synchronise``."""
+
+    def __init__(self, module: nn.Module, group: Any, norms: list[Any]) -> None:
+        self.module = module
+        """The plain module; its parameters are what optimisers take."""
+        self.group = group
+        self.num_replicas: int = dist.get_world_size(group)
+        self.index: int = dist.get_rank(group)
+        self.traffic = Traffic()
+        """What passed the data axis; exact for replicas, from FSDP2's groups for shards."""
+        self._norms = norms
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What an optimiser takes."""
+        return self.module.parameters()
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Forward and backward in this block add to the gradients without exchanging them: all but the last chunk."""
+        yield
+
+    def synchronise(self, weight: float) -> None:
+        """End a step: whatever backward has not exchanged; ``weight`` is this replica's share of the whole batch."""
+        self._average_statistics(weight)
+
+    @torch.no_grad()
+    def _average_statistics(self, weight: float) -> None:
+        """Running statistics of all batch norms, averaged over replicas by weight, in one message."""
+        norms = [norm for norm in self._norms if norm.training]
+        buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var)]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers]) * weight
+        self._sum(flat)
+        for buffer, value in zip(buffers, flat.split([one.numel() for one in buffers]), strict=True):
+            buffer.copy_(value.view_as(buffer))
+
+    def _sum(self, flat: torch.Tensor) -> torch.Tensor:
+        self.traffic.add_all_reduce(flat.numel() * flat.element_size(), self.num_replicas)
+        dist.all_reduce(flat, group=self.group)
+        return flat
+
+    def _sum_gradients(self, parameters: list[nn.Parameter], bucket_bytes: int) -> list[int]:
+        """Sum gradients by hand; for each parameter on how many replicas it had one."""
+        if not parameters:
+            return []
+        had = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int64)
+        counts: list[int] = self._sum(had.to(parameters[0].device)).tolist()
+        present = [parameter for parameter, count in zip(parameters, counts, strict=True) if count]
+        for bucket in _buckets(present, bucket_bytes):
+            flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket])
+            self._sum(flat)
+            for one, value in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+                if one.grad is None:
+                    one.grad = torch.empty_like(one)
+                one.grad.copy_(value.view_as(one))
+        return counts
+
+
+class _Replicated(DataParallel):
+    """DistributedDataParallel from the second step on."""
+
+    def __init__(
+        self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int, find_unused: bool | None
+    ) -> None:
+        super().__init__(module, group, norms)
+        self._bucket_bytes = bucket_bytes
+        self._find_unused = find_unused
+        self._wrapped: DistributedDataParallel | None = None
+        self._trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self._left_out: list[nn.Parameter] = []
+        self._in_buckets: dict[int, str] = {}
+        self._reduced: set[int] = set()
+        self._skipping = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._wrapped is None or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        return self._wrapped(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        self._skipping = True
+        try:
+            with self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext():
+                yield
+        finally:
+            self._skipping = False
+
+    def synchronise(self, weight: float) -> None:
+        if self._wrapped is None:
+            counts = self._sum_gradients(list(self._trained.values()), self._bucket_bytes)
+            self._wrap(dict(zip(self._trained, counts, strict=True)))
+        else:
+            self._check_reduced()
+            self._sum_gradients(self._left_out, self._bucket_bytes)
+        self._average_statistics(weight)
+
+    def _wrap(self, counts: dict[str, int]) -> None:
+        """Hand over to DistributedDataParallel what the first step has shown to be used."""
+        unused = [name for name, count in counts.items() if count == 0]
+        if self._find_unused is None:
+            self._find_unused = any(0 < count < self.num_replicas for count in counts.values())
+        self._left_out = [self._trained[name] for name in unused]
+        used = {name: one for name, one in self._trained.items() if name not in unused}
+        if not used:
+            return
+        self._in_buckets = {id(one): name for name, one in used.items()}
+        aliases = {id(one) for one in self._left_out}
+        ignored = [name for name, one in self.module.named_parameters(remove_duplicate=False) if id(one) in aliases]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
+        # torch's own buckets count in MiB.
+        wrapped = DistributedDataParallel(
+            self.module,
+            process_group=self.group,
+            broadcast_buffers=False,
+            init_sync=False,
+            bucket_cap_mb=self._bucket_bytes / (1 << 20),
+            gradient_as_bucket_view=True,
+            find_unused_parameters=self._find_unused,
+        )
+        wrapped.register_comm_hook(None, self._reduce)
+        self._wrapped = wrapped
+
+    def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Sum one bucket; DistributedDataParallel's own hook would average."""
+        flat = bucket.buffer()
+        self._reduced.update(id(parameter) for parameter in bucket.parameters())
+        self.traffic.add_all_reduce(flat.numel() * flat.element_size(), self.num_replicas)
+        work = dist.all_reduce(flat, group=self.group, async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+
+    def _check_reduced(self) -> None:
+        """Say so where a parameter was waited for in vain: its bucket has not been summed."""
+        missed = [name for identity, name in self._in_buckets.items() if identity not in self._reduced]
+        self._reduced.clear()
+        if missed:
+            raise RunError(
+                f"{len(missed)} gradients were not summed over the replicas, the first of {missed[0]!r}: the loss of an "
+                "earlier step reached parameters that this one did not; wrap with find_unused=True"
+            )
+
+
+class _Sharded(DataParallel):
+    """FSDP2: the units and, around them, what is left."""
+
+    def __init__(
+        self, module: nn.Module, group: Any, norms: list[Any], mesh: DeviceMesh, units: Iterable[nn.Module]
+    ) -> None:
+        super().__init__(module, group, norms)
+        # FSDP2 has no shards of a single number: those stay whole, and are summed by hand.
+        self._scalars = [one for one in module.parameters() if one.ndim == 0]
+        ignored = set(self._scalars)
+        self._groups: list[FSDPModule] = []
+        for unit in _own_units(module, units):
+            self._groups.append(fully_shard(unit, mesh=mesh, ignored_params=ignored))
+        self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
+        for one in self._groups:
+            one.set_gradient_divide_factor(1.0)
+            one.set_force_sum_reduction_for_comms(True)
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        root = self._groups[-1]
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    def synchronise(self, weight: float) -> None:
+        self._sum_gradients(self._scalars, BUCKET_BYTES)
+        self._average_statistics(weight)
+        self._count()
+
+    def _count(self) -> None:
+        """One step: a group is gathered forward and (the root's stays) backward; its gradients are scattered once."""
+        seen: set[int] = set()
+        for unit in self._groups:
+            root = unit is self._groups[-1]
+            num_bytes = 0
+            for parameter in unit.parameters():
+                if isinstance(parameter, DTensor) and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    rows = -(-parameter.shape[0] // self.num_replicas) * self.num_replicas
+                    num_bytes += rows * parameter.shape[1:].numel() * parameter.element_size()
+            if num_bytes:
+                collectives = 2 if root else 3
+                self.traffic.num_collectives += collectives
+                self.traffic.payload_bytes += collectives * num_bytes
+                self.traffic.sent_bytes += collectives * num_bytes * (self.num_replicas - 1) // self.num_replicas
+
+
+def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
+    """Units that can be gathered alone: each once, none inside another, none that shares a parameter with the rest.
+
+    FSDP2 would untie a weight that two of its groups hold (GPT-2's embedding and head); the root's group keeps it.
+    """
+    listed = list(dict.fromkeys(units))
+    inner = {id(below) for unit in listed for below in unit.modules() if below is not unit}
+    uses: dict[int, int] = {}
+    for one in module.modules():
+        for parameter in one.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+
+    def alone(unit: nn.Module) -> bool:
+        own: dict[int, int] = {}
+        for one in unit.modules():
+            for parameter in one.parameters(recurse=False):
+                own[id(parameter)] = own.get(id(parameter), 0) + 1
+        return bool(own) and all(uses.get(identity) == count for identity, count in own.items())
+
+    return [unit for unit in listed if unit is not module and id(unit) not in inner and alone(unit)]
+
+
+def _buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one type and device each, up to a size."""
+    open_ones: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        bucket = open_ones.setdefault((parameter.dtype, parameter.device), [])
+        bucket.append(parameter)
+        if sum(one.numel() * one.element_size() for one in bucket) >= bucket_bytes:
+            yield open_ones.pop((parameter.dtype, parameter.device))
+    yield from open_ones.values()
+
+
+@torch.no_grad()
+def _broadcast(module: nn.Module, group: Any) -> None:
+    """Replica 0's parameters and buffers, to all."""
+    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    for tensor in tensors.values():
+        held = tensor.detach()
+        dense = held if held.is_contiguous() else held.contiguous()
+        dist.broadcast(dense, group=group, group_src=0)
+        if dense is not held:
+            held.copy_(dense)
+
+
+def _mesh(group: Any, module: nn.Module) -> DeviceMesh:
+    device = next(module.parameters()).device
+    return DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))

@@ -1,0 +1,119 @@
+"""Start the workers of a plan on this machine, watch them, and leave nothing behind.
+
+    launcher ── store (loopback, in this process) ◄── connect ── worker 0 … worker n−1, each a session of its own
+        └────── ``agent.py``: watches exits, progress and the time limit, and ends them all
+
+One error names the worker to blame, not the peers that lost their connection because of it. A worker also dies with
+its launcher (``worker.py`` asks the kernel for that), so even SIGKILL leaves no orphan and no port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from stagewright.engine.agent import LOOPBACK, POLL_S, Agent, Loopback
+from stagewright.engine.fault import root_cause, worker_folder
+from stagewright.engine.watch import HANG_S
+from stagewright.engine.worker import DEFAULT_JOB
+from stagewright.errors import RunError
+from stagewright.plan.value import Plan
+from stagewright.store.run import RunFolder
+
+__all__ = ["launch"]
+
+
+def launch(
+    plan: Plan,
+    run_folder: RunFolder,
+    *,
+    job: str = DEFAULT_JOB,
+    hang_s: float = HANG_S,
+    timeout_s: float | None = None,
+    on_poll: Callable[[], None] | None = None,
+) -> None:
+    """Run a plan on this machine's devices until it is done; a failure is one ``RunError``, Ctrl-C stays Ctrl-C.
+
+    ``job`` is what each worker does, ``package.module:function`` of plan, context and run folder. Without progress of
+    any worker for ``hang_s``, or after ``timeout_s`` in all, everything is ended. ``on_poll`` is called all along, to
+    show progress; what it raises ends the run too.
+    """
+    folder = run_folder.path.resolve()
+    if not (folder / "plan.toml").exists():
+        run_folder.write_plan(plan)
+    num_workers = plan.mesh.num_workers
+    for worker in range(num_workers):
+        worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
+        for name in ("activity.txt", "error.json", "log.txt", "stack.txt"):  # of an earlier try in this folder
+            (worker_folder(folder, worker) / name).unlink(missing_ok=True)
+    words = ["-m", "stagewright", "worker", str(folder / "plan.toml"), "--run", str(folder)]
+    words += ["--job", job, "--hang-s", repr(hang_s)]
+    rendezvous = Loopback()
+    with _agent_log(folder / "launcher.log"), _own_signals():
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=num_workers,
+            entrypoint=sys.executable,
+            args=tuple(words),
+            rdzv_handler=rendezvous,
+            max_restarts=0,
+            monitor_interval=POLL_S,
+            local_addr=LOOPBACK,
+        )
+        agent = Agent(spec, folder, plan, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
+        try:
+            result = agent.run()
+        except SignalException as interruption:
+            if interruption.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise RunError(f"the run was ended by {interruption.sigval.name}") from None
+        finally:
+            agent.end_all()
+            rendezvous.shutdown()
+    if agent.verdict is None and result.is_failed():
+        agent.verdict = root_cause(agent.faults)
+    if agent.verdict is not None:
+        agent.verdict.write(folder / "fault.json")
+        blamed = agent.verdict.worker
+        log = None if blamed is None else worker_folder(run_folder.path, blamed) / "log.txt"
+        raise agent.verdict.error(log)
+
+
+@contextlib.contextmanager
+def _agent_log(path: Path) -> Iterator[None]:
+    """What the agent has to say goes to a file: the one message that matters is ours."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    propagate = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = propagate
+        logger.removeHandler(handler)
+        handler.close()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """The agent sets handlers of its own and leaves them; put back what was there."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:
+                    signal.signal(number, handler)

@@ -1,0 +1,32 @@
+"""Pools of workers, started once for all tests of the engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # workers that are started from here import `pool` and `jobs` by name
+
+
+@pytest.fixture(scope="session")
+def pool_of() -> Iterator[Callable[[int], Any]]:
+    """``pool_of(n)``: n workers; one pool at a time is alive beside the single worker that is the reference."""
+    from pool import Pool
+
+    alive: dict[int, Any] = {}
+
+    def get(num_workers: int) -> Any:
+        pool = alive.get(num_workers)
+        if pool is None or not all(process.is_alive() for process in pool.processes):
+            for other in [size for size in alive if size not in (1, num_workers)]:
+                alive.pop(other).close()
+            alive[num_workers] = Pool(num_workers)
+        return alive[num_workers]
+
+    yield get
+    for pool in alive.values():
+        pool.close()

@@ -1,7 +1,7 @@
 """Capture every family and compare graph, gradients, buffers and stages with the model, to the last bit.
 
     python benchmarks/capture_families.py                    # all, in two processes; writes the table and the JSON
-    python benchmarks/capture_families.py --only bert gpt2   # some, printed only
+    python benchmarks/capture_families.py --only bert gpt2   # some, printed only; --update puts them into the table
 
 Batches of 2, 3, 1 and 5 from an example of 2, in eval and train mode, with automatic units and at leaf level.
 Exits with 3 if fewer than 97 % pass with automatic units.
@@ -44,6 +44,7 @@ def main() -> int:
     """Run the sweep; the exit code says whether enough families pass."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these families; nothing is written")
+    parser.add_argument("--update", action="store_true", help="with --only: put these into the table that is there")
     parser.add_argument("--no-leaf", action="store_true", help="automatic units only; nothing is written")
     parser.add_argument("--processes", type=int, default=2, help="how many processes share the work")
     options = parser.parse_args()
@@ -62,10 +63,11 @@ def main() -> int:
             print(f"[{number}/{len(wanted)}] {name}: {progress(row)}", flush=True)
     rows = {name: rows[name] for name in names if name in rows}
     print(f"{time.perf_counter() - start:.0f} s; " + "; ".join(f"{case} {rate(rows, case)}" for case in cases))
-    if not options.only and not options.no_leaf:
+    if (options.update or not options.only) and not options.no_leaf:
+        table_rows = stored() | rows if options.update else rows
         PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(rows), encoding="utf-8")
-        DATA.write_text(json.dumps(data(rows), indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(table_rows), encoding="utf-8")
+        DATA.write_text(json.dumps(data(table_rows), indent=1) + "\n", encoding="utf-8")
         print(f"wrote {PAGE.relative_to(ROOT)} and {DATA.relative_to(ROOT)}")
     passed = min(sum(row[case].passed for row in rows.values()) for case in ("eval", "train"))
     return 0 if passed >= THRESHOLD * len(rows) else 3
@@ -119,6 +121,12 @@ def data(rows: dict[str, Row]) -> dict[str, Any]:
             for family in FAMILIES
         ],
     }
+
+
+def stored() -> dict[str, Row]:
+    """The rows of the table that is there."""
+    families = json.loads(DATA.read_text(encoding="utf-8"))["families"]
+    return {entry["name"]: {case: Outcome(**entry[case]) for case in CASES} for entry in families}
 
 
 def page(rows: dict[str, Row]) -> str:

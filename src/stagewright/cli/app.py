@@ -11,9 +11,13 @@ import sys
 import typer
 
 from stagewright import __version__
+from stagewright.cli.compare import compare
+from stagewright.cli.doctor import doctor
 from stagewright.cli.models import models
 from stagewright.cli.profile import profile
+from stagewright.cli.runs import runs
 from stagewright.cli.split import split
+from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
 
 __all__ = ["app", "main"]
@@ -27,8 +31,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(models)
+app.command()(doctor)
+app.command()(runs)
 app.command()(profile)
 app.command()(split)
+app.command()(compare)
+app.command()(worker)
 
 
 def _show_version(wanted: bool) -> None:

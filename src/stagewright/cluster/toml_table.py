@@ -63,10 +63,11 @@ def read_table(
     for key in table:
         if key not in readers:
             raise UnknownName("key", key, readers, hint=f"(in {where})")
+    values = {key: readers[key](value, f"{where}: {key}") for key, value in table.items()}
     for key in required:
-        if key not in table:
+        if key not in values:
             raise UsageError(f"{where}: {key} is missing")
-    return {key: readers[key](value, f"{where}: {key}") for key, value in table.items()}
+    return values
 
 
 def integer(value: object, where: str) -> int:

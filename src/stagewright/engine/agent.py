@@ -163,11 +163,18 @@ class Agent(LocalElasticAgent):
             for process in processes:
                 _signal_group(process.pid, signal.SIGKILL)  # also children that outlived their worker
             _wait(processes, _KILL_S)
+        for handler in self._handlers():
+            for stream in (handler._stdout, handler._stderr):  # the agent closes them only where it ends a worker
+                if stream is not None:
+                    stream.close()
         self._all_ended = True
 
-    def _processes(self) -> list[Any]:
+    def _handlers(self) -> list[Any]:
         handlers = getattr(self._pcontext, "subprocess_handlers", None) or {}
-        return [handlers[local].proc for local in sorted(handlers)]
+        return [handlers[local] for local in sorted(handlers)]
+
+    def _processes(self) -> list[Any]:
+        return [handler.proc for handler in self._handlers()]
 
     def _failed(self) -> list[int]:
         return [worker for worker, process in enumerate(self._processes()) if process.poll() not in (None, 0)]
@@ -214,9 +221,12 @@ class Agent(LocalElasticAgent):
         stopped = [is_stopped(process.pid) for process in processes]
         worker = blame(doings, stopped, running)
         message = f"no worker has made progress for {still_s:.0f} s"
+        where = "\n".join(f"  worker {one} is at: {doing}" for one, doing in enumerate(doings) if one != worker) + "\n"
         if stopped[worker]:
-            return self._fault(worker, "hung", f"{message}; its process is stopped (SIGSTOP or a debugger)")
-        return self._fault(worker, "hung", message, self._ask_where(worker, processes[worker].pid))
+            message += "; its process is stopped (SIGSTOP or a debugger)"
+        else:
+            where += self._ask_where(worker, processes[worker].pid)
+        return self._fault(worker, "hung", message, where)
 
     def _overdue(self) -> Fault | None:
         if self._timeout_s is None or time.monotonic() - self._begun_s < self._timeout_s:

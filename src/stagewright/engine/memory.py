@@ -198,7 +198,8 @@ class MemoryTracker:
         )
 
     def _pack(self, tensor: torch.Tensor) -> _Kept:
-        return _Kept(self, tensor, tensor)
+        # Detached: an operation that saves its own result would keep itself alive.
+        return _Kept(self, tensor, tensor.detach())
 
     def _marked(self, tensor: torch.Tensor) -> torch.Tensor:
         own = tensor.detach()

@@ -126,6 +126,13 @@ def narrow(value: Any, dims: Sequence[int | None], *, batch: int, first: int, nu
 
 def split(value: Any, dims: Sequence[int | None], sizes: Sequence[int]) -> list[Any]:
     """A structure of ``sum(sizes)`` samples as one structure for each size."""
+    if len(sizes) > 1 and all(dim is None for dim in dims):
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if tensors:  # passed whole, each micro-batch would be the whole batch
+            raise UsageError(
+                f"a batch of {sum(sizes)} samples can't be split into {len(sizes)} micro-batches: no dimension of its "
+                "tensors grows with the batch (the model was captured for one batch size?); use 1 micro-batch"
+            )
     batch, first = sum(sizes), 0
     parts = []
     for size in sizes:

@@ -121,8 +121,8 @@ def _changed_inputs(stage: Stage) -> tuple[bool, ...]:
             continue
         changed.update(home[one.name] for one in node.meta.get("mutates", ()) if one.name in home)
         source = node.meta.get("alias_of")
-        if source is None and getattr(node.target, "is_view", False):
-            source = node.all_input_nodes[0]
+        if source is None and node.op == "call_function" and getattr(node.target, "is_view", True):
+            source = next(iter(node.all_input_nodes), None)  # a view, or capture's own function that hands a value on
         if source is not None and source.name in home:
             home[node.name] = home[source.name]
     return tuple(node.name in changed for node in stage.graph.nodes if node.op == "placeholder")

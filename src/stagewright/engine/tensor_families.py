@@ -153,7 +153,12 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
         keys = layer_sizes(columns[1])[1]
     head_size = _head_size(owner, width, where)
     row_in, width_out = layer_sizes(row)
-    if row_in != width or width % head_size or keys % head_size or any(layer_sizes(one)[1] != keys for one in columns[2:]):
+    if (
+        row_in != width
+        or width % head_size
+        or keys % head_size
+        or any(layer_sizes(one)[1] != keys for one in columns[2:])
+    ):
         raise UsageError(
             f"{where}: queries have {width} features, keys {keys}, heads {head_size} and {pattern.row} takes {row_in}; "
             "tensor parallelism needs whole heads that the output layer takes all: use data or pipeline instead"
@@ -220,7 +225,9 @@ def _audit(owner: nn.Module, where: str, heads: int, key_heads: int, head_size: 
                 f"{where}: its code reads {name} = {value}, which may stand for all heads or for the width of the "
                 "model; tensor parallelism can't tell which: use data or pipeline instead"
             )
-    return tuple(name for name, value in known.items() if type(vars(owner).get(name)) is int and vars(owner)[name] == value)
+    return tuple(
+        name for name, value in known.items() if type(vars(owner).get(name)) is int and vars(owner)[name] == value
+    )
 
 
 def _methods(kind: type) -> Iterator[Any]:

@@ -95,14 +95,15 @@ def run_worker(
     """Do this worker's part of a plan; ``end`` must end the process at once (it is called from another thread)."""
     place = Place.of(os.environ)
     _follow_the_agent(place)
-    plan = read_plan(plan_path)
-    _check(plan, plan_path, place)
-    device = choose_device(plan, place)
-    pin_process(device)
-    with _faults(place, device) as record:
+    with _faults(place) as record:
         if run_folder is not None:
             record.open(run_folder)
         activity.begin("connect")
+        plan = read_plan(plan_path)
+        _check(plan, plan_path, place)
+        device = choose_device(plan, place)
+        record.device = device.text
+        pin_process(device)
         store = _connect(place, hang_s)
         if run_folder is None:
             run_folder = _agree_on_folder(store, place, plan)
@@ -157,8 +158,9 @@ def _check(plan: Plan, path: Path, place: Place) -> None:
 class _Record:
     """Where this worker's fault is written, as soon as that is known."""
 
-    def __init__(self, place: Place, device: Device) -> None:
-        self.place, self.device = place, device
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.device = ""
         self.folder: Path | None = None
         self.watch: StoreWatch | None = None
         self._stacks: Any = None
@@ -185,15 +187,19 @@ class _Record:
 
 
 @contextlib.contextmanager
-def _faults(place: Place, device: Device) -> Iterator[_Record]:
+def _faults(place: Place) -> Iterator[_Record]:
     """Write down whatever is raised inside, and raise it as one error."""
-    record = _Record(place, device)
+    record = _Record(place)
     try:
         yield record
     except BaseException as error:
         if isinstance(error, SystemExit) and not error.code:
             return
-        fault = Fault.of(error, worker=place.rank, device=device.text, doing=activity.now(), time_ns=time.time_ns())
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename == __file__:
+            own = own.tb_next  # how the job was called says nothing about its failure
+        error.with_traceback(own or error.__traceback__)
+        fault = Fault.of(error, worker=place.rank, device=record.device, doing=activity.now(), time_ns=time.time_ns())
         raise record.write(fault) from error
 
 

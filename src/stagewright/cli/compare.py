@@ -1,0 +1,113 @@
+"""``stagewright compare``: the same batch of the same model under each strategy, for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stagewright.cli.options import Dtype, ImageSize, Json, ModelName, NumClasses, Seed, SequenceLength, Units, Weights
+from stagewright.cli.screen import note, print_json, screen
+from stagewright.errors import UsageError
+from stagewright.quantity import parse_bytes
+from stagewright.zoo import catalogue
+
+__all__ = ["compare"]
+
+_HOW = "How it runs"
+
+
+def compare(
+    model: ModelName,
+    devices: Annotated[
+        str, typer.Option(help="How many (one core or GPU each), or names with ;: cpu:0;cpu:1.", rich_help_panel=_HOW)
+    ] = "2",
+    strategies: Annotated[
+        str,
+        typer.Option(
+            help="Names and meshes with spaces: 'serial data pipeline data=2,pipeline=2'.", rich_help_panel=_HOW
+        ),
+    ] = "serial data tensor pipeline",
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.", rich_help_panel=_HOW)] = 32,
+    microbatches: Annotated[int, typer.Option(min=1, help="Of a pipeline.", rich_help_panel=_HOW)] = 8,
+    schedule: Annotated[str, typer.Option(help="Of a pipeline.", rich_help_panel=_HOW)] = "1f1b",
+    policy: Annotated[str, typer.Option(help="Where a pipeline is cut.", rich_help_panel=_HOW)] = "optimal",
+    cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
+    recompute: Annotated[str, typer.Option(help="none, always, except-last.", rich_help_panel=_HOW)] = "none",
+    shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Forward alone, as a stream.", rich_help_panel=_HOW)
+    ] = False,
+    memory: Annotated[
+        str | None, typer.Option(help="Hold each device to this, like 2GiB.", rich_help_panel=_HOW)
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_HOW)] = 10,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps before these.", rich_help_panel=_HOW)] = 3,
+    batch_norm: Annotated[str, typer.Option(help="plain or deferred.", rich_help_panel=_HOW)] = "plain",
+    root: Annotated[Path, typer.Option(help="Where run folders go.", rich_help_panel=_HOW)] = Path("runs"),
+    json: Json = False,
+    weights: Weights = None,
+    image_size: ImageSize = None,
+    sequence_length: SequenceLength = None,
+    num_classes: NumClasses = None,
+    dtype: Dtype = None,
+    seed: Seed = 0,
+    units: Units = "auto",
+) -> None:
+    """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
+    if ":" not in model:
+        catalogue.entry(model)
+    from stagewright.engine.compare import compare as run_all
+    from stagewright.engine.compare import strategy_plans
+    from stagewright.engine.resolve import default_devices
+    from stagewright.plan.value import ModelSpec, Plan
+
+    names = tuple(devices.split(";")) if not devices.isdigit() else default_devices(int(devices))
+    spec = ModelSpec(
+        name=model,
+        weights=weights,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        num_classes=num_classes,
+        seed=seed,
+    )
+    base: dict[str, Any] = {
+        "schedule": schedule,
+        "recompute": recompute,
+        "dtype": dtype or "float32",
+        "batch_norm": batch_norm,
+    }
+    plan = Plan(
+        model=spec,
+        batch=batch,
+        split=policy,
+        cuts=tuple(cut or ()),
+        units=units,
+        shard=shard,
+        training=not inference,
+        devices=names,
+        memory_bytes=parse_bytes(memory) if memory else None,
+        seed=seed,
+        steps=steps,
+        warmup=warmup,
+        **base,
+    )
+    chosen = strategies.split()
+    if not chosen:
+        raise UsageError("no strategy was named; write for example --strategies 'serial pipeline'")
+    rows = []
+    plans = strategy_plans(plan, chosen, len(names), microbatches)
+    for row in run_all(plans, root, progress=lambda one, text: note(f"{one.mesh.strategy}: {text} …")):
+        rows.append(row)
+    if json:
+        print_json({"model": model, "rows": rows})
+    else:
+        from stagewright.report.compare_table import compare_table
+
+        kind = "inference" if inference else "training"
+        screen().print(compare_table(rows, f"{model}: {kind}, {dtype or 'float32'}, devices {', '.join(names)}"))
+    if any("error" in row and not row["refused"] for row in rows):
+        raise typer.Exit(1)
+    if any(row["equal"] is False for row in rows):
+        raise typer.Exit(3)

@@ -1,0 +1,118 @@
+"""Run the same batch of the same model under several plans and line the results up.
+
+Serial comes first: its throughput is what the others are compared with. A plan that is not equal to serial, that was
+refused or that failed has a row too, with the reason and without a speed-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stagewright.engine.job import merge_results
+from stagewright.engine.launch import launch
+from stagewright.engine.resolve import resolve_plan
+from stagewright.engine.watch import HANG_S
+from stagewright.errors import RunError, UsageError
+from stagewright.plan.value import Mesh, Plan
+from stagewright.store.run import RunFolder
+
+__all__ = ["bubble_bound", "compare", "run_plan", "strategy_plans"]
+
+Progress = Callable[[str], None]
+
+
+def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
+    """One plan a strategy: a name (serial, data, tensor, pipeline) or a mesh such as ``data=2,pipeline=2``."""
+    plans = []
+    for text in strategies:
+        simple = text in ("data", "tensor", "pipeline")
+        mesh = Mesh.parse("serial" if text == "serial" else f"{text}={num_devices}" if simple else text)
+        if mesh.num_workers > num_devices:
+            raise UsageError(
+                f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
+                f"use --devices {mesh.num_workers}"
+            )
+        pipelined = mesh.pipeline > 1
+        plans.append(
+            replace(
+                base,
+                mesh=mesh,
+                devices=base.devices[: mesh.num_workers],
+                microbatches=microbatches if pipelined else 1,
+                schedule=base.schedule if pipelined else "1f1b",
+                stages=base.stages if pipelined else None,
+                cuts=base.cuts if pipelined else (),
+                placement=base.placement if pipelined else "auto",
+                shard=base.shard and mesh.data > 1 and not pipelined,
+            )
+        )
+    return plans
+
+
+def bubble_bound(plan: Plan) -> float:
+    """The best speed-up that the plan can have with perfect balance and free links.
+
+    Serial on n workers at best n; a pipeline of p workers and m micro-batches p · m / (m + p - 1) (fill and drain; v
+    stages on each worker shorten them v-fold); a stream fills once for all its micro-batches.
+    """
+    mesh = plan.mesh
+    rounds = max(1, plan.num_stages // mesh.pipeline)
+    count = plan.microbatches if plan.training else plan.microbatches * plan.steps
+    fill = (mesh.pipeline - 1) / rounds
+    return mesh.data * mesh.tensor * mesh.pipeline * count / (count + fill)
+
+
+def run_plan(
+    plan: Plan, root: str | Path, *, progress: Progress | None = None, hang_s: float = HANG_S
+) -> dict[str, Any]:
+    """Resolve and run one plan in a new run folder; its merged result."""
+    tell = progress or (lambda text: None)
+    tell("resolving")
+    plan = resolve_plan(plan)
+    folder = RunFolder.create(root, plan)
+    tell("running")
+    try:
+        launch(plan, folder, hang_s=hang_s)
+        result = merge_results(plan, folder)
+    except KeyboardInterrupt:
+        folder.finish("interrupted")
+        raise
+    except BaseException as error:
+        folder.finish("failed", {"error": str(error)})
+        raise
+    result["bound"] = bubble_bound(plan)
+    result["run"] = str(folder.path)
+    folder.finish("done", result)
+    return result
+
+
+def compare(
+    plans: Sequence[Plan], root: str | Path, *, progress: Callable[[Plan, str], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial)."""
+    serial: float | None = None
+    for plan in plans:
+        try:
+            row = run_plan(plan, root, progress=partial(progress, plan) if progress is not None else None)
+        except (UsageError, RunError) as error:
+            yield {
+                "strategy": plan.mesh.strategy,
+                "workers": plan.mesh.num_workers,
+                "batch": plan.batch,
+                "microbatches": plan.microbatches,
+                "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
+                "refused": isinstance(error, UsageError),
+                "error": str(error),
+                "equal": None,
+                "speedup": None,
+            }
+            continue
+        if plan.mesh.num_workers == 1 and serial is None:
+            serial = row["samples_per_s"]
+        row["speedup"] = row["samples_per_s"] / serial if serial is not None and row["equal"] else None
+        row["share_of_bound"] = row["speedup"] / row["bound"] if row["speedup"] is not None else None
+        yield row

@@ -1,0 +1,61 @@
+"""Deal a batch out: every worker is given the whole batch and takes the micro-batches of its replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.graph import UnitGraph
+from stagewright.engine.equality import Part
+from stagewright.engine.microbatch import batch_dims, batch_dims_of, microbatches, narrow
+from stagewright.plan.value import Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["Dealer"]
+
+
+class Dealer:
+    """Cuts batches of one model as a plan says."""
+
+    def __init__(self, plan: Plan, model: Model, graph: UnitGraph) -> None:
+        self.plan, self.graph = plan, graph
+        self._keywords = list(model.kwargs)
+        self._input_dims = batch_dims_of(graph)
+        self._target_dims = batch_dims(model.example(2).target, model.example(3).target)
+
+    def size_of(self, batch: Batch) -> int:
+        """Samples in a batch."""
+        return self.graph.batch_size_of(batch.args, batch.kwargs)
+
+    def parts(self, batch: Batch, place: torch.device, replica: int | None = None) -> list[Part]:
+        """The micro-batches of one replica, or of all in order: what serial would do."""
+        size = self.size_of(batch)
+        found = []
+        for one in range(self.plan.mesh.data) if replica is None else (replica,):
+            for chunk in microbatches(size, self.plan.microbatches, data=self.plan.mesh.data, replica=one):
+                args, kwargs, target = self._cut(batch, size, chunk.first_sample, chunk.num_samples, place)
+                found.append(
+                    Part(
+                        replica=one,
+                        args=args,
+                        kwargs=kwargs,
+                        target=target,
+                        size=chunk.num_samples,
+                        weight=chunk.weight,
+                        first_sample=chunk.first_sample,
+                    )
+                )
+        return found
+
+    def _cut(self, batch: Batch, size: int, first: int, num: int, place: torch.device) -> tuple[Any, Any, Any]:
+        ordered = {name: batch.kwargs[name] for name in self._keywords}
+        args, kwargs = narrow((batch.args, ordered), self._input_dims, batch=size, first=first, num=num)
+        target = narrow(batch.target, self._target_dims, batch=size, first=first, num=num)
+        if place.type == "cpu":
+            return args, kwargs, target
+        moved: tuple[Any, Any, Any] = pytree.tree_map_only(
+            torch.Tensor, lambda leaf: leaf.to(place), (args, kwargs, target)
+        )
+        return moved

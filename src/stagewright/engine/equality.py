@@ -1,0 +1,265 @@
+"""Prove a plan equal to serial: loss, results, every gradient, every buffer of one step.
+
+Worker 0 runs the step with the plain model, on its own, over the same micro-batches (batch norm and dropout depend on
+them; without these the sum over micro-batches is the full batch's gradient). Then every worker runs its part of the
+plan and compares what it holds with worker 0's values, which travel one tensor at a time. No speed-up is shown for a
+plan that has not passed here.
+
+    relative difference of a tensor = largest |found - expected| / largest |expected|
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.graph import UnitGraph
+from stagewright.capture.preserve import preserved
+from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
+from stagewright.engine.dropout import key_stage, random_key
+
+__all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "make_reference"]
+
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}
+"""Largest relative difference that counts as equal: what another order of additions may cost in that type."""
+
+SMALLEST = 1e-8  # of a tensor whose largest value is below this, the absolute difference counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One micro-batch of one replica."""
+
+    replica: int
+    """Which replica has it."""
+    args: tuple[Any, ...]
+    """Positional arguments of the model."""
+    kwargs: dict[str, Any]
+    """Keyword arguments."""
+    target: Any
+    """What the loss compares with."""
+    size: int
+    """Samples."""
+    weight: float
+    """Share of the whole batch."""
+    first_sample: int
+    """Its first sample in the whole batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Reference:
+    """What serial gives."""
+
+    loss: float = 0.0
+    """Of the whole batch."""
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By the model's own names."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """After the step."""
+    outputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """The tensors of the model's result, one list a micro-batch, replica by replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equality:
+    """How far a plan is from serial."""
+
+    equal: bool
+    """Whether everything is within the tolerance."""
+    tolerance: float
+    """What was allowed."""
+    loss: float
+    """Relative difference of the loss."""
+    outputs: float
+    """Largest relative difference of a result."""
+    gradients: float
+    """Largest relative difference of a gradient; 0 for inference."""
+    buffers: float
+    """Largest relative difference of a buffer."""
+    worst: str
+    """The tensor that differs most on this worker."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a run's files."""
+        return asdict(self)
+
+
+def make_reference(
+    graph: UnitGraph,
+    parts: Sequence[Part],
+    loss: Callable[[Any, Any], torch.Tensor],
+    *,
+    training: bool,
+    seed: int,
+    device: torch.device,
+    deferred: bool,
+) -> Reference:
+    """Run one step serially with the plain model; the model is left as it was."""
+    model = graph.model
+    found = Reference()
+    replicas = sorted({part.replica for part in parts})
+    buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
+    with preserved(model):
+        run = _runner(graph, parts[0], seed, device, training=training)
+    for replica in replicas:
+        own = [part for part in parts if part.replica == replica]
+        with preserved(model), DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
+            for part in own:
+                with torch.set_grad_enabled(training):
+                    result = run(part)
+                    value = loss(result, part.target) * part.weight
+                if training and value.requires_grad:
+                    value.backward()  # type: ignore[no-untyped-call]
+                found.loss += float(value.detach())
+                tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                found.outputs.append([tensor.detach().clone() for tensor in tensors])
+            if norms is not None:
+                norms.finish_step()
+            weight = sum(part.weight for part in own)
+            buffers.append((weight, {name: value.detach().clone() for name, value in model.named_buffers()}))
+    found.buffers = _merged(buffers, _statistics(model))
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            found.gradients[name] = parameter.grad
+            parameter.grad = None
+    return found
+
+
+def _runner(graph: UnitGraph, first: Part, seed: int, device: torch.device, *, training: bool) -> Callable[[Part], Any]:
+    """The plain model; one that draws random numbers is run through its graph, where they are keyed."""
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (first.args, first.kwargs))
+        graph.model(*args, **kwargs)
+    if not training or torch.equal(before, torch.get_rng_state()):
+        return lambda part: graph.model(*_copies(part.args), **_copies(part.kwargs))
+    whole = graph.stage(0, len(graph.calls) - 1)
+    key_stage(whole)
+
+    def run(part: Part) -> Any:
+        with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
+            return graph.unflatten(whole(*_copies(graph.flatten(part.args, part.kwargs))))
+
+    return run
+
+
+def _copies(value: Any) -> Any:
+    """Inputs that the model may change."""
+    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def _statistics(model: nn.Module) -> set[str]:
+    """Names of batch norms' running statistics, which replicas average."""
+    norms = {id(norm) for norm in tracked_norms(model)}
+    names = [name for name, module in model.named_modules() if id(module) in norms]
+    return {f"{name}.{kind}".lstrip(".") for name in names for kind in ("running_mean", "running_var")}
+
+
+def _merged(buffers: list[tuple[float, dict[str, torch.Tensor]]], averaged: set[str]) -> dict[str, torch.Tensor]:
+    """Buffers after a step: running statistics averaged over replicas by weight, the others replica 0's."""
+    if len(buffers) == 1:
+        return buffers[0][1]
+    total = sum(weight for weight, _ in buffers)
+    return {
+        name: sum(weight / total * values[name].double() for weight, values in buffers).to(value.dtype)  # type: ignore[union-attr]
+        if name in averaged
+        else value
+        for name, value in buffers[0][1].items()
+    }
+
+
+def compare_with(
+    reference: Reference | None,
+    *,
+    loss: float,
+    gradients: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor],
+    outputs: Mapping[int, Sequence[torch.Tensor]],
+    tolerance: float,
+    device: torch.device,
+) -> Equality:
+    """Compare what this worker holds with worker 0's reference; every worker must call this, and all get one verdict.
+
+    ``outputs`` are the results of this worker's micro-batches, by their place among all; only worker 0 gives a
+    ``reference``.
+    """
+    worst = ("nothing", 0.0)
+    differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
+    for kind, held in (("gradients", gradients), ("buffers", buffers)):
+        expected = getattr(reference, kind) if reference is not None else None
+        for name, value in _shared(expected, device):
+            if name in held:
+                difference = _relative(held[name], value)
+                differences[kind] = max(differences[kind], difference)
+                worst = max(worst, (f"{kind[:-1]} of {name}", difference), key=lambda one: one[1])
+    listed = (
+        {f"{at}.{index}": tensor for at, row in enumerate(reference.outputs) for index, tensor in enumerate(row)}
+        if reference
+        else None
+    )
+    for name, value in _shared(listed, device):
+        at, index = map(int, name.split("."))
+        if at in outputs:
+            difference = _relative(outputs[at][index], value)
+            differences["outputs"] = max(differences["outputs"], difference)
+            worst = max(worst, (f"result {index} of micro-batch {at}", difference), key=lambda one: one[1])
+    expected_loss = _broadcast(torch.tensor([reference.loss if reference else 0.0], dtype=torch.float64), device)
+    loss_difference = abs(loss - float(expected_loss)) / max(abs(float(expected_loss)), SMALLEST)
+    every = torch.tensor([loss_difference, *differences.values()], dtype=torch.float64, device=device)
+    dist.all_reduce(every, op=dist.ReduceOp.MAX)
+    numbers = [float(one) for one in every]
+    return Equality(
+        equal=all(number <= tolerance for number in numbers),
+        tolerance=tolerance,
+        loss=numbers[0],
+        outputs=numbers[1],
+        gradients=numbers[2],
+        buffers=numbers[3],
+        worst=worst[0],
+    )
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest value; infinite where shapes differ or a value is not a number."""
+    if found.shape != expected.shape:
+        return float("inf")
+    if found.numel() == 0:
+        return 0.0
+    a, b = found.detach().double().cpu(), expected.double().cpu()
+    if not bool(torch.isfinite(a).all()):
+        return 0.0 if torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) else float("inf")
+    return float((a - b).abs().max() / b.abs().max().clamp_min(SMALLEST))
+
+
+def _shared(tensors: Mapping[str, torch.Tensor] | None, device: torch.device) -> Any:
+    """Worker 0's tensors, one after the other, on every worker; names and shapes travel as JSON."""
+    about = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in (tensors or {}).items()}
+    text = json.dumps(about).encode() if tensors is not None else b""
+    size = _broadcast(torch.tensor([len(text)]), device)
+    data = torch.zeros(int(size), dtype=torch.uint8)
+    if tensors is not None:
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    about = json.loads(bytes(_broadcast(data, device).cpu().tolist()))
+    for name, (shape, kind) in about.items():
+        value = tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
+        yield name, _broadcast(value.detach().contiguous(), device)
+
+
+def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """From worker 0 to all."""
+    tensor = tensor.to(device)
+    if dist.get_world_size() > 1 and tensor.numel():
+        if tensor.dtype is torch.bool:
+            carried = tensor.to(torch.uint8)
+            dist.broadcast(carried, src=0)
+            return carried.to(torch.bool)
+        dist.broadcast(tensor, src=0)
+    return tensor

@@ -1,0 +1,251 @@
+"""What every worker of a measured run does: prove the plan equal to serial, time it, write down what was seen.
+
+    load, capture ─► worker 0: serial reference ─► this worker's part ─► one step, compared ─► one step, memory counted
+        ─► warm-up ─► timed steps ─► workers/N/result.json, metrics.jsonl, events.parquet
+
+The launcher merges the workers' results (``merge_results``).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stagewright.cluster.atomic_file import save_text
+from stagewright.engine.context import WorkerContext
+from stagewright.engine.dealer import Dealer
+from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare_with, make_reference
+from stagewright.engine.fault import activity
+from stagewright.engine.memory import reset_process_peak
+from stagewright.engine.pipeline import StepOutcome
+from stagewright.engine.replica import Replica, capture_for
+from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.store.run import RunFolder
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["make_optimizer", "merge_results", "run_job"]
+
+
+def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
+    """Prove and measure a plan; this worker's part."""
+    activity.begin("load model")
+    model = load_model(plan, context)
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    activity.begin("capture")
+    graph = capture_for(plan, model)
+    reference = None
+    if context.rank == 0:
+        activity.begin("serial reference")
+        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
+        reference = make_reference(
+            graph,
+            parts,
+            model.loss,
+            training=plan.training,
+            seed=plan.seed,
+            device=context.torch_device,
+            deferred=plan.batch_norm == "deferred",
+        )
+    activity.begin("build stages")
+    replica = Replica(plan, model, context, graph)
+    equality = _prove(replica, batch, reference)
+    del reference
+    result: dict[str, Any] = {"worker": context.rank, "equality": equality.to_dict()}
+    with run_folder.worker(context.rank) as folder:
+        measure = _measure_training if plan.training else _measure_inference
+        result |= measure(replica, batch, folder)
+        if replica.pipeline.events:
+            folder.write_events(_events(replica.pipeline.events))
+        save_text(json.dumps(result, indent=2) + "\n", folder.path / "result.json")
+
+
+def load_model(plan: Plan, context: WorkerContext) -> Model:
+    """The plan's model with a batch of its size, in the mode that is run, on this worker's device."""
+    import dataclasses
+
+    model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
+    model.module.train(plan.training)
+    if context.torch_device.type == "cpu":
+        return model
+    return dataclasses.replace(model, module=model.module.to(context.torch_device))
+
+
+def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The plan's optimiser for this worker's parameters."""
+    rate, decay = spec.learning_rate, spec.weight_decay
+    if spec.name == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, weight_decay=decay)
+    kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=rate, weight_decay=decay)
+
+
+def _prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
+    """One step, compared with serial; buffers and gradients are put back."""
+    plan, context = replica.plan, replica.context
+    before = {name: value.clone() for name, value in replica.buffers().items()}
+    replica.step_number = 0
+    outcome = replica.train_step(batch, keep_outputs=True) if plan.training else replica.infer(batch)
+    loss = replica.total_loss(outcome)
+    activity.begin("compare with serial")
+    equality = compare_with(
+        reference,
+        loss=loss,
+        gradients=replica.full_gradients() if plan.training else {},
+        buffers=replica.buffers(),
+        outputs=_outputs(replica, outcome),
+        tolerance=TOLERANCES[plan.dtype],
+        device=context.torch_device,
+    )
+    with torch.no_grad():
+        for name, value in replica.buffers().items():
+            value.copy_(before[name])
+    replica.zero_gradients()
+    replica.step_number = 0
+    return equality
+
+
+def _outputs(replica: Replica, outcome: StepOutcome) -> dict[int, list[torch.Tensor]]:
+    """Results by their place among the micro-batches of all replicas."""
+    from torch.utils import _pytree as pytree
+
+    place, batch = replica.context.torch_device, _example(replica)
+    start = sum(len(replica.dealer.parts(batch, place, one)) for one in range(replica.context.data))
+    return {
+        start + at: [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for at, result in enumerate(outcome.outputs)
+    }
+
+
+def _example(replica: Replica) -> Batch:
+    model = replica.model
+    return Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+
+
+def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, Any]:
+    """Steps with an optimiser: one with memory counted, some to warm up, then those that are timed."""
+    plan = replica.plan
+    parameters = [one for one in replica.module.parameters() if one.requires_grad]
+    optimizer = make_optimizer(plan.optimizer, parameters) if parameters else None
+
+    def step(number: int) -> tuple[float, StepOutcome, float]:
+        start = time.perf_counter()
+        replica.zero_gradients()
+        outcome = replica.train_step(batch)
+        if optimizer is not None:
+            optimizer.step()
+        loss = replica.total_loss(outcome)
+        return time.perf_counter() - start, outcome, loss
+
+    reset_process_peak()
+    with replica.tracked():
+        step(-2)
+        if optimizer is not None:
+            replica.memory.follow("optimizer", lambda: _states(optimizer))
+        replica.memory.update()
+        step(-1)
+    for number in range(plan.warmup):
+        step(number)
+    replica.pipeline.events = []
+    seconds, sent = [], {}
+    _together(replica)
+    for number in range(plan.steps):
+        took, outcome, loss = step(number)
+        seconds.append(took)
+        sent = outcome.sent_bytes
+        folder.append_metrics(step=number, seconds=took, loss=loss, waited_s=outcome.waited_s)
+    return {
+        "step_s": seconds,
+        "sent_bytes": {str(edge): count for edge, count in sent.items()},
+        "collective_bytes": _collective_bytes(replica),
+        "memory": replica.memory.report().to_dict(),
+    }
+
+
+def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str, Any]:
+    """A stream of batches that fills the pipeline once, some times over."""
+    plan = replica.plan
+    reset_process_peak()
+    replica.memory.update()
+    for _ in replica.stream(batch, max(1, plan.warmup)):
+        pass
+    replica.pipeline.events = []
+    seconds, repeats = [], 3
+    for number in range(repeats):
+        _together(replica)
+        start = time.perf_counter()
+        for _ in replica.stream(batch, plan.steps):
+            pass
+        _together(replica)
+        seconds.append((time.perf_counter() - start) / plan.steps)
+        folder.append_metrics(step=number, seconds=seconds[-1], batches=plan.steps)
+    sent = replica.infer(batch).sent_bytes
+    return {
+        "step_s": seconds,
+        "sent_bytes": {str(edge): count for edge, count in sent.items()},
+        "collective_bytes": _collective_bytes(replica),
+        "memory": replica.memory.report().to_dict(),
+    }
+
+
+def _collective_bytes(replica: Replica) -> int:
+    """Bytes that the last step gave to collectives of the tensor axis, if there is one."""
+    return int(replica.tensor_axis.traffic.payload_bytes) if replica.tensor_axis is not None else 0
+
+
+def _together(replica: Replica) -> None:
+    """Start at the same time."""
+    if replica.context.torch_device.type == "cuda":
+        torch.cuda.synchronize()
+    if replica.plan.mesh.num_workers > 1:
+        dist.barrier()
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+
+
+def _events(events: Sequence[Any]) -> list[Mapping[str, Any]]:
+    """Events as rows."""
+    names = ("name", "stage", "microbatch", "start_s", "end_s")
+    return [{name: getattr(event, name) for name in names} for event in events]
+
+
+def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:
+    """One result of a run, from what its workers wrote."""
+    workers = [
+        json.loads((run_folder.worker(rank).path / "result.json").read_text()) for rank in range(plan.mesh.num_workers)
+    ]
+    steps = [max(times) for times in zip(*(one["step_s"] for one in workers), strict=True)]
+    median = statistics.median(steps)
+    rates = sorted(plan.batch / one for one in steps)
+    quarters = statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else [rates[0]] * 3
+    links: dict[str, int] = {}
+    for one in workers[: plan.mesh.pipeline]:
+        for edge, count in one["sent_bytes"].items():
+            links[edge] = links.get(edge, 0) + count
+    return {
+        "strategy": plan.mesh.strategy,
+        "workers": plan.mesh.num_workers,
+        "batch": plan.batch,
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
+        "stages": plan.num_stages,
+        "cuts": list(plan.cuts),
+        "training": plan.training,
+        "samples_per_s": plan.batch / median,
+        "samples_per_s_spread": quarters[2] - quarters[0],
+        "latency_s": median,
+        "equal": workers[0]["equality"]["equal"],
+        "equality": workers[0]["equality"],
+        "peak_memory_bytes": [one["memory"]["peak_memory_bytes"] for one in workers],
+        "process_peak_bytes": [one["memory"]["process_peak_bytes"] for one in workers],
+        "memory": [one["memory"]["peak"] for one in workers],
+        "link_bytes": links,
+        "collective_bytes": [one["collective_bytes"] for one in workers],
+    }

@@ -1,0 +1,294 @@
+"""One worker's part of a plan: its stages, its optimiser, and one step of training, evaluation or inference.
+
+    plan + model ─► capture ─► cuts ─► (tensor axis) ─► stages of this worker ─► (recompute, dropout keys, batch norm)
+         ─► Pipeline ─► (data axis: DistributedDataParallel or FSDP2 for one stage, GradientSum for several)
+
+Every worker is given the same whole batch and takes its share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stagewright.capture.capture import capture
+from stagewright.capture.graph import UnitGraph
+from stagewright.capture.stage import Stage
+from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
+from stagewright.engine.context import WorkerContext
+from stagewright.engine.data import DataParallel, wrap_data_parallel
+from stagewright.engine.dealer import Dealer
+from stagewright.engine.dropout import key_stage, random_key
+from stagewright.engine.fault import activity
+from stagewright.engine.full_state import full_values
+from stagewright.engine.gradients import GradientSum, holders_of_tied
+from stagewright.engine.memory import MemoryTracker
+from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
+from stagewright.engine.recompute import RecomputedForward
+from stagewright.engine.tensor import apply_tensor_parallel
+from stagewright.engine.transport import TensorShape
+from stagewright.errors import UnknownName, UsageError
+from stagewright.plan.actions import Action, Kind
+from stagewright.plan.schedules import SCHEDULES
+from stagewright.plan.value import Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["Replica", "capture_for", "cut_indices"]
+
+
+def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
+    """The places of named cuts among a graph's unit calls."""
+    known = {call.name: call.index for call in graph.calls[:-1]}
+    for name in names:
+        if name not in known:
+            raise UnknownName("cut", name, known, "(a cut is named by the unit before it)")
+    found = [known[name] for name in names]
+    if found != sorted(set(found)):
+        raise UsageError(f"cuts {list(names)} are not in the order of the model")
+    return found
+
+
+class Replica:
+    """This worker's stages and how they are run."""
+
+    def __init__(self, plan: Plan, model: Model, context: WorkerContext, graph: UnitGraph | None = None) -> None:
+        self.plan, self.model, self.context = plan, model, context
+        self.graph = graph or capture_for(plan, model)
+        self.cuts = cut_indices(self.graph, plan.cuts)
+        if len(self.cuts) + 1 != plan.num_stages:
+            raise UsageError(
+                f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
+            )
+        self.stage_workers = plan.stage_workers
+        self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
+        self.step_number = 0
+        self.dealer = Dealer(plan, model, self.graph)
+        self._firsts: list[int] = []
+        self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group) if plan.mesh.tensor > 1 else None
+        every = self.graph.stages(self.cuts)
+        self.stages: dict[int, Stage] = {
+            index: stage for index, stage in enumerate(every) if self.stage_workers[index] == context.pipeline
+        }
+        self.module = nn.ModuleList(self.stages.values())
+        self._release(every)
+        self._norms = DeferredBatchNorm(self.module) if plan.batch_norm == "deferred" and plan.training else None
+        if self._norms is not None:
+            self._norms.install()
+        self._data = self._data_axis()
+        self._sums = self._gradient_sums(every) if plan.training else None
+        self.pipeline = self._pipeline()
+        self.memory.follow_module(self.module)
+
+    def _release(self, every: Sequence[Stage]) -> None:
+        """Free what other workers hold."""
+        own = {id(one) for one in self.module.parameters()}
+        with torch.no_grad():
+            for parameter in self.model.module.parameters():
+                if id(parameter) not in own:
+                    parameter.data = parameter.data.new_empty(0)
+
+    def _data_axis(self) -> DataParallel | None:
+        """Replicas of one stage are torch's own; of several stages, only batch norm's statistics are averaged here."""
+        if self.plan.mesh.data == 1:
+            return None
+        averages = self._norms is None
+        if len(self.stage_workers) == 1 and self.plan.training:
+            (stage,) = self.stages.values()
+            units = [self.graph.module(call) for call in self.graph.calls]
+            return wrap_data_parallel(
+                stage, self.context.data_group, shard=self.plan.shard, units=units, average_batch_norm=averages
+            )
+        if self.plan.shard:
+            raise UsageError(
+                "shard = true divides the parameters of replicas with one stage; it can't be used with a pipeline"
+            )
+        return DataParallel(self.module, self.context.data_group, tracked_norms(self.module) if averages else [])
+
+    def _gradient_sums(self, every: Sequence[Stage]) -> GradientSum | None:
+        """Sums over replicas of a pipeline's stages, and over the holders of tied weights."""
+        context, mesh = self.context, self.plan.mesh
+        held = [[one for one in stage.parameters() if one.requires_grad] for stage in every]
+        tied: list[tuple[nn.Parameter, Any]] = []
+        groups: dict[tuple[int, ...], Any] = {}
+        parameters = {id(one): one for stage in held for one in stage}
+        for identity, workers in holders_of_tied(held, self.stage_workers).items():
+            if workers not in groups:  # every worker of the world makes every group, in the same order
+                for data in range(mesh.data):
+                    for tensor in range(mesh.tensor):
+                        ranks = [mesh.rank(data, tensor, worker) for worker in workers]
+                        group = dist.new_group(ranks)
+                        if (data, tensor) == (context.data, context.tensor):
+                            groups[workers] = group
+            if context.pipeline in workers:
+                tied.append((parameters[identity], groups[workers]))
+        several = len(self.stage_workers) > 1
+        if not tied and not (several and mesh.data > 1):
+            return None
+        own = {index: held[index] for index in self.stages}
+        splits = self._splits_backward
+        return GradientSum(
+            own,
+            data_group=context.data_group if several else None,
+            tied=tied,
+            overlap=len(own) == 1 and not splits,
+        )
+
+    @property
+    def _splits_backward(self) -> bool:
+        return SCHEDULES[self.plan.schedule].splits_backward
+
+    def _pipeline(self) -> Pipeline:
+        plan, graph = self.plan, self.graph
+
+        def shapes(cut: int, size: int) -> list[TensorShape]:
+            every = graph.crossing_shapes(self.cuts[cut], size)
+            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in every]
+
+        self._forwards: dict[int, Any] = {}
+        for index, stage in self.stages.items():
+            if plan.training:
+                key_stage(stage)
+            if plan.training and plan.recompute != "none":
+                self._forwards[index] = RecomputedForward(
+                    stage,
+                    policy=plan.recompute,
+                    index=index,
+                    num_microbatches=plan.microbatches,
+                    watch=self.memory.forward,
+                )
+            elif self._data is not None and self._wraps:
+                wrapped = self._data
+                self._forwards[index] = lambda inputs, number, wrapped=wrapped: wrapped(*inputs)
+        return Pipeline(
+            self.stages,
+            stage_workers=self.stage_workers,
+            schedule=plan.schedule,
+            num_microbatches=plan.microbatches,
+            links=Links(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in self.cuts]),
+            context=self.context,
+            unflatten=graph.unflatten,
+            loss=self.model.loss,
+            forwards=self._forwards,
+            around=self._around if plan.training else None,
+            last_backward=self._sums.last_backward if self._sums is not None else None,
+            stage_done=self._sums.stage_done if self._sums is not None else None,
+            watch=self._note,
+        )
+
+    @property
+    def _wraps(self) -> bool:
+        """Whether forwards must go through torch's own data-parallel wrapper."""
+        return len(self.stage_workers) == 1 and self.plan.training and self.plan.mesh.data > 1
+
+    def _note(self, action: Action) -> None:
+        names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+        name = names.get(action.kind, f"backward ({action.kind.value})")
+        activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch)
+
+    def _around(self, action: Action) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        if action.kind is Kind.FORWARD:
+            first = self._firsts[action.microbatch]
+            key = {"seed": self.plan.seed, "step": self.step_number, "first_sample": first}
+            stack.enter_context(random_key(**key, device=self.context.torch_device))
+            stack.enter_context(self.memory.forward())
+        if self._wraps and self._data is not None and action.microbatch < len(self._firsts) - 1:
+            stack.enter_context(self._data.accumulate())
+        return stack
+
+    def _microbatches(self, batch: Batch) -> list[MicroBatch]:
+        parts = self.dealer.parts(batch, self.context.torch_device, self.context.data)
+        self._firsts = [part.first_sample for part in parts]
+        return [
+            MicroBatch(self.graph.flatten(part.args, part.kwargs), part.target, part.size, part.weight)
+            for part in parts
+        ]
+
+    def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
+        """Forward, backward and all sums of gradients of one batch; the optimiser is the caller's."""
+        parts = self._microbatches(batch)
+        for forward in self._forwards.values():
+            if isinstance(forward, RecomputedForward):
+                forward.num_microbatches = len(parts)
+        outcome = self.pipeline.train_step(parts, keep_outputs=keep_outputs)
+        activity.begin("sum of gradients", step=self.step_number)
+        if self._sums is not None:
+            self._sums.finish()
+        if self._norms is not None:
+            group = self.context.data_group
+            self._norms.finish_step((lambda sums: dist.all_reduce(sums, group=group)) if group is not None else None)
+        if self._data is not None:
+            self._data.synchronise(sum(part.weight for part in parts))
+        self.step_number += 1
+        return outcome
+
+    def infer(self, batch: Batch) -> StepOutcome:
+        """Forward alone of one batch."""
+        outcome = self.pipeline.evaluate(self._microbatches(batch), with_loss=True)
+        self.step_number += 1
+        return outcome
+
+    def stream(self, batch: Batch, repeats: int) -> Iterator[Any]:
+        """The same batch over and over as one stream of micro-batches."""
+        parts = self._microbatches(batch)
+        return self.pipeline.stream(part for _ in range(repeats) for part in parts)
+
+    def total_loss(self, outcome: StepOutcome) -> float:
+        """The loss of the whole batch, the same on every worker."""
+        own = outcome.loss if outcome.loss is not None else torch.zeros((), device=self.context.torch_device)
+        total = own.detach().double().reshape(1) / self.plan.mesh.tensor
+        if self.plan.mesh.num_workers > 1:
+            dist.all_reduce(total)
+        return float(total)
+
+    def zero_gradients(self) -> None:
+        """Forget gradients."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """Gradients of this worker's parameters in full, under the model's own names."""
+        held = {}
+        names = self._names()
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                held[names[id(parameter)]] = parameter.grad
+        return full_values(self.model.module, held)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers of this worker's stages, under the model's own names."""
+        return {
+            name: value
+            for stage in self.stages.values()
+            for name, value in stage.named_buffers()
+            if "stagewright_" not in name
+        }
+
+    def _names(self) -> dict[int, str]:
+        """The model's name of each parameter; a sharded one is known by its place in the stage."""
+        names: dict[int, str] = {}
+        for stage in self.stages.values():
+            for name, parameter in stage.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), name)
+        first = {name for name, _ in self.model.module.named_parameters()}
+        aliases = {
+            id(one): name for name, one in self.model.module.named_parameters(remove_duplicate=False) if name in first
+        }
+        return {identity: aliases.get(identity, name) for identity, name in names.items()}
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """A step whose memory is counted."""
+        with self.memory.tracking() if self.plan.training else nullcontext():
+            yield
+
+
+def capture_for(plan: Plan, model: Model) -> UnitGraph:
+    """Capture a model with the plan's units."""
+    units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
+    return capture(model.module, model.args, model.kwargs, units)

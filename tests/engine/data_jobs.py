@@ -1,0 +1,237 @@
+"""What workers do in the tests of the data axis; run by ``pool``, compared with serial inside the worker."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import tensor_jobs
+import torch
+import torch.distributed as dist
+from tensor_jobs import difference, worst
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from stagewright.engine.data import DataParallel, wrap_data_parallel
+from stagewright.engine.full_state import full_gradients, full_state_dict, load_full_state_dict
+from stagewright.engine.microbatch import shares
+from stagewright.engine.tensor import apply_tensor_parallel
+
+
+class Tied(nn.Module):
+    """An embedding and its head, a layer that nothing uses, an output that no loss uses, and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.unused = nn.Linear(5, 5)
+        self.aside = nn.Linear(6, 2)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden)) * self.scale
+        return self.head(hidden), self.aside(hidden)
+
+
+class Routed(nn.Module):
+    """Which layer a batch passes depends on its first sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.ways = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.ways[int(x[0, 0] > 0)](self.first(x))
+
+
+class Normed(nn.Module):
+    """Batch norm behind a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.convolution(x))).mean((2, 3)))
+
+
+def build(name: str, batch: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == "tied":
+        return Tied(), torch.randint(0, 11, (batch, 5)), torch.randint(0, 11, (batch, 5))
+    if name == "routed":
+        signs = torch.ones(batch, 1)
+        signs[0] = -1  # the first replica goes another way than all others
+        return Routed(), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
+    assert name == "normed"
+    return Normed(), torch.randn(batch, 2, 6, 6), torch.randint(0, 3, (batch,))
+
+
+def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
+    logits = output[0] if isinstance(output, tuple) else output
+    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
+    """This replica's samples and weight; one that gets none takes the first sample with the weight 0."""
+    sizes = shares(batch, num_replicas)
+    first = sum(sizes[:index])
+    return (slice(first, first + sizes[index]), sizes[index] / batch) if sizes[index] else (slice(0, 1), 0.0)
+
+
+def replica_step(replica: DataParallel, x: torch.Tensor, target: torch.Tensor, chunks: int = 1) -> torch.Tensor:
+    """One step on this replica's part; the loss of the whole batch."""
+    rows, weight = own_part(len(x), replica.num_replicas, replica.index)
+    pieces = list(zip(x[rows].chunk(chunks), target[rows].chunk(chunks), strict=True))
+    total = torch.zeros(())
+    for at, (inputs, wanted) in enumerate(pieces):
+        share = weight * len(inputs) / (rows.stop - rows.start)
+        if at < len(pieces) - 1:
+            with replica.accumulate():
+                loss = loss_of(replica(inputs), wanted) * share
+                loss.backward()
+        else:
+            loss = loss_of(replica(inputs), wanted) * share
+            loss.backward()
+        total += loss.detach()
+    replica.synchronise(weight)
+    dist.all_reduce(total, group=replica.group)
+    return total
+
+
+def steps(
+    rank: int, name: str, batches: tuple[int, ...], shard: bool, chunks: int = 1, bucket_bytes: int = 100
+) -> dict[str, Any]:
+    """Optimiser steps on batches of these sizes: the worst differences to serial over all of them."""
+    serial, _, _ = build(name, 2)
+    copied = copy.deepcopy(serial)
+    if rank:  # replica 0's values count
+        with torch.no_grad():
+            next(copied.parameters()).add_(1.0)
+    units = list(copied.layers) if name == "tied" else []
+    units += [copied.embedding, copied.head] if name == "tied" else []
+    replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
+    found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": []}
+    for batch in batches:
+        _, x, target = build(name, batch)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        replica.traffic.reset()
+        loss = replica_step(replica, x, target, chunks)
+        wanted = serial_step(serial, name, x, target, replica.num_replicas)
+        found["loss"] = max(found["loss"], difference(loss, wanted))
+        gradients = full_gradients(replica.module)
+        found["gradients"] = max(found["gradients"], worst(gradients, grads(serial)))
+        for optimizer in optimizers:
+            optimizer.step()
+        state = full_state_dict(replica.module)
+        found["state"] = max(found["state"], worst(as_float(state), as_float(serial.state_dict())))
+        found["bytes"].append(replica.traffic.payload_bytes)
+    found["none"] = [key for key, value in gradients.items() if value is None]
+    other = {key: value + 1 for key, value in state.items()}
+    load_full_state_dict(replica.module, other)
+    found["loads"] = all(torch.equal(value, other[key]) for key, value in full_state_dict(replica.module).items())
+    found["tied"] = name != "tied" or copied.head.weight is copied.embedding.weight
+    return found
+
+
+def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tensor, num_replicas: int) -> torch.Tensor:
+    """Serial on the whole batch; with batch norm or routing, on the replicas' parts one after the other, from the same
+    running statistics, which are then averaged by weight: what the data axis promises."""
+    if name == "tied":
+        loss = loss_of(model(x), target)
+        loss.backward()
+        return loss.detach()
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    after = {key: torch.zeros_like(value) for key, value in before.items()}
+    total = torch.zeros(())
+    for index in range(num_replicas):
+        rows, weight = own_part(len(x), num_replicas, index)
+        for key, value in model.named_buffers():
+            value.copy_(before[key])
+        if not weight:
+            continue
+        loss = loss_of(model(x[rows]), target[rows]) * weight
+        loss.backward()
+        total += loss.detach()
+        for key, value in model.named_buffers():
+            after[key] += value * weight if value.is_floating_point() else value - after[key]
+    for key, value in model.named_buffers():
+        value.copy_(after[key])
+    return total
+
+
+def grads(model: nn.Module) -> dict[str, Any]:
+    return {key: parameter.grad for key, parameter in model.named_parameters()}
+
+
+def as_float(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.float() for key, value in state.items()}
+
+
+def running_mean(rank: int, batch: int) -> float:
+    """The running mean behind a first layer, against plain serial on the whole batch."""
+    serial, x, target = build("normed", batch)
+    replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
+    replica_step(replica, x, target)
+    serial(x)
+    found = replica.module.get_buffer("norm.running_mean")
+    return difference(found, serial.get_buffer("norm.running_mean"))
+
+
+def dropped(rank: int) -> str:
+    """A parameter used in the first step and not in the second, with no search for unused ones: the message."""
+    model, x, target = build("routed", 4)
+    replica = wrap_data_parallel(model, dist.group.WORLD, bucket_bytes=1)
+    replica_step(replica, x.abs(), target)
+    assert isinstance(model, Routed)
+    replica_step(replica, x.abs(), target)  # DistributedDataParallel from here on
+    try:
+        replica_step(replica, -x.abs(), target)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, Any]:
+    """Two replicas of two tensor workers each, on one mesh, against serial."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    serial, batch = tensor_jobs.build(name)
+    serial.eval()  # no dropout in any of these; eval keeps it so
+    model = copy.deepcopy(serial)
+    axis = apply_tensor_parallel(model, mesh["tensor"])
+    blocks = [one for one in model.modules() if type(one).__name__.endswith(("Layer", "Block"))]
+    replica = wrap_data_parallel(model, mesh["data"], shard=shard, units=blocks)
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2, eps=1e-3) for one in (serial, replica)]
+    samples = len(next(iter(batch.values())))
+    found = {"loss": 0.0, "gradients": 0.0}
+    for step in range(steps):
+        size = samples - step % 2  # 4, 3, 4 samples
+        whole = {key: value[:size] for key, value in batch.items()}
+        rows, weight = own_part(size, 2, replica.index)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = tensor_jobs.loss_of(replica(**{key: value[rows] for key, value in whole.items()})) * weight
+        loss.backward()
+        replica.synchronise(weight)
+        total = loss.detach().clone()
+        dist.all_reduce(total, group=replica.group)
+        wanted = tensor_jobs.loss_of(serial(**whole))
+        wanted.backward()
+        found["loss"] = max(found["loss"], difference(total, wanted.detach()))
+        found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), grads(serial)))
+        for optimizer in optimizers:
+            optimizer.step()
+    found["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))
+    found["tensor_bytes"] = axis.traffic.payload_bytes
+    found["data_bytes"] = replica.traffic.payload_bytes
+    return found

@@ -1,0 +1,82 @@
+"""The data axis, replicated and sharded, against serial on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+STRATEGIES = pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["loss"] <= 1e-5
+    assert found["gradients"] <= 1e-5
+    assert found["state"] <= 1e-5
+    assert found["loads"]
+    assert found["tied"]
+
+
+@STRATEGIES
+@pytest.mark.parametrize("workers", [2, 3])
+def test_equals_serial_for_any_batch(shard: bool, workers: int, pool_of: Callable[[int], Any]) -> None:
+    """Whole and partial batches, one of them with fewer samples than replicas; tied weights, an unused layer, an output
+    that the loss does not use, a parameter that is a single number."""
+    for found in pool_of(workers).run("data_jobs:steps", "tied", (8, 7, 5, 1), shard):
+        check(found)
+        assert found["none"] == ["unused.weight", "unused.bias", "aside.weight", "aside.bias"]
+
+
+@STRATEGIES
+def test_accumulates_chunks(shard: bool, pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8, 8), shard, chunks=2):
+        check(found)
+
+
+def test_counts_the_bytes_of_buckets(pool_of: Callable[[int], Any]) -> None:
+    # Tied embedding 11×6, three layers of 6×6 + 6, one number: 193 gradients; a count for each of the 4 unused ones.
+    # The first step also asks which of the 12 parameters are used.
+    for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8), False):
+        assert found["bytes"] == [193 * 4 + 12 * 8, 193 * 4 + 4 * 8]
+
+
+def test_counts_the_bytes_of_shards(pool_of: Callable[[int], Any]) -> None:
+    # Units: 3 × (6×6 + 6), gathered twice and scattered once. The root: 12×6 (11 rows, padded to 2 shards), the unused
+    # 6×5 + 6 (5 rows padded) and 2×6 + 2, gathered once and scattered once; the single number and its count by hand.
+    for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8), True):
+        assert found["bytes"] == [3 * 4 * 3 * 42 + 2 * 4 * (72 + 36 + 14) + 4 + 8] * 2
+
+
+@STRATEGIES
+@pytest.mark.parametrize("workers", [2, 3])
+def test_batch_norm_is_averaged_by_weight(shard: bool, workers: int, pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(workers).run("data_jobs:steps", "normed", (8, 7, 5, 2), shard):
+        check(found)
+
+
+def test_running_mean_is_that_of_the_whole_batch(pool_of: Callable[[int], Any]) -> None:
+    assert max(pool_of(3).run("data_jobs:running_mean", 7)) <= 1e-6
+
+
+def test_replicas_that_use_different_parameters(pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(2).run("data_jobs:steps", "routed", (8, 7, 5), False):
+        check(found)
+
+
+def test_says_which_gradient_was_not_summed(pool_of: Callable[[int], Any]) -> None:
+    for message in pool_of(2).run("data_jobs:dropped", time_limit_s=60):
+        assert "RunError" in message
+        assert "'ways.1.weight'" in message
+        assert "find_unused=True" in message
+
+
+@STRATEGIES
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_tensor_and_data_on_one_mesh(name: str, shard: bool, pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(4).run("data_jobs:mesh_step", name, shard):
+        assert found["loss"] <= 1e-5
+        assert found["gradients"] <= 1e-5
+        assert found["state"] <= 1e-4  # Adam divides small differences by small numbers
+        assert found["tensor_bytes"] > 0
+        assert found["data_bytes"] > 0

@@ -1,0 +1,296 @@
+"""A worker that raises, dies, stops or hangs ends the run: soon, wholly, and with one message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.cluster.device import usable_cores
+from stagewright.engine.fault import Activity, Doing, Fault, read_doing, root_cause
+from stagewright.engine.launch import launch
+from stagewright.errors import RunError, StagewrightError, UsageError
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.run import RunFolder
+
+CORES = sorted(usable_cores())
+HANG_S = 3.0
+END_S = 10.0  # all processes are gone so soon after a fault
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from stagewright.engine.launch import launch
+from stagewright.errors import StagewrightError
+from stagewright.store.run import RunFolder
+folder = RunFolder.open(sys.argv[1])
+try:
+    launch(folder.plan(), folder, job=sys.argv[2], hang_s=30, timeout_s=120)
+except StagewrightError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Jobs are found, and no test of this file runs for more than two minutes."""
+
+    def too_long(number: int, frame: Any) -> None:
+        raise AssertionError("the test ran for 120 s")
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path)
+    devices = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
+    run.write_plan(Plan(model=ModelSpec(name="mlp"), batch=4, mesh=Mesh(pipeline=2), microbatches=4, devices=devices))
+    return run
+
+
+def seen(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads((folder.path / "workers" / str(worker) / "seen.json").read_text()) for worker in (0, 1)]
+
+
+def wait_until_seen(folder: RunFolder, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Both workers are at work."""
+    until_s = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until_s:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found = seen(folder)
+            counts = [read_doing(folder.path / "workers" / str(worker) / "activity.txt").count for worker in (0, 1)]
+            if min(counts) > 6:
+                return found
+        time.sleep(0.05)
+    raise AssertionError("the workers did not come up")
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def nothing_left(notes: list[dict[str, Any]], within_s: float) -> None:
+    """No worker, no child of a worker, no port."""
+    pids = [note[name] for note in notes for name in ("pid", "child") if name in note]
+    until_s = time.monotonic() + within_s
+    while any(alive(pid) for pid in pids) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == []
+    for port in {note["port"] for note in notes if "port" in note}:
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def fails(folder: RunFolder, job: str) -> tuple[StagewrightError, float]:
+    """The error of a run, and the time from the last sign of the worker that failed to the end."""
+    with pytest.raises(StagewrightError) as caught:
+        launch(folder.plan(), folder, job=f"tiny_jobs:{job}", hang_s=HANG_S, timeout_s=90)
+    last = max(path.stat().st_mtime for path in (folder.path / "workers").glob("*/seen.json"))
+    nothing_left(seen(folder), 0.0)
+    return caught.value, time.time() - last
+
+
+AT = "at: step 3, stage 1, micro-batch 2, forward, shapes (4, 3) float32"
+
+
+def test_a_worker_that_raises(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "raises")
+    lines = str(error).splitlines()
+    assert isinstance(error, RunError)
+    assert error.exit_code == 1
+    assert lines[0] == f"worker 1 (cpu:{CORES[-1]}) failed: ValueError: boom in the middle"
+    assert lines[1].strip() == AT
+    assert lines[2].strip() == f"log: {folder.path}/workers/1/log.txt"
+    assert lines[3] == "Traceback (most recent call last):"
+    assert "tiny_jobs.py" in lines[4]
+    assert 'raise ValueError("boom in the middle")' in str(error)
+    assert took_s < END_S
+    kept = Fault.read(folder.path / "fault.json")
+    assert kept is not None
+    assert (kept.worker, kept.kind, kept.doing.microbatch, kept.doing.count) == (1, "raised", 2, 7)
+    assert Fault.read(folder.path / "workers" / "1" / "error.json") == kept
+
+
+def test_a_worker_that_is_killed(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "killed")
+    lines = str(error).splitlines()
+    assert lines[0].startswith(f"worker 1 (cpu:{CORES[-1]}) was killed: SIGKILL")
+    assert lines[1].strip() == AT
+    assert took_s < END_S
+
+
+def test_a_worker_that_leaves_without_a_word(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "exits")
+    assert str(error).splitlines()[0] == f"worker 1 (cpu:{CORES[-1]}) ended: exit code 7"
+    assert AT in str(error)
+    assert str(error).endswith("last words")
+    assert took_s < END_S
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "stopped")
+    lines = str(error).splitlines()
+    assert lines[0].startswith(f"worker 1 (cpu:{CORES[-1]}) hangs: no worker has made progress for 3 s; its process is")
+    assert lines[1].strip() == AT
+    assert took_s < HANG_S + END_S
+
+
+@pytest.mark.slow
+def test_a_worker_that_loops_and_ignores_sigterm(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "loops")
+    text = str(error)
+    assert text.splitlines()[0] == f"worker 1 (cpu:{CORES[-1]}) hangs: no worker has made progress for 3 s"
+    assert AT in text
+    assert "worker 0 is at: step 0, all-reduce" in text
+    assert "in spin_for_ever" in text
+    assert took_s < HANG_S + END_S
+
+
+@pytest.mark.slow
+def test_workers_that_wait_for_each_other(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "waits")
+    assert str(error).splitlines()[0] == f"worker 0 (cpu:{CORES[0]}) hangs: no worker has made progress for 3 s"
+    assert "worker 1 is at: step 0, stage 1, micro-batch 0, receive" in str(error)
+    assert "in recv" in str(error)
+    assert took_s < HANG_S + END_S
+
+
+def test_an_error_of_ours_is_its_sentence(folder: RunFolder) -> None:
+    error, _ = fails(folder, "out_of_memory")
+    assert "failed: out of memory on worker 1: needs 3 GiB, limit 2 GiB\n" in str(error)
+    assert "Traceback" not in str(error)
+
+
+def test_wrong_use_found_by_workers_stays_wrong_use(folder: RunFolder) -> None:
+    with pytest.raises(UsageError, match="there is no task 'digit'; did you mean 'digits'\\?") as caught:
+        launch(folder.plan(), folder, job="tiny_jobs:wrong_use", timeout_s=90)
+    assert caught.value.exit_code == 2
+
+
+@contextlib.contextmanager
+def launcher(folder: RunFolder, job: str) -> Iterator[subprocess.Popen[str]]:
+    """A launcher in a process of its own, which is gone afterwards."""
+    command = [sys.executable, "-c", SCRIPT, str(folder.path), f"tiny_jobs:{job}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_is_clean(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=END_S)
+    assert (process.returncode, out, err) == (130, "", "")
+    nothing_left(notes, 0.0)
+
+
+@pytest.mark.slow
+def test_sigterm_is_a_failed_run_that_leaves_nothing(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=END_S)
+    assert (process.returncode, out, err) == (1, "", "the run was ended by SIGTERM\n")
+    nothing_left(notes, 0.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_launcher_that_is_killed_leaves_no_worker(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        children = [note.pop("child") for note in notes]
+        try:
+            process.kill()
+            process.wait(timeout=END_S)
+            nothing_left(notes, END_S)
+        finally:
+            for child in children:  # a worker's own child is its own affair when SIGKILL takes both parents
+                os.kill(child, signal.SIGKILL)
+
+
+def fault(worker: int, kind: Any, message: str = "", time_ns: int = 0) -> Fault:
+    return Fault(worker=worker, kind=kind, message=message, time_ns=time_ns)
+
+
+def test_root_cause_is_not_the_peer_that_lost_its_connection() -> None:
+    lost, raised = fault(0, "lost-peer", time_ns=1), fault(1, "raised", time_ns=2)
+    late = fault(2, "raised", time_ns=3)
+    assert root_cause([lost, late, raised]) is raised
+    killed, aborted = fault(3, "killed", "SIGKILL"), fault(4, "killed", "SIGABRT")
+    assert root_cause([lost, raised, killed, aborted]) is killed
+    assert root_cause([lost, raised, aborted]) is raised
+    assert root_cause([lost, aborted]) is aborted
+    assert root_cause([lost, fault(5, "exited", time_ns=9)]).worker == 5
+    assert root_cause([fault(6, "lost-peer", time_ns=5), lost]) is lost
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"), "lost-peer"),
+        (ConnectionResetError("Connection reset by peer"), "lost-peer"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)"), "raised"),
+        (ValueError("closed by peer"), "raised"),
+    ],
+)
+def test_kinds_of_errors(error: Exception, kind: str) -> None:
+    made = Fault.of(error, worker=1, device="cpu:0", doing=Doing(), time_ns=5)
+    assert (made.kind, made.exit_code, made.time_ns) == (kind, 1, 5)
+    outer = RunError("could not receive")
+    outer.__cause__ = error
+    assert Fault.of(outer, worker=1, device="", doing=Doing(), time_ns=0).kind == kind
+
+
+def test_a_fault_survives_its_file(tmp_path: Path) -> None:
+    doing = Doing(count=7, step=3, stage=1, microbatch=2, action="forward", shapes="(4, 3) float32")
+    one = Fault(worker=1, kind="hung", message="m", device="cpu:0", doing=doing, traceback="t\n", time_ns=5)
+    one.write(tmp_path / "deep" / "error.json")
+    assert Fault.read(tmp_path / "deep" / "error.json") == one
+    (tmp_path / "half.json").write_text('{"worker": 1, "ki')
+    assert Fault.read(tmp_path / "half.json") is None
+    assert Fault.read(tmp_path / "none.json") is None
+
+
+def test_activity_is_read_from_its_file_while_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "3" / "activity.txt"
+    assert read_doing(path) == Doing()
+    one = Activity()
+    one.begin("load model")
+    one.open(path)
+    assert read_doing(path) == Doing(count=1, action="load model")
+    one.begin("forward", step=0, stage=12, microbatch=30, shapes="(4, 3) float32")
+    assert read_doing(path) == one.now()
+    assert str(one.now()) == "step 0, stage 12, micro-batch 30, forward, shapes (4, 3) float32"
+    one.begin("F")  # a shorter record leaves nothing of a longer one
+    assert read_doing(path) == Doing(count=3, step=0, action="F")
+    one.begin("forward", shapes="(4, 3) float32, " * 500)
+    assert read_doing(path).count == 4
+    one.close()
+    one.begin("after")
+    assert read_doing(path).count == 4

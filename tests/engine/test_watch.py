@@ -1,0 +1,113 @@
+"""Slow is not hung; the one to blame is the one that the others wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from stagewright.engine.fault import Activity, Doing, Fault
+from stagewright.engine.watch import START_S, ProgressClock, StoreWatch, blame, is_stopped
+
+
+def test_clock_counts_from_the_last_change() -> None:
+    clock = ProgressClock(3.0, 100.0)
+    assert clock.overdue(0, 102.9) is None
+    assert clock.overdue(0, 105.9) == 3.0
+    assert clock.overdue(1, 106.0) is None
+    assert clock.overdue(1, 108.5) is None
+    assert clock.overdue(1, 110.0) == 4.0
+
+
+def test_clock_gives_a_start_more_time() -> None:
+    clock = ProgressClock(3.0, 0.0)
+    assert clock.overdue(0, 0.0, starting=True) is None
+    assert clock.overdue(0, START_S - 0.1, starting=True) is None
+    assert clock.overdue(0, START_S, starting=True) == START_S
+    patient = ProgressClock(1000.0, 0.0)
+    assert patient.overdue(0, 999.0, starting=True) is None
+
+
+def test_blame() -> None:
+    forward, receive = Doing(action="forward", count=5), Doing(action="receive activation", count=4)
+    no, yes = [False] * 3, [True] * 3
+    assert blame([receive, forward, receive], no, yes) == 1
+    assert blame([receive, forward, receive], [False, False, True], yes) == 2
+    assert blame([receive, receive, Doing(action="receive", count=2)], no, yes) == 2
+    assert blame([forward, receive, receive], no, [False, True, True]) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the state of a process is read from /proc")
+def test_a_stopped_process_is_seen() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            assert not is_stopped(process.pid)
+            os.kill(process.pid, signal.SIGSTOP)
+            until_s = time.monotonic() + 5
+            while not is_stopped(process.pid) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert is_stopped(process.pid)
+        finally:
+            process.kill()
+    assert not is_stopped(process.pid)
+
+
+def watch(store: HashStore, activity: Activity, ended: list[Fault], worker: int = 0, hang_s: float = 0.4) -> StoreWatch:
+    one = StoreWatch(
+        store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=0.1
+    )
+    one.start()
+    return one
+
+
+def wait_for(ended: list[Fault]) -> Fault:
+    until_s = time.monotonic() + 10
+    while not ended and time.monotonic() < until_s:
+        time.sleep(0.01)
+    return ended[0]
+
+
+def test_another_workers_failure_ends_this_one() -> None:
+    store, activity, ended = HashStore(), Activity(), []
+    activity.begin("forward", step=4)
+    mine = watch(store, activity, ended, hang_s=60)
+    other = watch(store, Activity(), [], worker=1, hang_s=60)
+    other.stop()
+    other.tell(Fault(worker=1, kind="raised", message="ValueError: boom"))
+    other.tell(Fault(worker=1, kind="raised", message="a later one is not told"))
+    fault = wait_for(ended)
+    mine.stop()
+    assert (fault.worker, fault.kind, fault.doing.step) == (0, "lost-peer", 4)
+    assert fault.message == "worker 1 failed: ValueError: boom"
+
+
+def test_no_progress_of_any_worker_is_a_hang_and_some_is_not() -> None:
+    store, activity, ended = HashStore(), Activity(), []
+    activity.begin("receive")
+    busy = Activity()
+    busy.begin("forward")
+    mine = watch(store, activity, ended)
+    other = watch(store, busy, [], worker=1, hang_s=60)
+    for _ in range(15):  # 1.5 s in which one worker goes on
+        time.sleep(0.1)
+        busy.begin("forward")
+        assert not ended
+    fault = wait_for(ended)
+    mine.stop()
+    other.stop()
+    assert (fault.kind, fault.message) == ("hung", "no worker has made progress for 0 s")
+    assert "time.sleep" in fault.traceback  # where the main thread is
+
+
+def test_a_watch_that_is_stopped_says_nothing() -> None:
+    store, ended = HashStore(), []
+    mine = watch(store, Activity(), ended)
+    mine.tell(Fault(worker=1, kind="raised", message="boom"))
+    mine.stop()
+    time.sleep(0.3)
+    assert not ended

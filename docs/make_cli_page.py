@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from stagewright.cli.app import app
+
 PAGE = Path(__file__).with_name("cli.md")
-VERBS = ("models", "profile", "split")
 WIDTH = 100
 
 HEAD = """\
@@ -31,8 +32,13 @@ and notes to standard error. With `--json` standard output holds data alone: [JS
 def cli_page() -> str:
     """The whole page."""
     parts = [HEAD, _section("stagewright", [])]
-    parts += [_section(f"stagewright {verb}", [verb]) for verb in VERBS]
+    parts += [_section(f"stagewright {verb}", [verb]) for verb in verbs()]
     return "\n".join(parts)
+
+
+def verbs() -> list[str]:
+    """Every verb, in the order of the program's own list."""
+    return [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
 
 
 def _section(title: str, arguments: list[str]) -> str:

@@ -25,7 +25,7 @@ def main() -> None:
     command_line()
 
 
-def start_worker(plan: Path, run: Path | None, job: str | None, hang_s: float | None) -> None:
+def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: float | None) -> None:
     """Run this worker; whatever fails ends the process with one message, without waiting for stuck threads."""
     from stagewright.errors import StagewrightError
 
@@ -38,7 +38,7 @@ def start_worker(plan: Path, run: Path | None, job: str | None, hang_s: float | 
         from stagewright.engine.watch import HANG_S
         from stagewright.engine.worker import DEFAULT_JOB, run_worker
 
-        run_worker(plan, run, job=job or DEFAULT_JOB, hang_s=HANG_S if hang_s is None else hang_s, end=end)
+        run_worker(plan, run_folder, job=job or DEFAULT_JOB, hang_s=HANG_S if hang_s is None else hang_s, end=end)
     except StagewrightError as error:
         end(error)
 
@@ -46,11 +46,11 @@ def start_worker(plan: Path, run: Path | None, job: str | None, hang_s: float | 
 def _worker(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="stagewright worker", add_help=False, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--run", type=Path)
+    parser.add_argument("--run-folder", type=Path)  # not --run: torchrun would take that for its own --run-path
     parser.add_argument("--job")
     parser.add_argument("--hang-s", type=float)
     given = parser.parse_args(words)
-    start_worker(given.plan, given.run, given.job, given.hang_s)
+    start_worker(given.plan, given.run_folder, given.job, given.hang_s)
 
 
 if __name__ == "__main__":

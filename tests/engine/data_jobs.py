@@ -116,8 +116,7 @@ def steps(
     if rank:  # replica 0's values count
         with torch.no_grad():
             next(copied.parameters()).add_(1.0)
-    units = list(copied.layers) if name == "tied" else []
-    units += [copied.embedding, copied.head] if name == "tied" else []
+    units = [*copied.layers, copied.embedding, copied.head] if isinstance(copied, Tied) else []
     replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
     found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": []}
@@ -130,7 +129,7 @@ def steps(
         wanted = serial_step(serial, name, x, target, replica.num_replicas)
         found["loss"] = max(found["loss"], difference(loss, wanted))
         gradients = full_gradients(replica.module)
-        found["gradients"] = max(found["gradients"], worst(gradients, grads(serial)))
+        found["gradients"] = max(found["gradients"], worst(gradients, full_gradients(serial)))
         for optimizer in optimizers:
             optimizer.step()
         state = full_state_dict(replica.module)
@@ -140,7 +139,7 @@ def steps(
     other = {key: value + 1 for key, value in state.items()}
     load_full_state_dict(replica.module, other)
     found["loads"] = all(torch.equal(value, other[key]) for key, value in full_state_dict(replica.module).items())
-    found["tied"] = name != "tied" or copied.head.weight is copied.embedding.weight
+    found["tied"] = not isinstance(copied, Tied) or copied.head.weight is copied.embedding.weight
     return found
 
 
@@ -170,10 +169,6 @@ def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tens
     return total
 
 
-def grads(model: nn.Module) -> dict[str, Any]:
-    return {key: parameter.grad for key, parameter in model.named_parameters()}
-
-
 def as_float(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.float() for key, value in state.items()}
 
@@ -193,8 +188,8 @@ def dropped(rank: int) -> str:
     model, x, target = build("routed", 4)
     replica = wrap_data_parallel(model, dist.group.WORLD, bucket_bytes=1)
     replica_step(replica, x.abs(), target)
-    assert isinstance(model, Routed)
     replica_step(replica, x.abs(), target)  # DistributedDataParallel from here on
+    model.zero_grad()
     try:
         replica_step(replica, -x.abs(), target)
     except Exception as error:
@@ -228,7 +223,7 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
         wanted = tensor_jobs.loss_of(serial(**whole))
         wanted.backward()
         found["loss"] = max(found["loss"], difference(total, wanted.detach()))
-        found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), grads(serial)))
+        found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), full_gradients(serial)))
         for optimizer in optimizers:
             optimizer.step()
     found["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))

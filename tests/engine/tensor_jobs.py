@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.engine.full_state import full_gradients, full_state_dict, load_full_state_dict
-from stagewright.engine.tensor import apply_tensor_parallel, tensor_plan
+from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
 
 BATCH, LENGTH = 4, 6
 
@@ -118,7 +118,7 @@ def step(rank: int, name: str) -> dict[str, Any]:
     return {
         "loss": difference(loss.detach(), wanted.detach()),
         "outputs": difference(outputs.logits.detach(), expected.logits.detach()),
-        "gradients": worst(gradients, {key: one.grad for key, one in serial.named_parameters()}),
+        "gradients": worst(gradients, full_gradients(serial)),
         "evaluated": evaluated,
         "same_state": same,
         "loads": again,
@@ -154,7 +154,7 @@ def trained(rank: int, name: str, steps: int) -> float:
 
 
 def dropout(rank: int, name: str) -> dict[str, Any]:
-    """Three passes, two with the same seed: the loss on this worker, and numbers drawn inside a region and after all."""
+    """Three passes, two with one seed: the loss on this worker, and numbers drawn inside a region and after all."""
     model, batch = build(name, dropout=0.3)
     apply_tensor_parallel(model, dist.group.WORLD)
     losses: list[float] = []
@@ -199,4 +199,34 @@ def half(rank: int, name: str) -> float:
     loss_of(split(**batch)).backward()
     loss_of(serial(**batch)).backward()
     found = {key: None if one is None else one.float() for key, one in full_gradients(split).items()}
-    return worst(found, {key: one.grad for key, one in serial.named_parameters()})
+    return worst(found, full_gradients(serial))
+
+
+def stage(rank: int, name: str, shard: bool) -> dict[str, float]:
+    """A captured stage of a split model: gradients under the model's names, against serial."""
+    from stagewright.capture import capture
+    from stagewright.engine.data import wrap_data_parallel
+
+    serial, batch = build(name)
+    model = copy.deepcopy(serial)
+    graph = capture(model, (), batch)
+    plan = tensor_plan(model, 2)
+    refuse_open_regions(plan, [call.target for call in graph.calls])
+    stage = graph.stage(0, len(graph.calls) - 1)
+    group = dist.group.WORLD
+    if shard:  # the same batch on both replicas, each with half the weight
+        replica = wrap_data_parallel(stage, group, shard=True, units=[graph.module(call) for call in graph.calls])
+        output = graph.unflatten(replica(*graph.flatten((), batch)))
+        (loss_of(output) / 2).backward()
+        replica.synchronise(0.5)
+    else:
+        apply_tensor_parallel(model, group, plan=plan)
+        output = graph.unflatten(stage(*graph.flatten((), batch)))
+        loss_of(output).backward()
+    expected = serial(**batch)
+    loss_of(expected).backward()
+    wanted, found = full_gradients(serial), full_gradients(stage)
+    return {
+        "outputs": difference(output.logits.detach(), expected.logits.detach()),
+        "gradients": worst({key: found.get(key) for key in wanted}, wanted),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ SHAPES: dict[type[Any], tuple[int, ...]] = {
 
 def batch(kind: type[Any], number: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(SHAPES[kind], generator=generator) * 3 + torch.arange(5.0).view(5, *[1] * (len(SHAPES[kind]) - 2))
+    return torch.randn(SHAPES[kind], generator=generator) * 3 + torch.arange(5.0).view(
+        5, *[1] * (len(SHAPES[kind]) - 2)
+    )
 
 
 def assert_same_statistics(one: nn.Module, other: nn.Module) -> None:
@@ -75,22 +78,36 @@ def test_merged_over_replicas(momentum: float | None) -> None:
     for step in range(2):
         data = batch(nn.BatchNorm1d, step)
         whole(data)
-        gathered: list[torch.Tensor] = []
         deferred = [DeferredBatchNorm(replica) for replica in replicas]
         for one, replica, part in zip(deferred, replicas, data.split(shares(13, 3)), strict=True):
             one.install()
             for microbatch in part.split(microbatch_sizes(len(part), 2)):
                 replica(microbatch)
-        for one in deferred:  # first look at what each replica has to give, then give everyone the sum
-            with pytest.raises(StopIteration):
-                one.finish_step(lambda flat: gathered.append(flat.clone()) or next(iter(())))
-        assert len(gathered) == 3
-        assert gathered[0].dtype == torch.float64
-        assert gathered[0].numel() == 2 * (1 + 5 + 5)
+        sums = AllReduce(3)
+        threads = [threading.Thread(target=one.finish_step, args=(sums,)) for one in deferred]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert sums.seen == [((3 * 10,), torch.float64)] * 3
         for one, replica in zip(deferred, replicas, strict=True):
-            one.finish_step(lambda flat: flat.copy_(torch.stack(gathered).sum(0)))
             one.remove()
             assert_same_statistics(replica, whole)
+
+
+class AllReduce:
+    """The sum over replicas that are threads."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.seen: list[Any] = []
+        self._vectors: list[torch.Tensor] = []
+        self._all_here = threading.Barrier(num_replicas, timeout=10)
+
+    def __call__(self, vector: torch.Tensor) -> None:
+        self.seen.append((tuple(vector.shape), vector.dtype))
+        self._vectors.append(vector.clone())
+        self._all_here.wait()
+        vector.copy_(torch.stack(self._vectors).sum(0))
 
 
 def test_a_replica_without_samples_follows() -> None:

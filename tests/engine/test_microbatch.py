@@ -113,7 +113,7 @@ def test_wrong_batches() -> None:
         split((torch.zeros(5), torch.zeros(4)), (0, 0), (3, 2))
     with pytest.raises(UsageError, match="has 2 values, the example had 1"):
         split((torch.zeros(5), torch.zeros(4)), (0,), (3, 2))
-    with pytest.raises(UsageError, match="can't be split into 2 micro-batches"):
+    with pytest.raises(UsageError, match="can't take 3 of 5 samples"):
         split((torch.zeros(5),), (None,), (3, 2))
     assert split(None, (None,), (3, 2)) == [None, None]
     assert split((3, torch.zeros(5)), (None, None), (5,))[0][0] == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture import UnitGraph, capture
@@ -200,6 +201,35 @@ def test_what_runs_again_is_watched(graph: UnitGraph) -> None:
     assert entered == []
     output.sum().backward()
     assert entered == [True]
+
+
+def test_through_a_data_parallel_wrapper() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.BatchNorm1d(4))
+    graph = capture(model, (torch.randn(2, 4),), units=["0", "1", "2", "3"])
+    x = torch.randn(5, 4)
+    (stage,) = graph.stages([])
+    stage(x)[0].square().sum().backward()
+    expected = [one.grad.clone() for one in stage.parameters() if one.grad is not None]
+    model.zero_grad()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wrapper = nn.parallel.DistributedDataParallel(stage)
+        calls: list[None] = []
+        wrapper.register_forward_pre_hook(lambda *_: calls.append(None))
+        forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=1, through=wrapper)
+        saved: list[torch.Size] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
+            output = forward((x,), 0)[0]
+        assert saved == [x.shape]
+        output.square().sum().backward()
+        assert len(calls) == 1
+        assert int(model[3].num_batches_tracked) == 2
+    finally:
+        dist.destroy_process_group()
+    for a, parameter in zip(expected, stage.parameters(), strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(a, parameter.grad, rtol=0, atol=0)
 
 
 def test_policies() -> None:

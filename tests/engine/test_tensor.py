@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stagewright import zoo
-from stagewright.engine.tensor import tensor_plan
+from stagewright.engine.tensor import refuse_open_regions, tensor_plan
 from stagewright.errors import UsageError
 
 FAMILIES = ("deit", "vit", "bert", "roberta", "gpt2", "llama")
@@ -75,6 +75,23 @@ def test_bfloat16(pool_of: Callable[[int], Any]) -> None:
     assert max(pool_of(2).run("tensor_jobs:half", "llama")) <= 0.05  # 8 bits of mantissa
 
 
+@pytest.mark.parametrize("shard", [False, True], ids=["tensor", "data-sharded"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "deit"])
+def test_a_captured_stage(name: str, shard: bool, pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(2).run("tensor_jobs:stage", name, shard):
+        assert found["outputs"] <= 1e-5
+        assert found["gradients"] <= 1e-5
+
+
+def test_refuses_units_that_cut_a_region() -> None:
+    model, _ = tensor_jobs.build("bert")
+    plan = tensor_plan(model, 2)
+    refuse_open_regions(plan, ["bert.encoder.layer.0", "bert.encoder.layer.1"])
+    halves = [f"bert.encoder.layer.{at}.{part}" for at in range(2) for part in ("attention", "intermediate", "output")]
+    with pytest.raises(UsageError, match=r"layer.0.intermediate.dense … .*, but they are in 2 units"):
+        refuse_open_regions(plan, halves)
+
+
 def test_plan_names_layers() -> None:
     model, _ = tensor_jobs.build("llama")
     plan = tensor_plan(model, 2)
@@ -111,7 +128,7 @@ def test_refuses_models_without_attention() -> None:
 
 
 def test_refuses_heads_that_do_not_divide() -> None:
-    with pytest.raises(UsageError, match="tensor=2 does not divide the 3 attention heads of .* use data or pipeline"):
+    with pytest.raises(UsageError, match=r"tensor=2 does not divide the 3 attention heads of .* use data or pipeline"):
         tensor_plan(zoo.load("deit-tiny", batch=2).module, 2)
     model, _ = tensor_jobs.build("llama")
     with pytest.raises(

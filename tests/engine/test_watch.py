@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -91,16 +92,17 @@ def test_no_progress_of_any_worker_is_a_hang_and_some_is_not() -> None:
     activity.begin("receive")
     busy = Activity()
     busy.begin("forward")
-    mine = watch(store, activity, ended)
-    other = watch(store, busy, [], worker=1, hang_s=60)
-    for _ in range(15):  # 1.5 s in which one worker goes on
+    mine = watch(store, activity, ended, hang_s=1)
+    other = watch(store, busy, [], worker=1, hang_s=3)
+    for _ in range(20):  # 2 s in which one worker goes on
         time.sleep(0.1)
         busy.begin("forward")
         assert not ended
     fault = wait_for(ended)
     mine.stop()
     other.stop()
-    assert (fault.kind, fault.message) == ("hung", "no worker has made progress for 0 s")
+    assert fault.kind == "hung"
+    assert re.fullmatch(r"no worker has made progress for \d s", fault.message)
     assert "time.sleep" in fault.traceback  # where the main thread is
 
 

@@ -82,7 +82,7 @@ def test_torch_is_not_there_when_the_device_is_pinned(tmp_path: Path) -> None:
 
 def test_a_plan_for_one_worker_runs_alone(tmp_path: Path) -> None:
     plan, folder = one_worker(tmp_path), tmp_path / "run"
-    done = run("-m", "stagewright", "worker", str(plan), "--run", str(folder), "--job", "tiny_jobs:add_up")
+    done = run("-m", "stagewright", "worker", str(plan), "--run-folder", str(folder), "--job", "tiny_jobs:add_up")
     assert (done.returncode, done.stdout, done.stderr) == (0, "out 0\n", "err 0\n")
     seen = json.loads((folder / "workers" / "0" / "seen.json").read_text())
     assert (seen["total"], seen["cores"], seen["threads"]) == (1.0, [CORES[-1]], 1)
@@ -100,6 +100,6 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     lone = one_worker(tmp_path)
     for job, words in (("nowhere:job", "No module named 'nowhere'"), ("tiny_jobs", "write package.module:function")):
-        done = run("-m", "stagewright", "worker", str(lone), "--run", str(tmp_path / "run"), "--job", job)
+        done = run("-m", "stagewright", "worker", str(lone), "--run-folder", str(tmp_path / "run"), "--job", job)
         assert done.returncode == 2
         assert words in done.stderr

@@ -12,9 +12,11 @@ __all__ = ["worker"]
 
 def worker(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.", show_default=False)],
-    run: Annotated[
+    run_folder: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The run's folder. [default: a new one in runs/, named by worker 0]"),
+        typer.Option(
+            "--run-folder", metavar="FOLDER", help="The run's folder. [default: a new one in runs/, named by worker 0]"
+        ),
     ] = None,
     job: Annotated[
         str | None,
@@ -30,4 +32,4 @@ def worker(
     """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
     from stagewright.__main__ import start_worker
 
-    start_worker(plan, run, job, hang_s)
+    start_worker(plan, run_folder, job, hang_s)

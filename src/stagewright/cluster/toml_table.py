@@ -132,12 +132,12 @@ def size(value: object, where: str) -> int:
 
 def rate(value: object, where: str) -> float:
     """Bytes a second, from a number or from a text such as 10Gbit/s."""
-    return _quantity(value, where, parse_rate, number)
+    return _quantity(value, where, _exact(parse_rate), number)
 
 
 def seconds(value: object, where: str) -> float:
     """Seconds, from a number or from a text such as 50us."""
-    return _quantity(value, where, parse_s, number)
+    return _quantity(value, where, _exact(parse_s), number)
 
 
 def _quantity(value: object, where: str, parse: Callable[[str], float], plain: Callable[[object, str], float]) -> float:
@@ -147,6 +147,11 @@ def _quantity(value: object, where: str, parse: Callable[[str], float], plain: C
         return parse(value)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
+
+
+def _exact(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """The parser without the last digit's error of its product: 10us is 1e-05, not 9.999999999999999e-06."""
+    return lambda written: float(f"{parse(written):.15g}")
 
 
 def _show(value: object) -> str:
@@ -164,12 +169,12 @@ def write_size(num_bytes: int) -> str | int:
 
 def write_rate(bytes_per_s: float) -> str | float:
     """Bytes a second as people write them, or the bare number where that is not exact."""
-    return _write(bytes_per_s, (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)), parse_rate)
+    return _write(bytes_per_s, (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)), _exact(parse_rate))
 
 
 def write_seconds(value_s: float) -> str | float:
     """Seconds as people write them, or the bare number where that is not exact."""
-    return _write(value_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), parse_s)
+    return _write(value_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), _exact(parse_s))
 
 
 def _write(value: float, units: Sequence[tuple[str, float]], parse: Callable[[str], float]) -> str | float:

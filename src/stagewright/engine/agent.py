@@ -169,6 +169,13 @@ class Agent(LocalElasticAgent):
                     stream.close()
         self._all_ended = True
 
+    def close(self) -> None:
+        """End what is left and close the store, even while someone holds on to this agent (as a traceback does)."""
+        self.end_all()
+        self._store = None
+        self._worker_group.store = None
+        self._rdzv_handler.shutdown()
+
     def _handlers(self) -> list[Any]:
         handlers = getattr(self._pcontext, "subprocess_handlers", None) or {}
         return [handlers[local] for local in sorted(handlers)]

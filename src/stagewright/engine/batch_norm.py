@@ -16,8 +16,9 @@ Names and tensors of ``state_dict`` stay the module's own. ``SyncBatchNorm`` mer
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -123,17 +124,19 @@ class DeferredBatchNorm:
         ``reduce`` adds a float64 vector over the replicas of the data axis, in place; every replica must call it with
         the same model and the same running statistics. It is called once for all norms of a device.
         """
-        sums = [_sums(norm, call) for norm, calls in self._found.items() for call in calls]
-        if reduce is not None and sums:
-            flat = torch.cat(sums)
+        num_calls = max((len(calls) for calls in self._found.values()), default=0)
+        # A second call of a norm moves what the first has moved; all first calls go together, all second ones, …
+        rounds = [
+            _Round({norm: calls[number] for norm, calls in self._found.items() if number < len(calls)})
+            for number in range(num_calls)
+        ]
+        if reduce is not None and rounds:
+            flat = torch.cat([one.sums.flatten() for one in rounds])
             reduce(flat)
-            sums = list(torch.split(flat, [len(one) for one in sums]))
-        moves = iter(sums)
-        for norm, calls in self._found.items():
-            # The shift of every call's sums is the running mean before the step.
-            shift = _buffer(norm, "running_mean").to(torch.float64, copy=True)
-            for _ in calls:
-                _move(norm, shift, next(moves))
+            for one, part in zip(rounds, torch.split(flat, [one.sums.numel() for one in rounds]), strict=True):
+                one.sums = part.view(3, -1)
+        for one in rounds:
+            one.move()
         self.discard()
 
     def _deferring(self, norm: _BatchNorm, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -167,35 +170,64 @@ class DeferredBatchNorm:
         calls[number].append(found)
 
 
-def _sums(norm: _BatchNorm, call: list[_Statistics]) -> torch.Tensor:
-    """Count, sum and sum of squares of all values, measured from the running mean: these add up over replicas."""
-    shift = _buffer(norm, "running_mean").double()
-    total = torch.zeros(1 + 2 * len(shift), dtype=torch.float64, device=shift.device)
-    if call:
-        counts = torch.tensor([one.count for one in call], dtype=torch.float64, device=shift.device)[:, None]
-        means = torch.stack([one.mean for one in call]).double() - shift
-        squares = torch.stack([one.variance for one in call]).double() * (counts - 1) + counts * means.square()
-        total[0] = counts.sum()
-        total[1:] = torch.cat([(counts * means).sum(0), squares.sum(0)])
-    return total
+class _Round:
+    """One move of many norms, all their channels side by side."""
+
+    def __init__(self, found: dict[_BatchNorm, list[_Statistics]]) -> None:
+        self.norms = list(found)
+        self.sizes = [len(_buffer(norm, "running_mean")) for norm in self.norms]
+        self.shift = self._running("running_mean")
+        self.sums = self._add(list(itertools.zip_longest(*found.values())))
+        """Count, sum and sum of squares of each channel, measured from its running mean; they add up over replicas."""
+
+    def _add(self, rows: list[tuple[_Statistics | None, ...]]) -> torch.Tensor:
+        """Add up what the norms found in each micro-batch, a row each; ``None`` where one found nothing."""
+        if not rows:
+            return self.shift.new_zeros(3, len(self.shift))
+        blank = [torch.zeros_like(_buffer(norm, "running_mean")) for norm in self.norms]
+        nothing = [_Statistics(0, zeros, zeros) for zeros in blank]
+        every = [one or none for row in rows for one, none in zip(row, nothing, strict=True)]
+        shape = (len(rows), len(self.shift))
+        count = self._spread([one.count for one in every]).view(shape)
+        mean = torch.cat([one.mean for one in every]).double().view(shape) - self.shift
+        variance = torch.cat([one.variance for one in every]).double().view(shape)
+        square = (count - 1).clamp_min(0) * variance + count * mean.square()
+        return torch.stack([count.sum(0), (count * mean).sum(0), square.sum(0)])
+
+    def move(self) -> None:
+        """Update the running statistics as the modules do it themselves with a whole batch."""
+        count, total, square = self.sums
+        seen = count > 1
+        mean = total / count.clamp_min(1)
+        variance = (square - count * mean.square()).clamp_min(0) / (count - 1).clamp_min(1)
+        firsts = [sum(self.sizes[:at]) for at in range(len(self.sizes))]
+        factor = self._spread(
+            [_factor(norm) if moves else 0.0 for norm, moves in zip(self.norms, seen[firsts].tolist(), strict=True)]
+        )
+        for name, value in (("running_mean", mean + self.shift), ("running_var", variance)):
+            running = self._running(name)
+            # Not `lerp`: with a factor of 0 the running value must stay, to the last bit.
+            moved = torch.where(factor > 0, (1 - factor) * running + factor * value, running)
+            for norm, part in zip(self.norms, torch.split(moved, self.sizes), strict=True):
+                _buffer(norm, name).copy_(part)
+
+    def _running(self, name: str) -> torch.Tensor:
+        return torch.cat([_buffer(norm, name) for norm in self.norms]).to(torch.float64)
+
+    def _spread(self, values: Sequence[float]) -> torch.Tensor:
+        """One number for each norm (or for each norm in every row) as one for each channel."""
+        sizes = torch.tensor(self.sizes * (len(values) // len(self.sizes)))
+        return torch.tensor(values, dtype=torch.float64).repeat_interleave(sizes).to(self.shift.device)
 
 
-def _move(norm: _BatchNorm, shift: torch.Tensor, sums: torch.Tensor) -> None:
-    """One update of the running statistics, as the module itself does it with a whole batch."""
-    count = float(sums[0])
-    if count < 2:
-        return
-    mean, square = sums[1:].chunk(2)
-    mean = mean / count
-    variance = (square - count * mean.square()).clamp_min(0) / (count - 1)
-    factor = norm.momentum
-    if norm._buffers.get("num_batches_tracked") is not None:
-        tracked = _buffer(norm, "num_batches_tracked")
+def _factor(norm: _BatchNorm) -> float:
+    """Count one batch more; how far the running statistics move towards it."""
+    tracked = norm._buffers.get("num_batches_tracked")
+    if tracked is not None:
         tracked.add_(1)
-        factor = 1.0 / float(tracked) if factor is None else factor
-    for name, value in (("running_mean", mean + shift), ("running_var", variance)):
-        running = _buffer(norm, name)
-        running.copy_((1 - (factor or 0.0)) * running.double() + (factor or 0.0) * value)
+        if norm.momentum is None:
+            return 1.0 / float(tracked)
+    return norm.momentum or 0.0
 
 
 def _buffer(norm: _BatchNorm, name: str) -> torch.Tensor:

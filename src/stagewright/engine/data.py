@@ -20,9 +20,8 @@ own; those of replica 0 count.
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -107,7 +106,7 @@ class DataParallel:
             return
         flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers]) * weight
         self._sum(flat)
-        for buffer, value in zip(buffers, flat.split([one.numel() for one in buffers]), strict=True):
+        for buffer, value in zip(buffers, torch.split(flat, [one.numel() for one in buffers]), strict=True):
             buffer.copy_(value.view_as(buffer))
 
     def _sum(self, flat: torch.Tensor) -> torch.Tensor:
@@ -125,7 +124,7 @@ class DataParallel:
         for bucket in _buckets(present, bucket_bytes):
             flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket])
             self._sum(flat)
-            for one, value in zip(bucket, flat.split([one.numel() for one in bucket]), strict=True):
+            for one, value in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 if one.grad is None:
                     one.grad = torch.empty_like(one)
                 one.grad.copy_(value.view_as(one))
@@ -146,7 +145,6 @@ class _Replicated(DataParallel):
         self._left_out: list[nn.Parameter] = []
         self._in_buckets: dict[int, str] = {}
         self._reduced: set[int] = set()
-        self._skipping = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._wrapped is None or not torch.is_grad_enabled():
@@ -155,12 +153,8 @@ class _Replicated(DataParallel):
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        self._skipping = True
-        try:
-            with self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext():
-                yield
-        finally:
-            self._skipping = False
+        with self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext():
+            yield
 
     def synchronise(self, weight: float) -> None:
         if self._wrapped is None:
@@ -183,7 +177,9 @@ class _Replicated(DataParallel):
         self._in_buckets = {id(one): name for name, one in used.items()}
         aliases = {id(one) for one in self._left_out}
         ignored = [name for name, one in self.module.named_parameters(remove_duplicate=False) if id(one) in aliases]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, ignored)
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+            self.module, ignored
+        )
         # torch's own buckets count in MiB.
         wrapped = DistributedDataParallel(
             self.module,
@@ -194,10 +190,11 @@ class _Replicated(DataParallel):
             gradient_as_bucket_view=True,
             find_unused_parameters=self._find_unused,
         )
-        wrapped.register_comm_hook(None, self._reduce)
+        # A lambda: torch inspects annotations, and those of this file are text.
+        wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
         self._wrapped = wrapped
 
-    def _reduce(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Sum one bucket; DistributedDataParallel's own hook would average."""
         flat = bucket.buffer()
         self._reduced.update(id(parameter) for parameter in bucket.parameters())
@@ -210,9 +207,11 @@ class _Replicated(DataParallel):
         missed = [name for identity, name in self._in_buckets.items() if identity not in self._reduced]
         self._reduced.clear()
         if missed:
+            # Buckets leave in order: behind the one that waits, others wait too.
+            guilty = [name for name in missed if self._trained[name].grad is None] or missed
             raise RunError(
-                f"{len(missed)} gradients were not summed over the replicas, the first of {missed[0]!r}: the loss of an "
-                "earlier step reached parameters that this one did not; wrap with find_unused=True"
+                f"{len(missed)} gradients were not summed over the replicas: the first step reached {guilty[0]!r} and "
+                f"{len(guilty) - 1} other parameters that this one did not; wrap with find_unused=True"
             )
 
 
@@ -254,7 +253,7 @@ class _Sharded(DataParallel):
         for unit in self._groups:
             root = unit is self._groups[-1]
             num_bytes = 0
-            for parameter in unit.parameters():
+            for parameter in cast(nn.Module, unit).parameters():
                 if isinstance(parameter, DTensor) and id(parameter) not in seen:
                     seen.add(id(parameter))
                     rows = -(-parameter.shape[0] // self.num_replicas) * self.num_replicas

@@ -19,7 +19,7 @@ import hashlib
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch import fx
 
 from stagewright.capture.stage import Stage
 
-__all__ = ["RandomKey", "current_key", "held_key", "is_keyed", "key_stage", "random_key"]
+__all__ = ["RandomKey", "current_key", "held_key", "is_keyed", "key_stage", "random_key", "reseed"]
 
 _MASK = (1 << 64) - 1
 
@@ -64,7 +64,7 @@ def current_key() -> RandomKey | None:
     return _current.key
 
 
-def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> Any:
+def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> AbstractContextManager[None]:
     """A context in which keyed stages draw the random numbers of one micro-batch of one step."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, step, first_sample), digest_size=8).digest()
     return held_key(RandomKey(base=int.from_bytes(digest, "little"), generators=_generators(device)))
@@ -102,7 +102,7 @@ def key_stage(stage: Stage) -> None:
             graph.call_function(reseed, (0,))
     # The code of a stage is written when it is made: take it from a stage made of the changed graph.
     stage._run = Stage(graph, calls=stage.calls, inputs=stage.inputs, outputs=stage.outputs)._run
-    _keyed(stage)
+    stage.__dict__["stagewright_keyed"] = True
 
 
 def is_keyed(stage: Stage) -> bool:
@@ -117,10 +117,6 @@ def reseed(call: int) -> None:
         seed = key.seed_of(call)
         for generator in key.generators:
             generator.manual_seed(seed)
-
-
-def _keyed(stage: Stage) -> None:
-    stage.__dict__["stagewright_keyed"] = True
 
 
 def _generators(device: torch.device) -> tuple[torch.Generator, ...]:

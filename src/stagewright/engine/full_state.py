@@ -32,22 +32,22 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def full_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Each parameter's gradient under the plain model's names; ``None`` where it has none."""
+    """Gradients under the plain model's names, a tied one under each of its names; ``None`` where there is none."""
     plain = unwrapped(model)
-    found = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    found = {name: parameter.grad for name, parameter in plain.named_parameters(remove_duplicate=False)}
     full = full_values(plain, {name: value for name, value in found.items() if value is not None})
     return {name: full.get(name) for name in found}
 
 
 def full_values(model: nn.Module, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Full tensors from what this worker holds for each parameter: its value, its gradient, its optimiser's averages."""
+    """Full tensors from what this worker holds for a parameter: its value, its gradient or an optimiser's averages."""
     shards = shards_of(unwrapped(model))
-    full: dict[str, torch.Tensor] = {}
+    full: dict[int, torch.Tensor] = {}
     for name, value in held.items():
-        if isinstance(value, DTensor):
-            value = value.full_tensor()
-        full[name] = shards[name].full(value) if name in shards and value.ndim else value
-    return full
+        if id(value) not in full:
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            full[id(value)] = shards[name].full(whole) if name in shards and whole.ndim else whole
+    return {name: full[id(value)] for name, value in held.items()}
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ The launcher merges the workers' results (``merge_results``).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from stagewright.cluster.atomic_file import save_text
 from stagewright.engine.context import WorkerContext
@@ -67,13 +69,15 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
 
 def load_model(plan: Plan, context: WorkerContext) -> Model:
     """The plan's model with a batch of its size, in the mode that is run, on this worker's device."""
-    import dataclasses
-
     model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
     model.module.train(plan.training)
     if context.torch_device.type == "cpu":
         return model
-    return dataclasses.replace(model, module=model.module.to(context.torch_device))
+    place = context.torch_device
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(place), (model.args, model.kwargs, model.target)
+    )
+    return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -112,8 +116,6 @@ def _prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equal
 
 def _outputs(replica: Replica, outcome: StepOutcome) -> dict[int, list[torch.Tensor]]:
     """Results by their place among the micro-batches of all replicas."""
-    from torch.utils import _pytree as pytree
-
     place, batch = replica.context.torch_device, _example(replica)
     start = sum(len(replica.dealer.parts(batch, place, one)) for one in range(replica.context.data))
     return {

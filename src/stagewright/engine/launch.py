@@ -54,16 +54,15 @@ def launch(
         worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
         for name in ("activity.txt", "error.json", "log.txt", "stack.txt"):  # of an earlier try in this folder
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
-    words = ["-m", "stagewright", "worker", str(folder / "plan.toml"), "--run", str(folder)]
+    words = ["-m", "stagewright", "worker", str(folder / "plan.toml"), "--run-folder", str(folder)]
     words += ["--job", job, "--hang-s", repr(hang_s)]
-    rendezvous = Loopback()
     with _agent_log(folder / "launcher.log"), _own_signals():
         spec = WorkerSpec(
             role="worker",
             local_world_size=num_workers,
             entrypoint=sys.executable,
             args=tuple(words),
-            rdzv_handler=rendezvous,
+            rdzv_handler=Loopback(),
             max_restarts=0,
             monitor_interval=POLL_S,
             local_addr=LOOPBACK,
@@ -76,8 +75,7 @@ def launch(
                 raise KeyboardInterrupt from None
             raise RunError(f"the run was ended by {interruption.sigval.name}") from None
         finally:
-            agent.end_all()
-            rendezvous.shutdown()
+            agent.close()
     if agent.verdict is None and result.is_failed():
         agent.verdict = root_cause(agent.faults)
     if agent.verdict is not None:
@@ -90,17 +88,19 @@ def launch(
 @contextlib.contextmanager
 def _agent_log(path: Path) -> Iterator[None]:
     """What the agent has to say goes to a file: the one message that matters is ours."""
-    logger = logging.getLogger("torch.distributed.elastic")
+    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torchelastic-events-null")]
+    before = [logger.propagate for logger in loggers]
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    propagate = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
+    loggers[0].addHandler(handler)
+    for logger in loggers:
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.propagate = propagate
-        logger.removeHandler(handler)
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+        loggers[0].removeHandler(handler)
         handler.close()
 
 

@@ -97,8 +97,14 @@ class MemoryTracker:
         self.active = False
         """Whether this step is tracked."""
         self._device = device or torch.device("cpu")
-        self._sources: list[tuple[Category, Callable[[], Iterable[torch.Tensor]]]] = []
-        self._parameters: list[nn.Parameter] = []
+        self._modules: list[nn.Module] = []
+        self._parameters: list[nn.Parameter] = []  # of the modules, looked up when tracking begins
+        self._buffers: list[torch.Tensor] = []
+        self._sources: list[tuple[Category, Callable[[], Iterable[torch.Tensor]]]] = [
+            ("parameters", lambda: self._parameters),
+            ("gradients", lambda: [one.grad for one in self._parameters if one.grad is not None]),
+            ("buffers", lambda: self._buffers),
+        ]
         self._owned: set[int] = set()  # storages that were found by walking, or are new gradients
         self._walked: dict[Category, int] = dict.fromkeys(_CATEGORIES, 0)
         self._walked_bytes = 0
@@ -114,11 +120,8 @@ class MemoryTracker:
         self._sources.sort(key=lambda source: _CATEGORIES.index(source[0]))  # stable: parameters go first
 
     def follow_module(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a module's parameters, buffers and gradients and an optimiser's states, as they are at each update."""
-        self._parameters.extend(module.parameters())
-        self.follow("parameters", module.parameters)
-        self.follow("buffers", module.buffers)
-        self.follow("gradients", lambda: [one.grad for one in module.parameters() if one.grad is not None])
+        """Count a module's parameters, buffers and gradients, and an optimiser's states."""
+        self._modules.append(module)
         if optimizer is not None:
             self.follow("optimizer", lambda: _states(optimizer))
 
@@ -128,7 +131,9 @@ class MemoryTracker:
         self.active = True
         try:
             with ExitStack() as stack:
-                for parameter in dict.fromkeys(self._parameters):
+                self._parameters = list({id(p): p for module in self._modules for p in module.parameters()}.values())
+                self._buffers = [buffer for module in self._modules for buffer in module.buffers()]
+                for parameter in self._parameters:
                     if parameter.requires_grad:
                         hook: Any = parameter.register_post_accumulate_grad_hook
                         stack.callback(hook(self._gradient_made).remove)

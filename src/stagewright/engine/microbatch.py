@@ -117,6 +117,11 @@ def narrow(value: Any, dims: Sequence[int | None], *, batch: int, first: int, nu
     leaves, spec = pytree.tree_flatten(value)
     if len(leaves) != len(dims):
         raise UsageError(f"the batch has {len(leaves)} values, the example had {len(dims)}; give it the same structure")
+    if num < batch and all(dim is None for dim in dims) and any(_has_dims(leaf) for leaf in leaves):
+        raise UsageError(  # passed whole, each part would be the whole batch
+            f"can't take {num} of {batch} samples: no dimension of the batch's tensors grows with their number "
+            "(was the model captured for one batch size?); use 1 micro-batch and 1 replica"
+        )
     taken = [
         leaf if dim is None else _narrowed(at, leaf, dim, batch, first, num)
         for at, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
@@ -126,19 +131,16 @@ def narrow(value: Any, dims: Sequence[int | None], *, batch: int, first: int, nu
 
 def split(value: Any, dims: Sequence[int | None], sizes: Sequence[int]) -> list[Any]:
     """A structure of ``sum(sizes)`` samples as one structure for each size."""
-    if len(sizes) > 1 and all(dim is None for dim in dims):
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        if tensors:  # passed whole, each micro-batch would be the whole batch
-            raise UsageError(
-                f"a batch of {sum(sizes)} samples can't be split into {len(sizes)} micro-batches: no dimension of its "
-                "tensors grows with the batch (the model was captured for one batch size?); use 1 micro-batch"
-            )
     batch, first = sum(sizes), 0
     parts = []
     for size in sizes:
         parts.append(narrow(value, dims, batch=batch, first=first, num=size))
         first += size
     return parts
+
+
+def _has_dims(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
 
 
 def _narrowed(at: int, leaf: torch.Tensor, dim: int, batch: int, first: int, num: int) -> torch.Tensor:

@@ -56,7 +56,10 @@ class RecomputedForward:
         index: int,
         num_microbatches: int,
         watch: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        through: Callable[..., Any] | None = None,
     ) -> None:
+        """``watch()`` is entered around every second forward. ``through`` is called in place of the stage and calls it,
+        as a data-parallel wrapper does: it sees each first forward and no second one."""
         self.stage = stage
         self.policy = policy
         self.index = index
@@ -66,12 +69,23 @@ class RecomputedForward:
         self.watch = watch
         self.norms = tracked_norms(stage)
         self._changed = _changed_inputs(stage)
+        self._again = False
+        self._plain: Callable[..., tuple[Any, ...]] = stage if through is None else stage.forward
+        self._through: Callable[..., Any] = self._forward if through is None else through
+        if through is not None:
+            stage.__dict__["forward"] = self._forward  # inside the wrapper and the stage's own hooks
 
     def __call__(self, inputs: Sequence[Any], microbatch: int) -> tuple[Any, ...]:
         """The stage's outputs for one micro-batch."""
-        again = recomputes(self.policy, stage=self.index, microbatch=microbatch, num_microbatches=self.num_microbatches)
-        if not again or not torch.is_grad_enabled():
-            return self.stage(*inputs)  # type: ignore[no-any-return]
+        self._again = torch.is_grad_enabled() and recomputes(
+            self.policy, stage=self.index, microbatch=microbatch, num_microbatches=self.num_microbatches
+        )
+        return self._through(*inputs)  # type: ignore[no-any-return]
+
+    def _forward(self, *inputs: Any) -> tuple[Any, ...]:
+        """The first forward of a micro-batch."""
+        if not self._again:
+            return self._plain(*inputs)
         key = current_key() if is_keyed(self.stage) else None
         return checkpoint(  # type: ignore[no-any-return]
             self._run,
@@ -86,7 +100,7 @@ class RecomputedForward:
         if any(self._changed):
             pairs = zip(inputs, self._changed, strict=True)
             inputs = tuple(value.clone() if changed else value for value, changed in pairs)
-        return self.stage(*inputs)  # type: ignore[no-any-return]
+        return self._plain(*inputs)
 
 
 class _Again:

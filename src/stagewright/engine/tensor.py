@@ -11,7 +11,7 @@ Attention weights that a model returns would be those of a worker's own heads, s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from stagewright.engine.tensor_families import RegionPlan, find_regions
 from stagewright.engine.tensor_layers import Region, shards_of, split_layer
 from stagewright.errors import UsageError
 
-__all__ = ["TensorPlan", "apply_tensor_parallel", "tensor_plan"]
+__all__ = ["TensorPlan", "apply_tensor_parallel", "refuse_open_regions", "tensor_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class TensorPlan:
         return self.whole_parameters + self.split_parameters // self.num_workers
 
     def payload_bytes(self, num_tokens: int, item_bytes: int, *, training: bool) -> int:
-        """Bytes that a worker hands to all-reduce in one pass of ``num_tokens`` = batch × sequence through every region.
+        """Bytes that a worker hands to all-reduce in one pass of ``num_tokens`` = batch × sequence.
 
         Exact where every input of a region needs a gradient and no layer is shared or called twice.
         """
@@ -98,6 +98,25 @@ def apply_tensor_parallel(model: nn.Module, axis: Any, *, plan: TensorPlan | Non
             setattr(owner, attribute, getattr(owner, attribute) // ends.num_workers)
         owner.register_forward_pre_hook(region.begin)
     return ends
+
+
+def refuse_open_regions(plan: TensorPlan, targets: Iterable[str]) -> None:
+    """Refuse units (names of their modules) that hold a part of a region: glue and cuts would see one worker's part."""
+    units = set(targets)
+    for region in plan.regions:
+        homes = {_home(name, units) for name in (*region.columns, *region.shared, region.row)}
+        if len(homes) > 1 or None in homes:
+            raise UsageError(
+                f"tensor parallelism keeps {region.columns[0]} … {region.row} together, but they are in "
+                f"{len(homes)} units ({', '.join(sorted(str(one) for one in homes))}); capture with coarser units"
+            )
+
+
+def _home(name: str, units: set[str]) -> str | None:
+    """The unit that holds a layer."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:length]) for length in range(len(parts) + 1)]
+    return next((prefix for prefix in prefixes if prefix in units), None)
 
 
 def _layers(region: RegionPlan) -> Iterator[tuple[str, str]]:

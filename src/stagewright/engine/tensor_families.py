@@ -51,21 +51,27 @@ _ATTENTION = (
 )
 _FEED_FORWARD = (
     _Pattern(columns=("gate_proj", "up_proj"), row="down_proj"),
+    _Pattern(columns=("up_proj",), row="down_proj"),  # Nemotron, DINOv3
     _Pattern(columns=("fc1",), row="fc2"),
-    _Pattern(columns=("c_fc",), row="c_proj", kinds=_CONV),
+    _Pattern(columns=("c_fc",), row="c_proj", kinds=("Conv1D", "Linear")),  # GPT-2; GPT-Neo, StarCoder 2
     _Pattern(columns=("intermediate.dense",), row="output.dense"),
     _Pattern(columns=("dense_h_to_4h",), row="dense_4h_to_h"),
+    _Pattern(columns=("fc_in",), row="fc_out"),  # GPT-J
     _Pattern(columns=("lin1",), row="lin2"),
+    _Pattern(columns=("intermediate_dense",), row="output_dense"),  # wav2vec 2
 )
 # Layers that may stand inside an attention: they treat every head alike, with weights of one head's size.
-_SHARED = ("q_norm", "k_norm")
+_SHARED = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 _FUSED = ("qkv", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "in_proj")
+# Weights with a number for each head that a model adds to scores, often from outside the attention.
+_BIASES = ("relative_position_bias", "relative_attention_bias", "rel_pos_bias")
 
 _HEAD_SIZES = ("head_dim", "attention_head_size", "head_size")
 _COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _WIDTHS = ("all_head_size", "split_size")
-_HARMLESS = (*_HEAD_SIZES, "layer_idx", "layer_id", "sliding_window", "num_key_value_groups", "rotary_ndims")
+_ROTARY = ("rotary_ndims", "rotary_dim")
+_HARMLESS = (*_HEAD_SIZES, *_ROTARY, "layer_idx", "layer_id", "sliding_window", "num_key_value_groups")
 _READ_FROM_CONFIG = (*_COUNTS, *_KEY_COUNTS, "hidden_size", "n_embd", "d_model")
 
 
@@ -103,9 +109,15 @@ def find_regions(model: nn.Module) -> tuple[RegionPlan, ...]:
         pattern = _match(module, _ATTENTION)
         if pattern is not None:
             found.append(_attention(name, module, pattern, holders))
-            blocks[name.rpartition(".")[0]] = None
+            blocks[_block(name, modules)] = None
     if not found:
         raise UsageError(_no_attention(model, modules))
+    for name, _ in model.named_parameters():
+        if any(one in name for one in _BIASES):
+            raise UsageError(
+                f"tensor parallelism can't split {type(model).__name__}: {name} holds a number for each head, and how "
+                "it reaches the heads is not known; use data or pipeline instead"
+            )
     for block in blocks:
         for name, module in modules.items():
             inside = name == block or not block or name.startswith(f"{block}.")
@@ -114,6 +126,16 @@ def find_regions(model: nn.Module) -> tuple[RegionPlan, ...]:
                 found.append(_feed_forward(name, module, pattern, holders))
     order = {name: at for at, name in enumerate(modules)}
     return tuple(sorted(found, key=lambda region: order[region.columns[0]]))
+
+
+def _block(name: str, modules: dict[str, nn.Module]) -> str:
+    """The block around an attention: the first module above it with other weights too (GPT-Neo wraps it twice)."""
+    own = sum(1 for _ in modules[name].parameters())
+    while name:
+        name = name.rpartition(".")[0]
+        if name in modules and sum(1 for _ in modules[name].parameters()) > own:
+            break
+    return name
 
 
 def layer_sizes(layer: nn.Module) -> tuple[int, int]:
@@ -207,6 +229,11 @@ def _feed_forward(name: str, module: nn.Module, pattern: _Pattern, holders: dict
 def _audit(owner: nn.Module, where: str, heads: int, key_heads: int, head_size: int) -> tuple[str, ...]:
     """Numbers that the owner's code reads and that must become a share; refuses a number that may be one."""
     read = {name for code in _methods(type(owner)) for name in code.co_names}
+    if any("embed_dim" in code.co_varnames for code in _methods(type(owner))):
+        raise UsageError(
+            f"{where}: its code takes the width of its heads together, embed_dim, from its input, which is wider than "
+            "one worker's heads; tensor parallelism can't change that: use data or pipeline instead"
+        )
     known = {
         **dict.fromkeys(_COUNTS, heads),
         **dict.fromkeys(_KEY_COUNTS, key_heads),
@@ -235,9 +262,9 @@ def _methods(kind: type) -> Iterator[Any]:
         if one is nn.Module:
             return
         for name, member in vars(one).items():
-            function = inspect.unwrap(member) if callable(member) else None
-            if name != "__init__" and hasattr(function, "__code__"):
-                yield function.__code__
+            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+            if name != "__init__" and code is not None:
+                yield code
 
 
 def _head_size(owner: nn.Module, width: int, where: str) -> int:
@@ -248,8 +275,8 @@ def _head_size(owner: nn.Module, width: int, where: str) -> int:
         if type(getattr(owner, name, None)) is int:
             return width // int(getattr(owner, name))
     raise UsageError(
-        f"{where}: it names neither the size nor the number of its heads (looked for {', '.join(_HEAD_SIZES + _COUNTS)});"
-        " tensor parallelism can't cut between heads: use data or pipeline instead"
+        f"{where}: it names neither the size nor the number of its heads ({', '.join(_HEAD_SIZES + _COUNTS)}), so "
+        "tensor parallelism can't cut between heads: use data or pipeline instead"
     )
 
 
@@ -292,10 +319,10 @@ def _no_attention(model: nn.Module, modules: dict[str, nn.Module]) -> str:
     way_out = "use data or pipeline instead"
     for name, module in modules.items():
         for child in _FUSED:
-            if isinstance(getattr(module, child, None), nn.Module):
+            if "Attention" in type(module).__name__ and isinstance(getattr(module, child, None), nn.Module):
                 return (
-                    f"tensor parallelism can't split {kind}: {_join(name, child)} ({type(module).__name__}) packs query, "
-                    f"key and value in an order that is not known for certain; {way_out}"
+                    f"tensor parallelism can't split {kind}: {_join(name, child)} ({type(module).__name__}) packs "
+                    f"query, key and value in an order that is not known for certain; {way_out}"
                 )
     return (
         f"tensor parallelism can't split {kind}: it divides attention heads and the layers around them, and no module "

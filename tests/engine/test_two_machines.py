@@ -1,0 +1,154 @@
+"""Two machines, played by two network namespaces with a cable between them, under plain ``torchrun``.
+
+    namespace a  198.18.x.1 ══ veth ══ 198.18.x.2  namespace b        (198.18.0.0/15 is set aside for tests)
+    torchrun --node-rank 0                torchrun --node-rank 1
+
+The namespaces, the cable and every process are gone afterwards, also when a test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stagewright.cluster.device import usable_cores
+from stagewright.plan.file import write_plan
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+
+CORES = sorted(usable_cores())
+
+
+def why_not() -> str:
+    """The reason why this machine can't play two."""
+    if shutil.which("ip") is None:
+        return "two machines are network namespaces, and there is no `ip` here"
+    if os.geteuid() != 0:
+        return "two machines are network namespaces, which only root can make"
+    name = f"sw-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return "" if made.returncode == 0 else f"network namespaces can't be made here: {made.stderr.strip()}"
+
+
+REASON = why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON)]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One of the two."""
+
+    name: str
+    interface: str
+    address: str
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def machines() -> Iterator[list[Machine]]:
+    """Two namespaces and the cable between them."""
+    number = os.getpid() % 250
+    pair = [
+        Machine(
+            name=f"sw-{side}-{os.getpid()}", interface=f"sw{side}{os.getpid()}"[:15], address=f"198.18.{number}.{at}"
+        )
+        for at, side in ((1, "a"), (2, "b"))
+    ]
+    try:
+        for one in pair:
+            ip("netns", "add", one.name)
+        a, b = pair
+        ip("link", "add", a.interface, "netns", a.name, "type", "veth", "peer", b.interface, "netns", b.name)
+        for one in pair:
+            ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", one.interface)
+            ip("-n", one.name, "link", "set", "lo", "up")
+            ip("-n", one.name, "link", "set", one.interface, "up")
+        yield pair
+    finally:
+        for one in pair:
+            inside = subprocess.run(["ip", "netns", "pids", one.name], capture_output=True, text=True)
+            for pid in inside.stdout.split():  # none but those that were started below live in there
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", one.name], capture_output=True)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    devices = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
+    write_plan(Plan(model=ModelSpec(name="mlp"), batch=4, mesh=Mesh(data=2), devices=devices), path)
+    return path
+
+
+def torchrun(machines: list[Machine], plan: Path, job: str, *words: str, limit_s: float = 100) -> list[tuple[int, str]]:
+    """Run a job on both machines; the exit code and the standard error of each."""
+    started = []
+    for rank, one in enumerate(machines):
+        command = ["ip", "netns", "exec", one.name, sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--max-restarts", "0"]
+        command += ["--master-addr", machines[0].address, "--master-port", "29517"]
+        command += ["-m", "stagewright", "worker", str(plan), "--job", job, *words]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "GLOO_SOCKET_IFNAME": one.interface}
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=plan.parent,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        )
+    until_s = time.monotonic() + limit_s
+    try:
+        ended = []
+        for process in started:
+            _, err = process.communicate(timeout=max(1.0, until_s - time.monotonic()))
+            ended.append((process.returncode, err))
+        return ended
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def test_a_sum_over_two_machines(machines: list[Machine], plan: Path) -> None:
+    ended = torchrun(machines, plan, "tiny_jobs:add_up")
+    assert [code for code, _ in ended] == [0, 0], ended
+    (run,) = (plan.parent / "runs").iterdir()  # worker 0 named it, and both wrote there
+    for rank, one in enumerate(machines):
+        seen = json.loads((run / "workers" / str(rank) / "seen.json").read_text())
+        assert (seen["total"], seen["backend"], seen["interface"]) == (3.0, "gloo", one.interface)
+        assert (seen["store"], seen["port"]) == (machines[0].address, 29517)
+        assert seen["cores"] == [(CORES[0], CORES[-1])[rank]]
+    assert (run / "plan.toml").read_text() == plan.read_text()
+
+
+def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: Path) -> None:
+    run = plan.parent / "run"
+    ended = torchrun(machines, plan, "tiny_jobs:one_raises_alone", "--run-folder", str(run), limit_s=100)
+    assert [code for code, _ in ended] == [1, 1]
+    assert "stagewright: worker 1 " in ended[1][1]
+    assert "ValueError: boom on the second machine" in ended[1][1]
+    assert "step 0, stage 0, micro-batch 2, forward, shapes (4, 3) float32" in ended[1][1]
+    # Worker 0 did not talk to worker 1: it learned of the failure from the store, and says so.
+    assert "worker 1 failed: ValueError: boom on the second machine" in ended[0][1]
+    times_s = [json.loads((run / "workers" / str(rank) / "error.json").read_text())["time_ns"] / 1e9 for rank in (0, 1)]
+    assert 0 <= times_s[0] - times_s[1] < 10

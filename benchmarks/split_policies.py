@@ -3,7 +3,7 @@
     python benchmarks/split_policies.py --model deit-small --stages 4
 
 Units are profiled, each policy cuts, then all stages of all policies are timed in the same rounds. Printed is each
-policy's slowest stage relative to optimal's: below 1 another policy was better than optimal, beyond the spread a defect.
+policy's slowest stage relative to optimal's: below 1 by more than the spread, another policy was better: a defect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def main() -> None:
         print(
             f"  {split.policy:14} slowest stage {one['slowest_over_optimal']:.3f} × optimal's "
             f"(±{one['spread_over_optimal'] / 2:.3f}, predicted {one['predicted_over_optimal']:.3f}); "
-            f"speed-up of an endless stream at most {one['sum_over_slowest']:.2f}; cut after {', '.join(split.cut_names)}"
+            f"speed-up of an endless stream at most {one['sum_over_slowest']:.2f}; "
+            f"cut after {', '.join(split.cut_names)}"
         )
     data = {"command": sys.argv, "coverage": profile.coverage, "rows": rows}
     Path(options.output).write_text(json.dumps(data, indent=2) + "\n")

@@ -2,9 +2,9 @@
 
     import stagewright as sw
 
-    graph = sw.capture(model, (x,))             # the model as calls of its own units
-    profile = sw.profile(graph, (x,))           # what each unit costs
-    split = sw.split(profile, num_stages=4)     # where to cut
+    graph = sw.capture(model, (x,))                  # the model as calls of its own units
+    profile = sw.profile(graph, (x,), name="mine")   # what each unit costs
+    split = sw.split(profile, num_stages=4)          # where to cut
 
 Names are loaded when they are first used, so importing this package does not import torch.
 """

@@ -42,6 +42,13 @@ def test_packed_sequences_keep_their_masks() -> None:
     torch.testing.assert_close(graph(ids, position_ids=plain).logits, model(ids, position_ids=plain).logits)
 
 
+def test_a_cache_is_refused_with_the_way_out() -> None:
+    model = llama()
+    model.config.use_cache = True
+    with pytest.raises(CaptureError, match=r"key-value cache.*use_cache = False"):
+        capture(model, (torch.randint(0, 100, (2, 8)),))
+
+
 def test_without_packing_attention_keeps_its_fast_causal_form() -> None:
     model = llama()
     ids = torch.randint(0, 100, (2, 8))

@@ -60,7 +60,7 @@ def test_version() -> None:
         (["split", "digits-vit", "--cut", "vit.layers.9"], "vit.layers."),
         (
             ["split", "digits-vit", "--stages", "3", "--cut", "vit.layers.1"],
-            "1 cuts make 2 stages, but --stages asks for 3",
+            "--cut is there 1 times and makes 2 stages",
         ),
         (["split", "digits-vit", "--memory", "1KiB"], "KiB"),
         (["split", "digits-vit", "--memory", "much"], "'much' is not a size"),

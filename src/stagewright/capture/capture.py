@@ -22,7 +22,7 @@ from stagewright.capture.preserve import preserved
 from stagewright.capture.symbols import is_fixed
 from stagewright.capture.trace import Trace, trace
 from stagewright.capture.value import UnitCall
-from stagewright.capture.where import explain_failure, failing_module
+from stagewright.capture.where import explain_failure, failing_module, reason_of
 from stagewright.errors import CaptureError, UsageError
 
 __all__ = ["StageList", "capture"]
@@ -189,8 +189,7 @@ class _Capture:
         if named or 2 * work > observation.macs > 0:
             return False
         closed.add(name)
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self.notes.append(f"{name} is kept whole: its own code can't be traced ({reason})")
+        self.notes.append(f"{name} is kept whole: its own code can't be traced ({reason_of(error)})")
         return True
 
     def unit_calls(self, observation: Observation, choice: UnitChoice) -> tuple[UnitCall, ...]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from stagewright.errors import CaptureError
 
-__all__ = ["explain_failure", "failing_module"]
+__all__ = ["explain_failure", "failing_module", "reason_of"]
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).resolve().parent)
@@ -31,7 +31,12 @@ def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
         source = linecache.getline(code.f_code.co_filename, line).strip()
         owner = name or ""
         place = f" at {code.f_code.co_filename}:{line}, in {code.f_code.co_name}: `{source}`"
-    what = _reason(error)
+    what = reason_of(error)
+    if _is_about_cache(error):
+        return CaptureError(
+            f"can't capture {type(model).__name__}: it keeps a key-value cache, which can't travel between stages; "
+            "set model.config.use_cache = False, or pass use_cache=False"
+        )
     if owner:
         advice = f'keep that code inside one unit (units=["{owner}"])'
     else:
@@ -52,7 +57,13 @@ def failing_module(error: Exception, model: nn.Module, opened: Collection[str]) 
     return found
 
 
-def _reason(error: Exception) -> str:
+def _is_about_cache(error: Exception) -> bool:
+    """Whether a Hugging Face cache object got in the way, as a result or as an argument of a unit."""
+    text = str(error)
+    return "transformers.cache_utils" in text or ("Cache" in text and "can't travel between stages" in text)
+
+
+def reason_of(error: Exception) -> str:
     """The first telling line of an error of torch's."""
     text = str(error).strip()
     if isinstance(error, CaptureError):

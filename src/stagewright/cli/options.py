@@ -49,7 +49,7 @@ ModelName = Annotated[
 ]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, help="Samples in one micro-batch. [default: the model's own]", rich_help_panel=_MODEL),
+    typer.Option(min=1, help="Samples in one micro-batch. \\[default: the model's own]", rich_help_panel=_MODEL),
 ]
 Weights = Annotated[
     str | None,
@@ -71,7 +71,7 @@ DeviceName = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="cpu:0, cpu:0-1 (pinned cores, as many threads), cuda:0. [default: the first core]",
+        help="cpu:0, cpu:0-1 (pinned cores, as many threads), cuda:0. \\[default: the first core]",
         rich_help_panel=_MEASURE,
         show_default=False,
     ),
@@ -88,7 +88,7 @@ CacheDir = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Where profiles are kept. [default: $STAGEWRIGHT_CACHE or the user's cache]",
+        help="Where profiles are kept. \\[default: $STAGEWRIGHT_CACHE or the user's cache]",
         rich_help_panel=_MEASURE,
         show_default=False,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 __all__ = ["note", "print_json", "progress", "screen"]
 
-PLAIN_WIDTH = 120  # where output is not a terminal: wide enough that no cell of a table is cut
+PLAIN_WIDTH = 200  # where output is not a terminal: wide enough that no cell of a table is cut
 
 
 def screen() -> Console:
-    """Standard output; wide enough for whole tables where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    """Standard output; where it is not a terminal, wide enough for whole tables (COLUMNS overrides)."""
+    plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=PLAIN_WIDTH if plain else None, highlight=False)
 
 
 def note(text: str) -> None:

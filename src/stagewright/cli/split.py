@@ -40,12 +40,13 @@ _WHAT_FOR = "What for"
 def split(
     model: ModelName,
     stages: Annotated[
-        int | None, typer.Option(help="How many stages. [default: 2, or as --cut says]", rich_help_panel=_WHERE)
+        int | None, typer.Option(help="How many stages. \\[default: 2, or as --cut says]", rich_help_panel=_WHERE)
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            help="parameters, macs, blocks, time, optimal or client-server. [default: optimal]", rich_help_panel=_WHERE
+            help="parameters, macs, blocks, time, optimal or client-server. \\[default: optimal]",
+            rich_help_panel=_WHERE,
         ),
     ] = None,
     all_policies: Annotated[
@@ -75,7 +76,7 @@ def split(
         typer.Option(help="Relative speeds of the devices, like 1,1,0.5.", rich_help_panel=_WHAT_FOR),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of each link, like 10Gbit/s. [default: free]", rich_help_panel=_WHAT_FOR)
+        str | None, typer.Option(help="Of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR)
     ] = None,
     latency: Annotated[str, typer.Option(help="Of each message, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
     overlap_links: Annotated[
@@ -90,11 +91,11 @@ def split(
     ] = 2,
     client_first: Annotated[
         int | None,
-        typer.Option(help="client-server: first units at the client. [default: the best]", rich_help_panel=_WHAT_FOR),
+        typer.Option(help="client-server: first units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
     ] = None,
     client_last: Annotated[
         int | None,
-        typer.Option(help="client-server: last units at the client. [default: the best]", rich_help_panel=_WHAT_FOR),
+        typer.Option(help="client-server: last units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
     ] = None,
     batch: Batch = None,
     weights: Weights = None,
@@ -161,7 +162,7 @@ def split(
     num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
     if cut and len(cut) + 1 != num_stages:
         raise UsageError(
-            f"{len(cut)} cuts make {len(cut) + 1} stages, but --stages asks for {num_stages}; leave it out"
+            f"--cut is there {len(cut)} times and makes {len(cut) + 1} stages; leave --stages {num_stages} out"
         )
     _check_stages(num_stages, len(graph.calls), model)
     from stagewright.profile import measure_stages

@@ -15,17 +15,19 @@ def worker(
     run_folder: Annotated[
         Path | None,
         typer.Option(
-            "--run-folder", metavar="FOLDER", help="The run's folder. [default: a new one in runs/, named by worker 0]"
+            "--run-folder",
+            metavar="FOLDER",
+            help="The run's folder. \\[default: a new one in runs/, named by worker 0]",
         ),
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="What to do: package.module:function. [default: run the plan]"),
+        typer.Option(metavar="PATH", help="What to do: package.module:function. \\[default: run the plan]"),
     ] = None,
     hang_s: Annotated[
         float | None,
         typer.Option(
-            "--hang-s", min=0.1, help="Seconds without any worker's progress that end the run. [default: 300]"
+            "--hang-s", min=0.1, help="Seconds without any worker's progress that end the run. \\[default: 300]"
         ),
     ] = None,
 ) -> None:

@@ -21,8 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-demo: $(READY)  ## cut a small vision transformer into two stages, by every policy
-	$(BIN)/stagewright split digits-vit --stages 2 --all
+demo: $(READY)  ## run a small vision transformer serially, data parallel, tensor parallel and as a pipeline
+	$(BIN)/stagewright compare digits-vit --devices 2 --batch 64
 
 test: $(READY)  ## run every test
 	$(BIN)/python -m pytest

@@ -26,9 +26,9 @@ def compare(
     strategies: Annotated[
         str,
         typer.Option(
-            help="Names and meshes with spaces: 'serial data pipeline data=2,pipeline=2'.", rich_help_panel=_HOW
+            help="Names with commas, meshes after spaces: 'serial,data data=2,pipeline=2'.", rich_help_panel=_HOW
         ),
-    ] = "serial data tensor pipeline",
+    ] = "serial,data,tensor,pipeline",
     batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.", rich_help_panel=_HOW)] = 32,
     microbatches: Annotated[int, typer.Option(min=1, help="Of a pipeline.", rich_help_panel=_HOW)] = 8,
     schedule: Annotated[str, typer.Option(help="Of a pipeline.", rich_help_panel=_HOW)] = "1f1b",
@@ -93,7 +93,7 @@ def compare(
         warmup=warmup,
         **base,
     )
-    chosen = strategies.split()
+    chosen = [name for word in strategies.split() for name in ([word] if "=" in word else word.split(","))]
     if not chosen:
         raise UsageError("no strategy was named; write for example --strategies 'serial pipeline'")
     rows = []

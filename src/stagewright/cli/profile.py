@@ -21,7 +21,7 @@ from stagewright.cli.options import (
     Weights,
     begin,
 )
-from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
 
 __all__ = ["profile"]
 
@@ -85,3 +85,4 @@ def profile(
     console = screen()
     console.print(profile_table(result))
     note(f"times: {result.source}")
+    note_coverage(result.coverage)

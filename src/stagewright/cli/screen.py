@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["note", "print_json", "progress", "screen"]
+__all__ = ["note", "note_coverage", "print_json", "progress", "screen"]
 
 PLAIN_WIDTH = 200  # where output is not a terminal: wide enough that no cell of a table is cut
 
@@ -26,6 +26,15 @@ def screen() -> Console:
 def note(text: str) -> None:
     """A line beside the results."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim", markup=False)
+
+
+def note_coverage(coverage: float) -> None:
+    """Warn where the units' times do not explain the whole model's."""
+    if abs(coverage - 1) > 0.1:
+        note(
+            f"beware: the units sum to {coverage:.0%} of the whole model's time, so times are uncertain; use a larger "
+            "--batch or more --repeats, and a quiet machine"
+        )
 
 
 def print_json(data: Any) -> None:

@@ -27,7 +27,7 @@ from stagewright.cli.options import (
     begin,
     numbers,
 )
-from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
@@ -177,7 +177,7 @@ def split(
             device=place,
             repeats=repeats,
             training=not inference,
-            cache=False if no_cache else cache_dir or True,
+            cache=False if no_cache or measure else cache_dir or True,  # stages and units are timed in one run
             progress=report,
         )
     if cut:
@@ -220,6 +220,7 @@ def split(
         f"micro-batches of {profile.batch_size} samples on {profile.device}, {profile.dtype}; "
         f"units sum to {profile.coverage:.0%} of the whole model's time; times: {profile.source}"
     )
+    note_coverage(profile.coverage)
 
 
 def _data(comparison: Any, measured: Any, profile: Any) -> dict[str, Any]:

@@ -6,12 +6,15 @@ plan and compares what it holds with worker 0's values, which travel one tensor 
 plan that has not passed here.
 
     relative difference of a tensor = largest |found - expected| / largest |expected|
+
+For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
+rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -195,9 +198,9 @@ def compare_with(
     differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
     for kind, held in (("gradients", gradients), ("buffers", buffers)):
         expected = getattr(reference, kind) if reference is not None else None
-        for name, value in _shared(expected, device):
+        for name, value, scale in _shared(expected, device, by_module=kind == "gradients"):
             if name in held:
-                difference = _relative(held[name], value)
+                difference = _relative(held[name], value, scale)
                 differences[kind] = max(differences[kind], difference)
                 worst = max(worst, (f"{kind[:-1]} of {name}", difference), key=lambda one: one[1])
     listed = (
@@ -205,10 +208,10 @@ def compare_with(
         if reference
         else None
     )
-    for name, value in _shared(listed, device):
+    for name, value, scale in _shared(listed, device):
         at, index = map(int, name.split("."))
         if at in outputs:
-            difference = _relative(outputs[at][index], value)
+            difference = _relative(outputs[at][index], value, scale)
             differences["outputs"] = max(differences["outputs"], difference)
             worst = max(worst, (f"result {index} of micro-batch {at}", difference), key=lambda one: one[1])
     expected_loss = _broadcast(torch.tensor([reference.loss if reference else 0.0], dtype=torch.float64), device)
@@ -227,8 +230,8 @@ def compare_with(
     )
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest value; infinite where shapes differ or a value is not a number."""
+def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
+    """Largest difference over the scale; infinite where shapes differ or a value is not a number."""
     if found.shape != expected.shape:
         return float("inf")
     if found.numel() == 0:
@@ -236,21 +239,40 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     a, b = found.detach().double().cpu(), expected.double().cpu()
     if not bool(torch.isfinite(a).all()):
         return 0.0 if torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) else float("inf")
-    return float((a - b).abs().max() / b.abs().max().clamp_min(SMALLEST))
+    return float((a - b).abs().max()) / max(scale, SMALLEST)
 
 
-def _shared(tensors: Mapping[str, torch.Tensor] | None, device: torch.device) -> Any:
+def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str, float]:
+    """The largest value of each tensor, or of all parameters of its module."""
+    finite = {name: torch.nan_to_num(one.detach().double()) for name, one in tensors.items()}
+    largest = {name: float(one.abs().max()) if one.numel() else 0.0 for name, one in finite.items()}
+    if not by_module:
+        return largest
+    modules: dict[str, float] = {}
+    for name, value in largest.items():
+        home = name.rpartition(".")[0]
+        modules[home] = max(modules.get(home, 0.0), value)
+    return {name: modules[name.rpartition(".")[0]] for name in largest}
+
+
+def _shared(
+    tensors: Mapping[str, torch.Tensor] | None, device: torch.device, *, by_module: bool = False
+) -> Iterator[tuple[str, torch.Tensor, float]]:
     """Worker 0's tensors, one after the other, on every worker; names and shapes travel as JSON."""
-    about = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in (tensors or {}).items()}
+    scales = _scales(tensors or {}, by_module=by_module)
+    about = {
+        name: [list(one.shape), str(one.dtype).removeprefix("torch."), scales[name]]
+        for name, one in (tensors or {}).items()
+    }
     text = json.dumps(about).encode() if tensors is not None else b""
     size = _broadcast(torch.tensor([len(text)]), device)
     data = torch.zeros(int(size), dtype=torch.uint8)
     if tensors is not None:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     about = json.loads(bytes(_broadcast(data, device).cpu().tolist()))
-    for name, (shape, kind) in about.items():
+    for name, (shape, kind, scale) in about.items():
         value = tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
-        yield name, _broadcast(value.detach().contiguous(), device)
+        yield name, _broadcast(value.detach().contiguous(), device), scale
 
 
 def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

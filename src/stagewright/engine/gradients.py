@@ -11,7 +11,7 @@ last backward pass, as soon as its last gradient is there; otherwise when its st
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ class _Bucket:
     waiting: int = 0
     flat: torch.Tensor | None = None
     work: Any = None
-    present: list[nn.Parameter] = field(default_factory=list)
 
 
 class GradientSum:
@@ -118,12 +117,16 @@ class GradientSum:
                 self._leave(bucket)
 
     def _leave(self, bucket: _Bucket) -> None:
-        """Send a bucket; a parameter that no sample used has no gradient on any replica and is left out."""
-        bucket.present = [one for one in bucket.parameters if one.grad is not None]
-        if not bucket.present:
-            bucket.work = ()
-            return
-        bucket.flat = torch.cat([one.grad.reshape(-1) for one in bucket.present if one.grad is not None])
+        """Send a bucket: each parameter has its place, also one without a gradient here, and a mark whether it has one.
+
+        So buckets are of one length on all replicas, and a parameter that no sample of any replica used keeps none.
+        """
+        parts = [(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket.parameters]
+        first = bucket.parameters[0]
+        marks = torch.tensor(
+            [one.grad is not None for one in bucket.parameters], dtype=first.dtype, device=first.device
+        )
+        bucket.flat = torch.cat([*parts, marks])
         self._num_bytes += bucket.flat.numel() * bucket.flat.element_size()
         bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
 
@@ -137,7 +140,7 @@ class GradientSum:
                 if bucket.work:
                     bucket.work.wait()
                     self._put_back(bucket)
-                bucket.work, bucket.flat, bucket.present, bucket.waiting = None, None, [], 0
+                bucket.work, bucket.flat, bucket.waiting = None, None, 0
         for parameter, group in self._tied:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -151,11 +154,15 @@ class GradientSum:
     @staticmethod
     def _put_back(bucket: _Bucket) -> None:
         assert bucket.flat is not None
+        marks = bucket.flat[-len(bucket.parameters) :].tolist()
         at = 0
-        for parameter in bucket.present:
-            assert parameter.grad is not None
-            parameter.grad.copy_(bucket.flat[at : at + parameter.numel()].view_as(parameter))
+        for parameter, mark in zip(bucket.parameters, marks, strict=True):
+            value = bucket.flat[at : at + parameter.numel()].view_as(parameter)
             at += parameter.numel()
+            if mark and parameter.grad is None:
+                parameter.grad = value.clone()
+            elif mark and parameter.grad is not None:
+                parameter.grad.copy_(value)
 
     def close(self) -> None:
         """Take the hooks off."""

@@ -30,7 +30,8 @@ from stagewright.engine.gradients import GradientSum, holders_of_tied
 from stagewright.engine.memory import MemoryTracker
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
 from stagewright.engine.recompute import RecomputedForward
-from stagewright.engine.tensor import apply_tensor_parallel
+from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
+from stagewright.engine.tensor_axis import TensorAxis
 from stagewright.engine.transport import TensorShape
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plan.actions import Action, Kind
@@ -69,7 +70,9 @@ class Replica:
         self.step_number = 0
         self.dealer = Dealer(plan, model, self.graph)
         self._firsts: list[int] = []
-        self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group) if plan.mesh.tensor > 1 else None
+        self.summed_bytes = 0
+        """Bytes that the last step gave to sums over replicas and holders of tied weights."""
+        self.tensor_axis = self._split_layers() if plan.mesh.tensor > 1 else None
         every = self.graph.stages(self.cuts)
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(every) if self.stage_workers[index] == context.pipeline
@@ -79,10 +82,16 @@ class Replica:
         self._norms = DeferredBatchNorm(self.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
             self._norms.install()
-        self._data = self._data_axis()
+        self.data_axis = self._make_data_axis()
         self._sums = self._gradient_sums(every) if plan.training else None
         self.pipeline = self._pipeline()
         self.memory.follow_module(self.module)
+
+    def _split_layers(self) -> TensorAxis:
+        """Divide the units' layers over the tensor axis; captured graphs go on calling the same modules."""
+        chosen = tensor_plan(self.model.module, self.plan.mesh.tensor)
+        refuse_open_regions(chosen, [call.target for call in self.graph.calls])
+        return apply_tensor_parallel(self.model.module, self.context.tensor_group, plan=chosen)
 
     def _release(self, every: Sequence[Stage]) -> None:
         """Free what other workers hold."""
@@ -92,7 +101,7 @@ class Replica:
                 if id(parameter) not in own:
                     parameter.data = parameter.data.new_empty(0)
 
-    def _data_axis(self) -> DataParallel | None:
+    def _make_data_axis(self) -> DataParallel | None:
         """Replicas of one stage are torch's own; of several stages, only batch norm's statistics are averaged here."""
         if self.plan.mesh.data == 1:
             return None
@@ -160,9 +169,10 @@ class Replica:
                     index=index,
                     num_microbatches=plan.microbatches,
                     watch=self.memory.forward,
+                    through=self.data_axis if self._wraps else None,
                 )
-            elif self._data is not None and self._wraps:
-                wrapped = self._data
+            elif self.data_axis is not None and self._wraps:
+                wrapped = self.data_axis
                 self._forwards[index] = lambda inputs, number, wrapped=wrapped: wrapped(*inputs)
         return Pipeline(
             self.stages,
@@ -197,8 +207,8 @@ class Replica:
             key = {"seed": self.plan.seed, "step": self.step_number, "first_sample": first}
             stack.enter_context(random_key(**key, device=self.context.torch_device))
             stack.enter_context(self.memory.forward())
-        if self._wraps and self._data is not None and action.microbatch < len(self._firsts) - 1:
-            stack.enter_context(self._data.accumulate())
+        if self._wraps and self.data_axis is not None and action.microbatch < len(self._firsts) - 1:
+            stack.enter_context(self.data_axis.accumulate())
         return stack
 
     def _microbatches(self, batch: Batch) -> list[MicroBatch]:
@@ -218,12 +228,12 @@ class Replica:
         outcome = self.pipeline.train_step(parts, keep_outputs=keep_outputs)
         activity.begin("sum of gradients", step=self.step_number)
         if self._sums is not None:
-            self._sums.finish()
+            self.summed_bytes = self._sums.finish()
         if self._norms is not None:
             group = self.context.data_group
             self._norms.finish_step((lambda sums: dist.all_reduce(sums, group=group)) if group is not None else None)
-        if self._data is not None:
-            self._data.synchronise(sum(part.weight for part in parts))
+        if self.data_axis is not None:
+            self.data_axis.synchronise(sum(part.weight for part in parts))
         self.step_number += 1
         return outcome
 

@@ -110,4 +110,7 @@ def usable_batch_norm(module: nn.Module) -> tuple[str, ...]:
         one.momentum = BATCH_NORM_MOMENTUM
     if not changed:
         return ()
-    return (f"batch-norm momentum lowered from 0.997 to {BATCH_NORM_MOMENTUM} in {len(changed)} layers",)
+    return (
+        f"batch-norm momentum set to {BATCH_NORM_MOMENTUM} in {len(changed)} layers: with transformers' 0.997 running "
+        "statistics are those of the last batch",
+    )

@@ -71,6 +71,7 @@ def main() -> None:
                     "speedup": ours["samples_per_s"] / serial["samples_per_s"] if ours["equal"] else None,
                     "bound": ours["bound"],
                 }
+                row["workers"] = shares(Path(ours["run"]), count)
                 if not options.no_stock:
                     row["stock_speedup"] = (
                         stock(replace(plan, cuts=tuple(ours["cuts"])), root) / serial["samples_per_s"]
@@ -78,6 +79,22 @@ def main() -> None:
                 rows.append(row)
                 print(describe(row), flush=True)
     Path(options.output).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2) + "\n")
+
+
+def shares(run: Path, num_workers: int) -> list[dict[str, float]]:
+    """Where each worker's time went, from its events: shares of the time between its first and its last."""
+    from stagewright.store.run import RunFolder
+
+    found = []
+    for worker in range(num_workers):
+        events = RunFolder(run).worker(worker).events()
+        span = max(one["end_s"] for one in events) - min(one["start_s"] for one in events)
+        parts: dict[str, float] = {}
+        for one in events:
+            parts[one["name"]] = parts.get(one["name"], 0.0) + (one["end_s"] - one["start_s"]) / span
+        forwards = sorted(one["end_s"] - one["start_s"] for one in events if one["name"] == "F")
+        found.append({**parts, "median_forward_s": forwards[len(forwards) // 2], "longest_forward_s": forwards[-1]})
+    return found
 
 
 def stock(plan: Any, root: str) -> float:
@@ -105,6 +122,10 @@ def describe(row: dict[str, Any]) -> str:
     text = f"  {row['stages']} stages: {speedup} {row['bound']:.2f}"
     if "stock_speedup" in row:
         text += f"; stock torch {row['stock_speedup']:.2f} ×"
+    for worker, parts in enumerate(row["workers"]):
+        named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if not name.endswith("_s"))
+        text += f"\n    worker {worker}: {named}; forward {parts['median_forward_s'] * 1e3:.1f} ms"
+        text += f" (at most {parts['longest_forward_s'] * 1e3:.1f})"
     return text
 
 

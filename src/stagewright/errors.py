@@ -59,6 +59,9 @@ class UnknownName(UsageError):
 class CaptureError(UsageError):
     """The model can't be captured as a graph of units."""
 
+    inside: str = ""
+    """The module whose own code is the cause, where that is known."""
+
 
 class SplitError(UsageError):
     """No split satisfies what was asked."""

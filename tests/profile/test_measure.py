@@ -175,3 +175,13 @@ def test_wrong_use(chain: Callable[..., Any]) -> None:
     graph = chain(nn.Linear(8, 8), example=inputs)
     with pytest.raises(UsageError, match="on meta, but cpu:0 is asked for"):
         profile(graph, (inputs.to("meta"),), name="m", device="cpu:0", cache=False)
+
+
+def test_units_that_are_alike_share_their_samples(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(4, 32)
+    parts = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32, bias=False)]
+    measured = profile(chain(*parts, example=inputs), (inputs,), name="m", device="cpu:0", cache=False)
+    first, _, second, third, other = measured.units
+    assert (second.forward, second.backward_input) == (third.forward, third.backward_input)
+    assert first.backward_input.median_s == 0  # its input needs no gradient, so it is not alike
+    assert other.forward != second.forward

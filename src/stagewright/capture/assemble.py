@@ -81,6 +81,7 @@ class _Assembler:
                 env[node] = self.placeholder(node, lifted[node.name])
         outputs = self.copy(program.graph_module, env, contexts=())
         self.outputs(outputs)
+        self.settle_buffers()
         self.graph.lint()
         call = program.module_call_graph[0].signature
         if call is None:  # export always records the root's signature
@@ -267,6 +268,25 @@ class _Assembler:
                     f"the model changes {spec.target!r} in a way that export can't express ({spec.kind.name})"
                 )
         self.graph.output(tuple(results))
+
+    def settle_buffers(self) -> None:
+        """Read a buffer that the glue replaces right before its first use, and write it as soon as it may be written.
+
+        Export traces ``self.mean = 0.9 * self.mean + …`` with the write at the very end; a stage can hold such a buffer
+        only if reading and writing lie together.
+        """
+        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        for write in [node for node in self.graph.nodes if node.target is torch.ops.aten.copy_.default]:
+            buffer, value = write.args[0], write.args[1]
+            if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or write.users:
+                continue
+            others = [user for user in buffer.users if user is not write]
+            if isinstance(value, fx.Node):
+                others.append(value)
+            if others:
+                max(others, key=order.__getitem__).append(write)
+            readers = [user for user in buffer.users if user is not write]
+            min([*readers, write], key=order.__getitem__).prepend(buffer)
 
 
 @dataclass(slots=True)

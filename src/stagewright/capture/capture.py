@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.assemble import assemble
-from stagewright.capture.choose import UnitChoice, choose_units, outermost_calls, repeated_blocks
+from stagewright.capture.choose import UnitChoice, choose_units, has_backward_hooks, outermost_calls, repeated_blocks
 from stagewright.capture.example import Arguments, Reading, as_arguments, likely_dims, readings
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.observe import CallForm, Observation, TensorForm, observe
@@ -88,10 +88,11 @@ class _Capture:
 
     def run(self) -> UnitGraph:
         observation, other, reading, arguments, sizes = self.watch()
-        closed: set[str] = set(observation.meddling | other.meddling if other else observation.meddling)
+        closed = self.unrepeatable(observation, other)
         while True:
             choice = choose_units(self.model, observation, self.units, closed)
             try:
+                self.check_numbers(choice, observation, other)
                 traced = self.trace(choice, observation, other, reading, arguments, sizes)
                 break
             except Exception as error:  # whatever torch.export or the model's own code raises
@@ -100,6 +101,7 @@ class _Capture:
                 if not self.close(error, choice, observation, closed):
                     raise explain_failure(error, self.model) from error
         assembled = assemble(traced)
+        branches = [branch for branch in traced.branches if not all(map(branch.holds_at, range(1, 65)))]
         inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
         dynamic = reading is not None and not is_fixed(reading.size_of(inputs))
         if not dynamic:
@@ -115,8 +117,39 @@ class _Capture:
             dynamic=dynamic,
             flags=flags,
             notes=tuple(self.notes),
+            branches=branches,
             recapture=lambda: capture(self.model, *self.arguments, self.units, reading.dim if reading else None),
         )
+
+    def unrepeatable(self, observation: Observation, other: Observation | None) -> set[str]:
+        """Submodules to be kept whole, for their own code has effects that a graph would lose."""
+        found = {**observation.unrepeatable, **(other.unrepeatable if other is not None else {})}
+        root = found.pop("", None)
+        if root is not None and ("random" in root or "hook" in root):
+            raise CaptureError(
+                f"can't capture {type(self.model).__name__}: its own code {root}, which a graph would lose; move that "
+                "code into a submodule (or draw random numbers with torch)"
+            )
+        if root is not None:
+            self.notes.append(f"the model's own code {root}; the graph has the value that it had at capture")
+        if has_backward_hooks(self.model):
+            raise CaptureError(
+                f"can't capture {type(self.model).__name__}: it has a backward hook, which stages would lose"
+            )
+        self.notes.extend(f"{name} is kept whole: its own code {what}" for name, what in found.items())
+        return set(found)
+
+    def check_numbers(self, choice: UnitChoice, observation: Observation, other: Observation | None) -> None:
+        """Refuse a unit that returns a number which depends on the batch or on values: a graph has it as a constant."""
+        if other is None:
+            return
+        pairs = zip(outermost_calls(observation, choice.units), outermost_calls(other, choice.units), strict=True)
+        for first, second in pairs:
+            for one, two in zip(first.out_leaves, second.out_leaves, strict=True):
+                if not isinstance(one, TensorForm) and isinstance(one, int | float) and one != two:
+                    error = CaptureError(f"unit {first.name!r} returns a number that was {one} and then {two}")
+                    error.inside = observation.calls[first.parent].name if first.parent is not None else ""
+                    raise error
 
     def watch(self) -> tuple[Observation, Observation | None, Reading | None, Arguments, tuple[int, int]]:
         """Run the model at two batch sizes, trying where the batch might be."""
@@ -181,7 +214,7 @@ class _Capture:
 
     def close(self, error: Exception, choice: UnitChoice, observation: Observation, closed: set[str]) -> bool:
         """Make the submodule in whose code tracing failed a unit, if it is small enough; whether that was done."""
-        name = failing_module(error, self.model, choice.opened)
+        name = getattr(error, "inside", None) or failing_module(error, self.model, choice.opened)
         if not name or len(closed) >= _MOST_RETRIES:
             return False
         work = sum(call.macs for call in observation.calls if call.name == name)

@@ -21,7 +21,7 @@ from torch import nn
 from stagewright.capture.observe import CallForm, Observation, TensorForm
 from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["UnitChoice", "choose_units", "outermost_calls", "repeated_blocks"]
+__all__ = ["UnitChoice", "choose_units", "has_backward_hooks", "outermost_calls", "repeated_blocks"]
 
 NUM_PIECES = 16  # a module is opened while it costs more than this fraction of the model
 OWN_CODE = 0.8  # … and if its children account for at least this share of its cost
@@ -138,7 +138,7 @@ def choose_units(
     def opens(name: str) -> bool:
         if name == "" or name in ancestors:
             return True
-        if name in closed or name in named:
+        if name in closed or name in named or has_backward_hooks(modules[name]):
             return False
         if tree.rebuilds(name):
             return True
@@ -166,6 +166,11 @@ def choose_units(
         else:
             chosen.add(name)
     return UnitChoice(units=frozenset(chosen), opened=frozenset(opened))
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks on its backward, which only its own call sets up."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def outermost_calls(observation: Observation, units: Collection[str]) -> list[CallForm]:

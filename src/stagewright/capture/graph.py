@@ -19,8 +19,10 @@ from stagewright.capture.assemble import Assembled
 from stagewright.capture.context import all_left
 from stagewright.capture.crossing import crossings
 from stagewright.capture.glue import Glue, analyse
+from stagewright.capture.preserve import preserved
 from stagewright.capture.stage import Stage, build_stage
 from stagewright.capture.symbols import batch_dim, is_fixed, num_bytes, shape_at
+from stagewright.capture.untraceable import Branch
 from stagewright.capture.value import Crossing, Cut, UnitCall
 from stagewright.errors import UsageError
 
@@ -55,6 +57,7 @@ class UnitGraph:
         dynamic: bool,
         flags: Mapping[str, bool],
         notes: tuple[str, ...],
+        branches: Sequence[Branch],
         recapture: Callable[[], UnitGraph],
     ) -> None:
         self.model = model
@@ -65,6 +68,8 @@ class UnitGraph:
         """Whether other batch sizes work."""
         self.notes = notes
         """What capture had to do differently from what one might expect."""
+        self._branches = tuple(branches)
+        self._checked: dict[tuple[bool, ...], bool] = {}
         self._assembled = assembled
         self._inputs = inputs
         self._opened = [model.get_submodule(name) for name in flags]
@@ -124,7 +129,10 @@ class UnitGraph:
 
     def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
         """The number of samples in a batch, read where the example's was."""
-        for leaf, example in zip(self.flatten(args, kwargs or {}), self._inputs, strict=True):
+        return self._samples_in(self.flatten(args, kwargs or {}))
+
+    def _samples_in(self, leaves: Sequence[Any]) -> int:
+        for leaf, example in zip(leaves, self._inputs, strict=True):
             dim = batch_dim(example) if isinstance(example, torch.Tensor) else None
             if dim is not None:
                 return int(leaf.shape[dim])
@@ -212,7 +220,45 @@ class UnitGraph:
             )
         for at, (leaf, example) in enumerate(zip(leaves, self._inputs, strict=True)):
             self._check_input(at, leaf, example)
+        if self._branches:
+            self._check_branches(self._samples_in(leaves), args, kwargs)
         return leaves
+
+    def _check_branches(self, size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A batch size for which the model's code takes another branch must give the model's results all the same.
+
+        Where it does (an ``expand`` that one sample does not need), that is found out once, by running both.
+        """
+        answers = tuple(branch.holds_at(size) for branch in self._branches)
+        if all(answers):
+            return
+        if answers not in self._checked:
+            self._checked[answers] = True  # for the run below
+            self._checked[answers] = self._agrees(args, kwargs)
+        if not self._checked[answers]:
+            branch = self._branches[answers.index(False)]
+            raise UsageError(
+                f"with {size} samples the model takes another branch at {branch.place} than with the {self.batch_size} "
+                "of the example; capture it with a batch of that size"
+            )
+
+    def _agrees(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether graph and model give the same results for these inputs."""
+        results = []
+        for run in (self.model, self):
+            with preserved(self.model), torch.no_grad():
+                torch.manual_seed(0)
+                copied = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(args), dict(kwargs)))
+                try:
+                    results.append(pytree.tree_leaves(run(*copied[0], **copied[1])))
+                except UsageError:
+                    raise
+                except Exception:  # the other branch may not even run on these shapes
+                    return False
+        pairs = list(zip(*results, strict=False))
+        return len(results[0]) == len(results[1]) and all(
+            torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two for one, two in pairs
+        )
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The last stage's flat results in the structure that the model returns."""

@@ -7,10 +7,13 @@ runs is a linear function of the batch size; everything else is constant.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -18,6 +21,7 @@ from torch.utils import _pytree as pytree
 from stagewright.capture.intercept import interceptable, intercepted
 from stagewright.capture.macs import MacCounter
 from stagewright.capture.quirks import num_collected, watch_for_packing
+from stagewright.capture.untraceable import watch_for_hooks
 
 __all__ = ["CallForm", "Observation", "TensorForm", "observe", "unique_modules"]
 
@@ -70,8 +74,8 @@ class Observation:
     """Multiply-accumulates of the whole run."""
     packed: bool
     """Whether the model found several sequences packed into one sample."""
-    meddling: frozenset[str]
-    """Modules whose code sets plain attributes of a module that they call: a side effect that a graph would lose."""
+    unrepeatable: dict[str, str]
+    """Modules whose own code has an effect that a graph would lose, with what it does."""
 
 
 def unique_modules(model: nn.Module) -> dict[nn.Module, str]:
@@ -86,15 +90,25 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     times: dict[str, int] = {}
     modules = unique_modules(model)
     states = {name: _plain_state(module) for module, name in modules.items()}
-    meddling: set[str] = set()
+    unrepeatable: dict[str, str] = {}
+    drawn = [_drawn()]
+
+    def check_draws() -> None:
+        """Whether the code that ran since the last look, that of the innermost call, drew random numbers of its own."""
+        now = _drawn()
+        if now != drawn[0] and stack:
+            unrepeatable[calls[stack[-1]].name] = "draws random numbers of Python's or numpy's"
+        drawn[0] = now
 
     def make_recorder(module: nn.Module, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def recorder(*call_args: Any, **call_kwargs: Any) -> Any:
                 form = CallForm(name=name, nth=times.get(name, 0), parent=stack[-1] if stack else None)
                 times[name] = form.nth + 1
+                check_draws()
                 if form.parent is not None and not _same_state(states[name], _plain_state(module)):
-                    meddling.add(calls[form.parent].name)
+                    unrepeatable[calls[form.parent].name] = f"sets attributes of {name}"
+                counts = _counts(module)
                 stack.append(len(calls))
                 calls.append(form)
                 leaves, form.in_spec = pytree.tree_flatten((call_args, call_kwargs))
@@ -104,8 +118,12 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 try:
                     result = original(*call_args, **call_kwargs)
                 finally:
+                    check_draws()
                     stack.pop()
                     states[name] = _plain_state(module)
+                changed = [key for key, value in _counts(module).items() if counts.get(key, value) != value]
+                if changed:
+                    unrepeatable.setdefault(name, f"changes its attribute {changed[0]!r}")
                 form.macs, form.num_collected = counter.total - before, num_collected() - collected
                 form.mutated = frozenset(at for at, version in versions.items() if leaves[at]._version != version)
                 results, form.out_spec = pytree.tree_flatten(result)
@@ -119,14 +137,38 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     stand_ins = {module: make_recorder(module, name) for module, name in modules.items()}
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
-    with torch.no_grad(), MacCounter() as counter, watch_for_packing() as packing, intercepted(stand_ins):
+
+    def note_hook() -> None:
+        if stack:
+            unrepeatable[calls[stack[-1]].name] = "puts a hook on a tensor"
+
+    with ExitStack() as context:
+        # With gradients where the model trains: its code may ask for them (`if x.requires_grad: x.register_hook(…)`).
+        context.enter_context(torch.set_grad_enabled(model.training))
+        context.enter_context(watch_for_hooks(note_hook))
+        counter = context.enter_context(MacCounter())
+        packing = context.enter_context(watch_for_packing())
+        context.enter_context(intercepted(stand_ins))
         model(*args, **kwargs)
-    return Observation(calls=calls, macs=counter.total, packed=any(packing), meddling=frozenset(meddling))
+    return Observation(calls=calls, macs=counter.total, packed=any(packing), unrepeatable=unrepeatable)
 
 
 def _plain_state(module: nn.Module) -> dict[str, Any]:
     """Attributes of a module that hold a tensor or nothing: what a model keeps from one call to the next."""
     return {name: value for name, value in vars(module).items() if value is None or isinstance(value, torch.Tensor)}
+
+
+def _counts(module: nn.Module) -> dict[str, int | float]:
+    """Attributes of a module that are numbers."""
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+
+def _drawn() -> tuple[int, ...]:
+    """Where Python's and numpy's random number generators stand."""
+    python, numpy_state = random.getstate()[1], np.random.get_state(legacy=False)
+    assert isinstance(numpy_state, dict)
+    state = numpy_state["state"]
+    return (python[-1], python[0], int(state["pos"]), int(state["key"][0]))
 
 
 def _same_state(before: dict[str, Any], now: dict[str, Any]) -> bool:

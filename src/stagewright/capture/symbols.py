@@ -13,6 +13,7 @@ import torch
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 __all__ = [
+    "answer_at",
     "batch_dim",
     "follows_from_batch",
     "has_known_shape",
@@ -49,6 +50,11 @@ def size_at(size: Any, batch: int) -> int:
         return int(size)
     expression = size.node.expr
     return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+
+
+def answer_at(condition: Any, batch: int) -> bool:
+    """The truth of a symbolic condition (an expression) when the batch has ``batch`` samples."""
+    return bool(condition.subs(dict.fromkeys(condition.free_symbols, batch)))
 
 
 def linear(size: Any) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from stagewright.capture.intercept import intercepted
 from stagewright.capture.observe import CallForm, TensorForm
 from stagewright.capture.quirks import collect, export_quirks
+from stagewright.capture.untraceable import Branch, watched_trace
 from stagewright.errors import CaptureError
 
 __all__ = ["UNIT_OPERATOR", "Trace", "TracedCall", "trace"]
@@ -59,6 +60,8 @@ class Trace:
     program: torch.export.ExportedProgram
     calls: list[TracedCall]
     """Indexed by the operator's first argument."""
+    branches: list[Branch]
+    """Questions about the batch size that the model's own code asked."""
 
 
 @dataclass(slots=True)
@@ -163,12 +166,12 @@ def trace(
                 return self.model(*args, **kwargs)
 
     stand_ins = {names[name]: make_stub(name) for name in expected}
-    with _tracing(tracing), export_quirks(model, packed), intercepted(stand_ins), _silence():
+    with _tracing(tracing), export_quirks(model, packed), intercepted(stand_ins), _silence(), watched_trace() as seen:
         program = torch.export.export(Root(), (args, kwargs), dynamic_shapes=dynamic_shapes, strict=False)
     missing = [calls[at].name for at in range(len(calls)) if at not in traced]
     if missing:
         raise CaptureError(f"module {missing[0]!r} is called in a plain run but not while tracing")
-    return Trace(program=program, calls=[traced[at] for at in range(len(calls))])
+    return Trace(program=program, calls=[traced[at] for at in range(len(calls))], branches=seen)
 
 
 def _flatten_call(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -213,6 +214,8 @@ class Replica:
 
     def _microbatches(self, batch: Batch) -> list[MicroBatch]:
         parts = self.dealer.parts(batch, self.context.torch_device, self.context.data)
+        if not parts and self.plan.training:  # fewer samples than replicas: this one takes part with a weight of 0
+            parts = [replace(self.dealer.parts(batch, self.context.torch_device, 0)[0], weight=0.0)]
         self._firsts = [part.first_sample for part in parts]
         return [
             MicroBatch(self.graph.flatten(part.args, part.kwargs), part.target, part.size, part.weight)

@@ -1,9 +1,10 @@
 """Measure a model unit by unit: time, memory and multiply-accumulates of every call, and of the whole model.
 
-Units are timed alone, on the inputs that they got in a real run, in rounds over all units and the whole
-model, so that a slow phase of the machine hits all of them alike. The model is left as it was: buffers,
-random numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what
-a training step keeps.
+Units are timed alone, on the inputs that they got in a real run, in rounds over all units and the whole model, so that
+a slow phase of the machine hits all of them alike. Calls that are alike in class, inputs, parameters and work (the
+blocks of a transformer) cost the same, so they share their samples. The model is left as it was: buffers, random
+numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what a training step
+keeps.
 """
 
 from __future__ import annotations
@@ -200,9 +201,12 @@ def _units(
         num_elements.append({id(one): one.numel() for one in held})
         num_bytes.append({id(one): one.numel() * one.element_size() for one in held})
     parameters, parameter_bytes = amounts_of_held(num_elements), amounts_of_held(num_bytes)
+    alike: dict[Hashable, list[Replay]] = {}
+    for replay in replays:
+        alike.setdefault(replay.likeness, []).append(replay)
     units = []
     for index, call in enumerate(graph.calls):
-        forward, backward_input, backward_weight = replays[index].times()
+        forward, backward_input, backward_weight = replays[index].times(alike[replays[index].likeness])
         units.append(
             UnitProfile(
                 name=call.name,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -128,6 +128,14 @@ class Replay:
         """Bytes of the storages that the arguments keep alive."""
         return sum(storages_of(self._tensors, without)[0].values())
 
+    @property
+    def likeness(self) -> Hashable:
+        """What must agree for two calls to cost the same: class, inputs, parameters, work and mode of the module."""
+        inputs = tuple((tuple(one.shape), one.dtype, one.requires_grad) for one in self._tensors)
+        parameters = tuple((name, tuple(one.shape), one.requires_grad) for name, one in self._module.named_parameters())
+        modes = tuple(module.training for module in self._module.modules())
+        return type(self._module), inputs, parameters, modes, self.macs, self.output_bytes
+
     def warm_up(self, stopwatch: Stopwatch) -> None:
         """Runs once and forgets the times, as the first run allocates and tunes."""
         self._sample_once(stopwatch)
@@ -139,13 +147,17 @@ class Replay:
         for _ in range(min(_MAX_SAMPLES_IN_ROUND, int(_ROUND_S / max(spent_s, 1e-9))) - 1):
             self._sample_once(stopwatch)
 
-    def times(self) -> tuple[Time, Time, Time]:
-        """Forward, backward for the inputs, and the rest of backward."""
-        forward = time_of(self._forward_s)
-        whole, for_inputs = time_of(self._backward_s), time_of(self._backward_input_s)
-        if not self._backward_input_s:
+    def times(self, alike: Sequence[Replay] = ()) -> tuple[Time, Time, Time]:
+        """Forward, backward for the inputs, and the rest of backward; over the samples of units ``alike``, too."""
+        every = [self, *(one for one in alike if one is not self)]
+        forward_s = [sample for one in every for sample in one._forward_s]
+        backward_s = [sample for one in every for sample in one._backward_s]
+        backward_input_s = [sample for one in every for sample in one._backward_input_s]
+        forward = time_of(forward_s)
+        whole, for_inputs = time_of(backward_s), time_of(backward_input_s)
+        if not backward_input_s:
             return forward, for_inputs, whole
-        rest_s = [ours - inputs for ours, inputs in zip(self._backward_s, self._backward_input_s, strict=True)]
+        rest_s = [ours - inputs for ours, inputs in zip(backward_s, backward_input_s, strict=True)]
         weight_s = max(0.0, whole.median_s - for_inputs.median_s) if self._parameters else 0.0
         weight = Time(median_s=weight_s, spread_s=time_of(rest_s).spread_s)
         return forward, for_inputs, weight

@@ -1,0 +1,379 @@
+"""Train a model under a plan from a loop of one's own: ``stagewright.parallelize``.
+
+    trainer = sw.parallelize(model, example, plan="plan.toml", loss=loss_fn, optimizer=make_adamw)
+    for batch in loader:                       # every worker is given the same whole batch
+        step = trainer.step(batch)             # step.loss is the same on every worker
+    trainer.evaluate(batch).loss
+    trainer.save("checkpoints/step-00000120"); trainer.load(…)       under any other plan too
+
+Started with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for one worker.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.graph import UnitGraph
+from stagewright.cluster.device import Device, pin_process
+from stagewright.engine.checkpoint import Checkpoint, write_checkpoint, write_safetensors
+from stagewright.engine.context import WorkerContext, make_context
+from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
+from stagewright.engine.fault import activity
+from stagewright.engine.held_state import HeldState
+from stagewright.engine.job import make_optimizer
+from stagewright.engine.microbatch import leading_dims, shares
+from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.worker import Place, choose_device
+from stagewright.errors import UsageError
+from stagewright.plan.check import check_plan
+from stagewright.plan.file import read_plan
+from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["MakeOptimizer", "StepResult", "Trainer", "parallelize"]
+
+MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came of one step."""
+
+    loss: float
+    """Of the whole batch, before the parameters changed; the same on every worker."""
+    step: int
+    """Steps done, this one included."""
+    num_samples: int
+    """Samples of the whole batch."""
+    seconds: float
+    """How long it took on this worker."""
+    waited_s: float
+    """Of these, how long this worker waited for messages of its neighbours."""
+
+
+def parallelize(
+    model: nn.Module,
+    example: Batch | Sequence[Any],
+    *,
+    plan: Plan | str | Path,
+    loss: Callable[[Any, Any], torch.Tensor],
+    optimizer: MakeOptimizer | OptimizerSpec | None = None,
+) -> Trainer:
+    """This worker's part of a model, ready to train.
+
+    Every worker makes the same model (the same seed) and calls this with the same ``example``: a ``Batch``, or the
+    model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples. ``optimizer`` is
+    given this worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
+    """
+    chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+    if not chosen.training:
+        chosen = replace(chosen, training=True)
+    check_plan(chosen)
+    context = _join(chosen)
+    module = model.to(context.torch_device)
+    if not module.training:
+        module.train()
+    wrapped = _as_model(module, _as_batch(example), loss, context.torch_device)
+    return Trainer(chosen, wrapped, context, optimizer=optimizer)
+
+
+class Trainer:
+    """One worker's part of a model in training; every method must be called on every worker."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        context: WorkerContext,
+        *,
+        optimizer: MakeOptimizer | OptimizerSpec | None = None,
+    ) -> None:
+        activity.begin("capture")
+        graph = capture_for(plan, model)
+        with in_eval_mode(model.module):
+            evaluation_graph = capture_for(plan, model)
+        if not plan.cuts and plan.num_stages > 1:
+            activity.begin("split")
+            plan = replace(plan, cuts=_agreed_cuts(plan, model, graph, context))
+        activity.begin("build stages")
+        self.plan, self.model, self.context = plan, model, context
+        self._state = HeldState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
+        self.replica = Replica(plan, model, context, graph)
+        self._state.bind(self.replica)
+        self._evaluator = Evaluator(self.replica, evaluation_graph)
+        parameters = [one for one in self.replica.module.parameters() if one.requires_grad]
+        spec = plan.optimizer if optimizer is None else optimizer
+        make = (lambda found: make_optimizer(spec, list(found))) if isinstance(spec, OptimizerSpec) else spec
+        self.optimizer: torch.optim.Optimizer | None = make(parameters) if parameters else None
+        """This worker's own; None where it has nothing to train. Learning rates may be changed between steps."""
+
+    @property
+    def step_number(self) -> int:
+        """Steps done."""
+        return self.replica.step_number
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether this worker holds the last stage, and so the model's results."""
+        return self.replica.stage_workers[-1] == self.context.pipeline
+
+    def step(self, batch: Batch | Sequence[Any]) -> StepResult:
+        """Forward, backward and the optimiser's step on one batch, which may be smaller than the others."""
+        start = time.perf_counter()
+        whole = _as_batch(batch)
+        self.replica.zero_gradients()
+        outcome = self.replica.train_step(whole)
+        activity.begin("optimizer", step=self.step_number - 1)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        loss = self.replica.total_loss(outcome)
+        return StepResult(
+            loss=loss,
+            step=self.step_number,
+            num_samples=self.replica.dealer.size_of(whole),
+            seconds=time.perf_counter() - start,
+            waited_s=outcome.waited_s,
+        )
+
+    def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
+        """Loss and results of one batch in eval mode; nothing changes."""
+        return self._evaluator.evaluate(_as_batch(batch))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The plain model's state in full, on every worker; tied names share one tensor."""
+        found = dict(self._state.everything())
+        return {name: found[canonical] for name, canonical in self._state.canonical.items()}
+
+    def save(self, path: str | Path, *, content: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint, at once; ``content`` is what the caller wants to find again, as JSON knows it."""
+        activity.begin("checkpoint", step=self.step_number)
+        state = self._state
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, Any] = {}
+        for key, values in self._optimizer_values().items():
+            is_tensor = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+            tensors |= {f"{key}/{name}": value for name, value in state.owned(state.full(is_tensor)).items()}
+            rest = {name: value for name, value in values.items() if name not in is_tensor}
+            scalars |= {f"{key}/{name}": value for name, value in state.owned(rest).items()}
+        kind = type(self.optimizer).__name__ if self.optimizer is not None else None
+        write_checkpoint(
+            path,
+            rank=self.context.rank,
+            together=self._together,
+            model=state.owned(state.full(state.held())),
+            optimizer=tensors,
+            scalars=scalars,
+            content={
+                "step": self.step_number,
+                "seed": self.plan.seed,
+                "mesh": str(self.plan.mesh),
+                "optimizer": {"kind": kind, "groups": _groups(self.optimizer)},
+                "caller": dict(content or {}),
+            },
+        )
+
+    def load(self, path: str | Path, *, optimizer_options: bool = True) -> dict[str, Any]:
+        """Go on from a checkpoint of any plan; what its ``save`` was given as ``content``.
+
+        ``optimizer_options``: also take its learning rate and the like; False keeps those of this trainer.
+        """
+        activity.begin("load checkpoint")
+        saved, state = Checkpoint.open(path), self._state
+        there, here = saved.model_names(), set(state.owners)
+        if there != here:
+            raise UsageError(
+                f"the checkpoint {path} is not of this model: it lacks {_some(here - there)} and holds "
+                f"{_some(there - here)}, which the model has not"
+            )
+        kind = saved.content["optimizer"]["kind"]
+        if self.optimizer is not None and kind not in (None, type(self.optimizer).__name__):
+            raise UsageError(
+                f"the checkpoint {path} was made with the optimiser {kind}, not {type(self.optimizer).__name__}; "
+                "use the same one, or start from its weights alone"
+            )
+        for name, target in state.held().items():
+            state.put(name, target, saved.model_tensor(name))
+        if self.optimizer is not None:
+            self._load_optimizer(saved)
+            if optimizer_options:
+                _take_groups(self.optimizer, saved.content["optimizer"]["groups"])
+        self.replica.step_number = int(saved.content["step"])
+        self._together()
+        caller: dict[str, Any] = saved.content["caller"]
+        return caller
+
+    def export(self, path: str | Path) -> Path:
+        """Write ``model.safetensors`` (and the configuration of a transformers model) into a folder."""
+        folder = Path(path)
+        found = {name: value.cpu() for name, value in self._state.everything() if self.context.rank == 0}
+        if self.context.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            hidden = folder / ".model.safetensors.partial"
+            write_safetensors(hidden, found)
+            os.replace(hidden, folder / "model.safetensors")
+            config: Any = getattr(self.model.module, "config", None)
+            if hasattr(config, "save_pretrained"):
+                config.save_pretrained(folder)
+        self._together()
+        return folder / "model.safetensors"
+
+    def _optimizer_values(self) -> dict[str, dict[str, Any]]:
+        """For each key of the optimiser's state, what it holds for each parameter of this worker."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.optimizer is not None:
+            for name, parameter in self._trained().items():
+                for key, value in self.optimizer.state.get(parameter, {}).items():
+                    found.setdefault(key, {})[name] = value
+        return dict(sorted(found.items()))
+
+    def _load_optimizer(self, saved: Checkpoint) -> None:
+        assert self.optimizer is not None
+        self.optimizer.state.clear()
+        for name, parameter in self._trained().items():
+            values = saved.optimizer_state(name)
+            if values:
+                self.optimizer.state[parameter] = {
+                    key: self._state.part(name, value, parameter) if isinstance(value, torch.Tensor) else value
+                    for key, value in values.items()
+                }
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """This worker's parameters that the optimiser may know, by canonical name."""
+        held = self._state.held().items()
+        return {name: value for name, value in held if isinstance(value, nn.Parameter) and value.requires_grad}
+
+    def _together(self) -> None:
+        if self.plan.mesh.num_workers > 1:
+            dist.barrier()
+
+
+def _as_batch(batch: Batch | Sequence[Any]) -> Batch:
+    """A batch, or the model's arguments with the target behind them."""
+    if isinstance(batch, Batch):
+        return batch
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise UsageError(
+            "a batch is a stagewright.zoo.Batch, or a tuple of the model's arguments and the target: (x, target)"
+        )
+    *args, target = batch
+    return Batch(args=tuple(args), target=target)
+
+
+def _as_model(
+    module: nn.Module, example: Batch, loss: Callable[[Any, Any], torch.Tensor], place: torch.device
+) -> Model:
+    """The user's module as the engine takes it; other sizes of the example repeat its samples."""
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(place), (example.args, example.kwargs, example.target)
+    )
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if not tensors:
+        raise UsageError("the example holds no tensor with samples; give (x, target) as the model takes it")
+    size = int(tensors[0].shape[0])
+
+    def make(num_samples: int) -> Batch:
+        leaves, spec = pytree.tree_flatten((args, kwargs, target))
+        dims = leading_dims((args, kwargs, target), size)
+        index = torch.arange(num_samples, device=place) % size
+        taken = [leaf if dim is None else leaf.index_select(dim, index) for leaf, dim in zip(leaves, dims, strict=True)]
+        some_args, some_kwargs, some_target = pytree.tree_unflatten(taken, spec)
+        return Batch(args=some_args, kwargs=some_kwargs, target=some_target)
+
+    return Model(
+        name=type(module).__name__,
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        target=target,
+        loss=loss,
+        batch_size=size,
+        make_example=make,
+    )
+
+
+def _agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
+    """Where to cut, as worker 0 finds it with the plan's policy."""
+    from stagewright.profile.measure import profile
+    from stagewright.split.compare import split
+    from stagewright.split.conditions import Conditions
+
+    chosen = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
+    if context.rank == 0:
+        size = max(1, max(shares(plan.batch, plan.mesh.data)) // plan.microbatches)
+        part = model.example(size) if graph.dynamic else Batch(args=model.args, kwargs=model.kwargs)
+        measured = profile(graph, part.args, part.kwargs, name=model.name, device=context.device, training=True)
+        conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
+        names = split(measured, plan.num_stages, plan.split, conditions).cut_names
+        chosen.copy_(torch.tensor(cut_indices(graph, names)))
+    if plan.mesh.num_workers > 1:
+        dist.broadcast(chosen, src=0)
+    return tuple(graph.calls[cut].name for cut in chosen.tolist())
+
+
+def _join(plan: Plan) -> WorkerContext:
+    """Find this worker's place and device and join the process group, if the script has not."""
+    if dist.is_initialized():
+        rank = dist.get_rank()
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        place = Place(rank=rank, local_rank=local, num_workers=dist.get_world_size())
+    else:
+        place = Place.of(os.environ)
+    wanted = plan.mesh.num_workers
+    if place.num_workers != wanted:
+        raise UsageError(
+            f"the plan wants {wanted} workers ({plan.mesh}), but {place.num_workers} were started; "
+            f"use torchrun --nproc-per-node {wanted} SCRIPT"
+        )
+    device: Device = choose_device(plan, place)
+    pin_process(device)
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo"
+        if place.store is None:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        else:
+            loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+            if place.num_machines == 1 and loopback is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            dist.init_process_group(backend)
+    return make_context(plan.mesh, place.rank, device)
+
+
+def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
+    """The options of an optimiser's groups, as far as JSON knows them."""
+    if optimizer is None:
+        return []
+    return [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _is_plain(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def _take_groups(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    if len(groups) == len(optimizer.param_groups):
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
+            group.update({name: tuple(one) if isinstance(one, list) else one for name, one in saved.items()})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return f"{', '.join(listed[:3])}{', …' if len(listed) > 3 else ''}" if listed else "nothing"

@@ -1,0 +1,330 @@
+"""Train a model on a task under a plan: what every worker does, and how a run of it is started and resumed.
+
+    epoch e: samples shuffled by (seed, e) ─► batches of the plan's size, the last one smaller ─► step, step, … ─►
+    evaluation on the other split ─► next epoch;    a checkpoint every so many steps and at the end
+
+Every worker goes through the same batches in the same order whatever the plan, so losses are serial's. A checkpoint
+holds the counters and the epoch's sums too: a resumed run goes on as if nothing had happened, under another plan too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from stagewright.cluster.atomic_file import save_text
+from stagewright.engine.checkpoint import Checkpoint, checkpoint_name, latest, prune
+from stagewright.engine.context import WorkerContext
+from stagewright.engine.fault import activity
+from stagewright.engine.job import load_model
+from stagewright.engine.launch import launch
+from stagewright.engine.resolve import resolve_plan
+from stagewright.engine.trainer import Trainer
+from stagewright.engine.watch import HANG_S
+from stagewright.errors import StagewrightError, UsageError
+from stagewright.plan.value import Plan
+from stagewright.store.run import RunFolder
+from stagewright.zoo.tasks.samples import Samples
+from stagewright.zoo.tasks.task import Task, load_task
+
+__all__ = ["JOB", "Progress", "TrainingOptions", "find_checkpoint", "loss_worker", "run_training", "train"]
+
+JOB = "stagewright.engine.training_job:run_training"
+_OPTIONS = "training.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What a training run needs beside its plan; kept in its folder."""
+
+    # A folder of parquet files; None: STAGEWRIGHT_DATA.
+    data_dir: str | None = None
+    # A folder with tokenizer.json; None: the one that came with the weights.
+    tokenizer: str | None = None
+    # The checkpoint to go on from.
+    checkpoint: str | None = None
+    # A folder for the trained weights as safetensors.
+    export: str | None = None
+    # How many of its checkpoints a run keeps.
+    keep: int = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far training is; saved with each checkpoint."""
+
+    # Steps done.
+    step: int = 0
+    # Samples of the running epoch that were trained on.
+    samples: int = 0
+    # Sum of their losses.
+    loss_sum: float = 0.0
+    # Seconds spent in the running epoch's steps.
+    seconds: float = 0.0
+    # What came of each epoch.
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
+    """This worker's part of a training run."""
+    options = _read_options(run_folder)
+    if plan.task is None:
+        raise UsageError(f'{run_folder.path / "plan.toml"} names no task to train; add a line like task = "digits"')
+    activity.begin("load model")
+    model = load_model(plan, context)
+    task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
+    trainer = Trainer(plan, model, context)
+    activity.begin("read samples")
+    training = _Training(plan, task, trainer, options, run_folder)
+    if options.checkpoint is not None:
+        training.resume(Path(options.checkpoint))
+    training.run()
+    if options.export is not None:
+        trainer.export(options.export)
+
+
+class _Training:
+    """One worker's loop."""
+
+    def __init__(
+        self, plan: Plan, task: Task, trainer: Trainer, options: TrainingOptions, run_folder: RunFolder
+    ) -> None:
+        self.plan, self.task, self.trainer, self.options = plan, task, trainer, options
+        self.folder = run_folder.worker(trainer.context.rank)
+        self.checkpoints = run_folder.path / "checkpoints"
+        self.samples = task.dataset(task.splits[0])
+        self.judged_by = task.dataset("evaluation")
+        self.per_epoch = math.ceil(len(self.samples) / plan.batch)
+        self.total = plan.steps if plan.epochs is None else plan.epochs * self.per_epoch
+        self.progress = Progress()
+        self._order: tuple[int, Any] = (-1, None)
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """What must be the same for a run to go on as if it had not been broken."""
+        plan = self.plan
+        return {
+            "model": plan.model.name,
+            "task": plan.task,
+            "batch": plan.batch,
+            "seed": plan.seed,
+            "samples": len(self.samples),
+        }
+
+    def resume(self, path: Path) -> None:
+        """Take parameters, optimiser and counters from a checkpoint."""
+        # The plan's learning rate counts: it is the same as the checkpoint's, or was changed on purpose.
+        saved = self.trainer.load(path, optimizer_options=False)
+        there = saved.get("trained", {})
+        for name, value in self.trained.items():
+            if there.get(name) != value:
+                raise UsageError(f"the checkpoint {path} was made with {name} = {there.get(name)!r}, not {value!r}")
+        self.progress = Progress(**saved["progress"])
+
+    def run(self) -> None:
+        """Every step that is left."""
+        with self.folder:
+            self.folder.append_metrics(kind="begin", step=self.progress.step, total=self.total, batches=self.per_epoch)
+            while self.progress.step < self.total:
+                self.step()
+                if self.progress.step % self.per_epoch == 0 or self.progress.step == self.total:
+                    self.end_epoch()
+                every = self.plan.checkpoint_every
+                if every is not None and (self.progress.step % every == 0 or self.progress.step == self.total):
+                    self.save()
+            if self.trainer.context.rank == 0:
+                result = {"epochs": self.progress.epochs, "metric": self.task.metric_name, "steps": self.progress.step}
+                save_text(json.dumps(result, indent=2) + "\n", self.folder.path / "result.json")
+
+    def step(self) -> None:
+        progress, size = self.progress, self.plan.batch
+        epoch, place = divmod(progress.step, self.per_epoch)
+        start = time.perf_counter()
+        activity.begin("read batch", step=progress.step)
+        indices = self.order(epoch)[place * size : (place + 1) * size]
+        result = self.trainer.step(self.samples.batch(indices.tolist()))
+        took = time.perf_counter() - start
+        progress.step = result.step
+        progress.samples += result.num_samples
+        progress.loss_sum += result.loss * result.num_samples
+        progress.seconds += took
+        self.folder.append_metrics(
+            kind="step",
+            step=result.step,
+            epoch=epoch + 1,
+            loss=result.loss,
+            samples=result.num_samples,
+            seconds=took,
+            waited_s=result.waited_s,
+        )
+
+    def end_epoch(self) -> None:
+        progress = self.progress
+        start = time.perf_counter()
+        loss, metric = self.evaluate(self.judged_by)
+        row = {
+            "epoch": math.ceil(progress.step / self.per_epoch),
+            "step": progress.step,
+            "training_loss": progress.loss_sum / progress.samples,
+            "evaluation_loss": loss,
+            self.task.metric_name: metric,
+            "samples_per_s": progress.samples / progress.seconds,
+            "evaluation_s": time.perf_counter() - start,
+        }
+        self.folder.append_metrics(kind="epoch", **row)
+        progress.epochs.append(row)
+        progress.samples, progress.loss_sum, progress.seconds = 0, 0.0, 0.0
+
+    def evaluate(self, samples: Samples) -> tuple[float, float]:
+        """Loss and metric over a whole split, the same on every worker."""
+        total = 0.0
+        predicted, true = [], []
+        for batch in samples.batches(self.plan.batch):
+            result = self.trainer.evaluate(batch)
+            total += result.loss * result.num_samples
+            for output, target in zip(result.outputs, result.targets, strict=True):
+                one, other = self.task.predictions(output, target)
+                predicted.append(one)
+                true.append(other)
+        context = self.trainer.context
+        own = np.zeros((2, 0), dtype=np.int64)
+        if predicted and context.tensor == 0:
+            own = np.stack([np.concatenate(predicted), np.concatenate(true)]).astype(np.int64)
+        every = _gathered(torch.from_numpy(own), context)
+        return total / len(samples), self.task.metric(every[0].numpy(), every[1].numpy())
+
+    def save(self) -> None:
+        path = self.checkpoints / checkpoint_name(self.progress.step)
+        self.trainer.save(path, content={"trained": self.trained, "progress": asdict(self.progress)})
+        if self.trainer.context.rank == 0:
+            prune(self.checkpoints, self.options.keep)
+
+    def order(self, epoch: int) -> Any:
+        """The samples of an epoch, shuffled by seed and epoch alone."""
+        if self._order[0] != epoch:
+            order = np.random.default_rng([self.plan.seed, epoch]).permutation(len(self.samples))
+            self._order = (epoch, order)
+        return self._order[1]
+
+
+def _gathered(own: torch.Tensor, context: WorkerContext) -> torch.Tensor:
+    """The columns of every worker, side by side, in the order of ranks."""
+    count = context.mesh.num_workers
+    if count == 1:
+        return own
+    place = context.torch_device
+    sizes = [torch.zeros(1, dtype=torch.int64, device=place) for _ in range(count)]
+    dist.all_gather(sizes, torch.tensor([own.shape[1]], device=place))
+    lengths = [int(one) for one in sizes]
+    padded = torch.zeros((2, max(lengths)), dtype=torch.int64, device=place)
+    padded[:, : own.shape[1]] = own
+    found = [torch.empty_like(padded) for _ in range(count)]
+    dist.all_gather(found, padded)
+    return torch.cat([one[:, :length] for one, length in zip(found, lengths, strict=True)], dim=1).cpu()
+
+
+def train(
+    plan: Plan,
+    root: str | Path,
+    *,
+    options: TrainingOptions | None = None,
+    progress: Callable[[Mapping[str, Any]], None] | None = None,
+    hang_s: float = HANG_S,
+    job: str = JOB,
+) -> dict[str, Any]:
+    """Resolve and train a plan in a new run folder; its result.
+
+    ``progress`` is called with each line that the worker with the last stage adds to its metrics.
+    """
+    plan = resolve_plan(plan)
+    folder = RunFolder.create(root, plan)
+    save_text(json.dumps(asdict(options or TrainingOptions()), indent=2) + "\n", folder.path / _OPTIONS)
+    lines = _Lines(folder.worker(loss_worker(plan)).path / "metrics.jsonl")
+
+    def poll() -> None:
+        for line in lines.new():
+            if progress is not None:
+                progress(line)
+
+    try:
+        launch(plan, folder, job=job, hang_s=hang_s, on_poll=poll)
+        poll()
+        result: dict[str, Any] = json.loads((folder.worker(0).path / "result.json").read_text(encoding="utf-8"))
+    except KeyboardInterrupt:
+        folder.finish("interrupted")
+        raise
+    except BaseException as error:
+        folder.finish("failed", {"error": str(error)})
+        raise
+    result |= {
+        "model": plan.model.name,
+        "task": plan.task,
+        "seed": plan.seed,
+        "strategy": plan.mesh.strategy,
+        "workers": plan.mesh.num_workers,
+        "run": str(folder.path),
+        result["metric"]: result["epochs"][-1][result["metric"]],
+        "samples_per_s": statistics.median(one["samples_per_s"] for one in result["epochs"]),
+    }
+    folder.finish("done", result)
+    return result
+
+
+class _Lines:
+    """Reads what is added to a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """The lines that have become whole since the last time."""
+        if not self._path.is_file():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def loss_worker(plan: Plan) -> int:
+    """The rank of the worker that computes the loss of replica 0."""
+    return plan.mesh.rank(0, 0, plan.stage_workers[-1])
+
+
+def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
+    """The last checkpoint of the newest run under ``root`` that trained the same: model, task, batch and seed."""
+    root = Path(root)
+    for one in sorted(root.iterdir(), key=lambda path: path.name, reverse=True) if root.is_dir() else ():
+        path = latest(one / "checkpoints")
+        if path is None:
+            continue
+        try:
+            other = RunFolder.open(one).plan()
+            saved = Checkpoint.open(path).content
+        except StagewrightError:
+            continue
+        same = (other.model.name, other.task, other.batch) == (plan.model.name, plan.task, plan.batch)
+        if same and saved["seed"] == plan.seed:
+            return path
+    return None
+
+
+def _read_options(run_folder: RunFolder) -> TrainingOptions:
+    path = run_folder.path / _OPTIONS
+    if not path.is_file():
+        return TrainingOptions()  # started with torchrun, without our launcher
+    return TrainingOptions(**json.loads(path.read_text(encoding="utf-8")))

@@ -1,0 +1,117 @@
+"""Training under every strategy is serial training; evaluation goes on beside it under every schedule."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stagewright.engine.trainer import parallelize
+from stagewright.errors import UsageError
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-5) -> None:
+    """Losses, evaluations and the state at the end."""
+    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=tolerance)
+    np.testing.assert_allclose(found["evaluations"], expected["evaluations"], rtol=tolerance)
+    assert list(found["state"]) == list(expected["state"])
+    for name, value in expected["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_trains_like_serial(pool_of: Any, schedule: str) -> None:
+    """Five AdamW steps with dropout and partial batches, and an evaluation after each."""
+    (expected,) = pool_of(1).run("training_jobs:training", "serial")
+    found = pool_of(2).run("training_jobs:training", "pipeline=2", schedule)
+    for one in found:
+        assert_same(one, expected)
+        assert one["training"]
+    assert sum(one["results"] for one in found) == 7 * 5
+    assert expected["losses"][0] > expected["losses"][2]
+
+
+def test_evaluation_is_that_of_the_plain_model_in_eval_mode(pool_of: Any) -> None:
+    """Batch norm's running statistics and no dropout, before any step and on two workers."""
+    (expected,) = pool_of(1).run("training_jobs:plain", norm=True)
+    for one in pool_of(2).run("training_jobs:training", "pipeline=2", "zbv", norm=True, sizes=()):
+        assert one["before"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_batch_norm_in_a_pipeline(pool_of: Any) -> None:
+    sizes = (12, 12, 8)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", norm=True, sizes=sizes)
+    for one in pool_of(2).run("training_jobs:training", "pipeline=2", norm=True, sizes=sizes):
+        assert_same(one, expected)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
+    """Two replicas of two micro-batches have serial's four; in the last step one replica has no sample."""
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=(12, 12, 12, 4, 1))
+    found = pool_of(2).run(
+        "training_jobs:training", "data=2", "1f1b", 2, sizes=(12, 12, 12, 4, 1), shard=shard, optimizer="adamw"
+    )
+    for one in found:
+        assert_same(one, expected)
+    assert [one["results"] for one in found] == [4 * 5, 3 * 5]
+
+
+def test_a_script_of_ones_own(tmp_path: Path) -> None:
+    """``parallelize`` under torchrun, with cuts that it finds itself, gives the losses of the plain loop."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    both = subprocess.run(torchrun, capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    lines = [[float(one) for one in line.split()] for line in both.stdout.splitlines()]
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())), nn.Linear(6, 3))
+    x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    expected = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    expected.append(nn.functional.cross_entropy(model(x[:5]), y[:5]).item())
+    assert lines == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+def test_too_few_workers_are_refused() -> None:
+    plan = Plan(model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4)
+    with pytest.raises(UsageError, match=r"the plan wants 2 workers \(pipeline=2\), but 1 were started"):
+        parallelize(nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2)), plan=plan, loss=nn.functional.mse_loss)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from stagewright.engine.trainer import parallelize
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+
+torch.manual_seed(0)
+model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())), nn.Linear(6, 3))
+x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+plan = Plan(
+    model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4, split="parameters", units="leaf",
+    devices=("cpu:0", "cpu:0"),
+)
+trainer = parallelize(
+    model, (x, y), plan=plan, loss=nn.functional.cross_entropy,
+    optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+)
+losses = [trainer.step((x, y)).loss for _ in range(3)]
+print(*losses, trainer.evaluate((x[:5], y[:5])).loss)
+"""

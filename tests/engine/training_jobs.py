@@ -1,0 +1,174 @@
+"""What workers do in the tests of training; run by ``pool`` (first argument: the rank) or by the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+from torch import nn
+
+from stagewright.cluster.device import Device
+from stagewright.engine.context import WorkerContext, make_context
+from stagewright.engine.evaluation import in_eval_mode
+from stagewright.engine.replica import capture_for
+from stagewright.engine.trainer import Trainer
+from stagewright.engine.training_job import run_training
+from stagewright.plan.schedules import SCHEDULES
+from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.store.run import RunFolder
+from stagewright.zoo.model import Batch, Model
+
+SIZES = (12, 12, 12, 5, 1)  # the last ones are partial: fewer samples than micro-batches, and than replicas
+
+
+class Small(nn.Module):
+    """Tied weights, batch norm, dropout, a parameter outside all units, and a layer that nothing uses."""
+
+    def __init__(self, *, norm: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1)) for _ in range(4))
+        self.norm = nn.BatchNorm1d(8) if norm else nn.LayerNorm(8)
+        self.unused = nn.Linear(3, 3)
+        self.head = nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(ids) * self.scale
+        for layer in self.layers:
+            hidden = hidden + layer(hidden)
+        return self.head(self.norm(hidden))
+
+
+def small(norm: bool = False) -> Model:
+    """The model with a batch of 12 samples, always the same."""
+    torch.manual_seed(0)
+    module = Small(norm=norm)
+
+    def make(count: int) -> Batch:
+        generator = torch.Generator().manual_seed(count)
+        ids = torch.randint(0, 20, (count,), generator=generator)
+        return Batch(args=(ids,), target=(ids * 7 + 3) % 20)
+
+    example = make(12)
+    return Model(
+        name="small",
+        module=module,
+        args=example.args,
+        target=example.target,
+        loss=nn.functional.cross_entropy,
+        batch_size=12,
+        make_example=make,
+    )
+
+
+def transformer() -> Model:
+    """A model whose layers can be divided, without dropout: masks of divided layers are each worker's own."""
+    model = ModelSpec(name="digits-vit").load(batch=12)
+    for module in model.module.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def make_trainer(
+    rank: int,
+    mesh: str,
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    norm: bool = False,
+    name: str = "small",
+    **more: Any,
+) -> Trainer:
+    """A model under a plan, cut evenly."""
+    sizes = Mesh.parse(mesh)
+    optimizer = more.pop("optimizer", "adamw")
+    plan = Plan(
+        model=ModelSpec(name="small"),
+        batch=12,
+        mesh=sizes,
+        microbatches=microbatches,
+        schedule=schedule,  # type: ignore[arg-type]
+        optimizer=OptimizerSpec(name=optimizer, learning_rate=0.02, momentum=0.9 if optimizer == "sgd" else 0.0),
+        devices=("cpu:0",) * sizes.num_workers,
+        **more,
+    )
+    model = small(norm) if name == "small" else transformer()
+    num_stages = sizes.pipeline * (SCHEDULES[plan.schedule].stages_per_worker if sizes.pipeline > 1 else 1)
+    calls = capture_for(plan, model).calls
+    cuts = tuple(calls[len(calls) * at // num_stages - 1].name for at in range(1, num_stages))
+    plan = Plan(**{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"cuts": cuts})
+    context: WorkerContext = make_context(sizes, rank, Device.parse("cpu:0"))
+    return Trainer(plan, model, context)
+
+
+def training(
+    rank: int,
+    mesh: str,
+    schedule: str = "1f1b",
+    microbatches: int = 4,
+    *,
+    sizes: tuple[int, ...] = SIZES,
+    load: str | None = None,
+    save: str | None = None,
+    export: str | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Some steps with an evaluation after each; losses of both, and the state at the end."""
+    trainer = make_trainer(rank, mesh, schedule, microbatches, **more)
+    content = trainer.load(load) if load else None
+    before = trainer.evaluate(trainer.model.example(7)).loss
+    losses, evaluations, results = [], [], 0
+    for size in sizes:
+        step = trainer.step(trainer.model.example(size))
+        losses.append(step.loss)
+        evaluation = trainer.evaluate(trainer.model.example(7))
+        evaluations.append(evaluation.loss)
+        results += sum(len(one) for one in evaluation.outputs)
+    if save:
+        trainer.save(save, content={"note": "kept"})
+    if export:
+        trainer.export(export)
+    state = {name: value.numpy() for name, value in trainer.state_dict().items()}
+    training = [one.training for one in trainer.model.module.modules()]
+    return {
+        "losses": losses,
+        "evaluations": evaluations,
+        "before": before,
+        "results": results,
+        "state": state,
+        "training": all(training),
+        "content": content,
+        "step": trainer.step_number,
+    }
+
+
+def plain(rank: int, *, norm: bool = False) -> dict[str, Any]:
+    """Evaluation of the plain model in eval mode, without the engine."""
+    model = small(norm)
+    batch = model.example(7)
+    with in_eval_mode(model.module), torch.no_grad():
+        return {"loss": float(model.loss(model.module(*batch.args), batch.target))}
+
+
+def dies(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
+    """Trains; the last worker is killed in the middle of its fifth step."""
+    original = Trainer.step
+
+    def step(self: Trainer, batch: Any) -> Any:
+        if self.step_number == 4 and context.rank == context.mesh.num_workers - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(self, batch)
+
+    Trainer.step = step  # type: ignore[method-assign]
+    run_training(plan, context, run_folder)
+
+
+def middle_cut(name: str) -> str:
+    """The unit in the middle of a named model."""
+    spec = ModelSpec(name=name)
+    calls = capture_for(Plan(model=spec, batch=4), spec.load(batch=4)).calls
+    return calls[len(calls) // 2 - 1].name

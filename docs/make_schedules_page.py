@@ -6,6 +6,7 @@ layers taking one tick and a backward two (one for the inputs, one for the weigh
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,38 +20,52 @@ HEAD = """\
 # Schedules
 
 A schedule says in which order a worker of a pipeline does the forwards and backwards of its stages. It does not change
-the result: every schedule is [proven equal to serial](compare.md#what-equal-means). It changes how long workers wait and
-how much they hold. `stagewright compare MODEL --schedule NAME` takes one; so does `schedule` in a
-[plan](plans.md#plan-toml).
-
-```console
-$ stagewright compare mlp-mnist --strategies pipeline --schedule zbv --batch 16 --steps 2 --warmup 0
-```
+the result: every schedule is [proven equal to serial](compare.md#what-equal-means). It changes how long workers wait
+and how much they hold. `stagewright compare MODEL --schedule NAME` takes one; so does `schedule` in a
+[plan](plans.md#the-plan).
 
 This page is made from the actions that the engine executes, by `python docs/make_schedules_page.py`.
 
 ## The seven, drawn
 
-Two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0, `B0` its
-backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for) and
+Two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0, `B0`
+its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for) and
 `W0` the part for the weights (which no one waits for). A worker with two stages has its second one in small letters. A
 backward takes twice as long as a forward; links are free; blank is waiting.
 """
 
 WORDS = {
     "gpipe": "All forwards, then all backwards. Simple, takes any number of micro-batches, and holds all of them.",
-    "1f1b": "The default. Each worker starts as few micro-batches as keep the workers behind it busy, then alternates.\n"
-    "As long as GPipe, but worker *i* of *p* holds at most *p − i* micro-batches, however many there are.",
-    "interleaved": "Two stages (or more) on each worker, so the pipeline fills in steps half as long. Shorter than 1F1B, but\n"
-    "twice as much crosses the links, and more is held.",
-    "looped-bfs": "Two stages on each worker, all micro-batches through one before the next: GPipe's memory, interleaved's\n"
-    "fill.",
-    "interleaved-zero-bubble": "Interleaved with the backward split in two: weights' parts go where a worker would wait.",
-    "zbv": "Two stages on each worker in the shape of a V: the first worker has the first and the last stage, so a\n"
-    "micro-batch's backward begins where its forward ended. Split backward; at most waits that only the fill has.",
-    "dualpipev": "ZBV's placement; in the steady phase forwards of one stage and backwards of the other alternate. The backward\n"
-    "is split only where that fills a wait.",
+    "1f1b": "The default. Each worker starts as few micro-batches as keep the workers behind it busy, then alternates. As "
+    "long as GPipe, but worker *i* of *p* holds at most *p − i* micro-batches, however many there are.",
+    "interleaved": "Two stages (or more) on each worker, so the pipeline fills in steps half as long. Shorter than 1F1B, "
+    "but twice as much crosses the links, and more is held.",
+    "looped-bfs": "Two stages (or more) on each worker, all micro-batches through one before the next: GPipe's memory, "
+    "interleaved's fill.",
+    "interleaved-zero-bubble": "Interleaved with the backward split in two: weights' parts go where a worker would "
+    "wait.",
+    "zbv": "Two stages on each worker in the shape of a V: the first worker has the first and the last stage, so a "
+    "micro-batch's backward begins where its forward ended. The backward is split; no one waits but in fill and drain.",
+    "dualpipev": "ZBV's placement; in the steady phase forwards of one stage and backwards of the other alternate. The "
+    "backward is split only where that fills a wait.",
 }
+
+SIDE_BY_SIDE = """\
+## Side by side
+
+Four workers, eight micro-batches, played as above. *Length* is in ticks; 48 would be no waiting at all. *Held* is how
+many micro-batches each worker holds at most between forward and backward (for a split backward: until its weights'
+part), counted in whole shares of a worker: a micro-batch in one of two stages is a half. It is what decides the memory
+for activations.
+
+| schedule | length | waiting | held by workers 0, 1, 2, 3 | stages on a worker | placement | micro-batches (p workers) |
+|---|---:|---:|---|---|---|---|
+"""
+
+IDEAL = """\
+These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links cost
+time, and each split backward walks the graph twice. `stagewright compare` measures.
+"""
 
 AFTER = """\
 ## Micro-batches: how many
@@ -76,8 +91,8 @@ schedule = "gpipe"
 
 `--recompute always` keeps a stage's inputs only and runs its forward again before its backward. `except-last` leaves
 the last micro-batch as it is: under GPipe its backward comes at once, so nothing is gained by forgetting it. In a plan
-file `recompute = [true, false]` answers for each stage. Dropout masks and batch norm's statistics are those of the first
-forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split, both parts need
+file `recompute = [true, false]` answers for each stage. Dropout masks and batch norm's statistics are those of the
+first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split, both parts need
 what was forgotten, so a stage runs forward twice more, not once.
 
 ## Placement
@@ -92,8 +107,8 @@ leave it.
 ## Evaluation and inference
 
 Forward alone needs no schedule: stage *s* does micro-batch *k* at tick *s + k*, for every placement. With
-`--inference` the batches are one stream: the pipeline fills once for all of them, with two receives posted ahead on each
-link, not once a batch.
+`--inference` the batches are one stream: the pipeline fills once for all of them, with two receives posted ahead on
+each link, not once a batch.
 
 The orders of the last five come from torch's own schedule classes; the engine that executes them is
 [our own](decisions/0007-own-pipeline-executor.md).
@@ -190,36 +205,25 @@ def asks(schedule: str) -> str:
     """What a schedule asks of the number of micro-batches, in words."""
     rule = SCHEDULES[schedule]
     least = [rule.least_microbatches(rule.stages_per_worker * workers, workers) for workers in (3, 4)]
-    words = {(1, 1): "", (3, 4): "at least p", (6, 8): "at least 2p"}[least[0], least[1]]
+    words = {(1, 1): "", (3, 4): "at least as many as stages", (6, 8): "at least 2p"}[least[0], least[1]]
     return " and ".join(filter(None, [words, "a multiple of p" if rule.rounds else ""])) or "any number"
+
+
+def _row(schedule: str) -> list[str]:
+    rule, one = SCHEDULES[schedule], played(schedule, 4, 8)
+    stages = f"{rule.stages_per_worker} or more" if rule.any_number_of_stages else f"{rule.stages_per_worker}"
+    held = ", ".join(f"{value:g}" for value in one.held)
+    return [f"`{schedule}`", f"{one.length}", f"{one.waiting:.0%}", held, stages, rule.placement, asks(schedule)]
 
 
 def schedules_page() -> str:
     """The whole page."""
     parts = [HEAD]
     for schedule in SCHEDULES:
-        parts.append(f"### {schedule}\n\n{WORDS[schedule]}\n\n```text\n{drawing(played(schedule, 2, 4))}\n```\n")
-    rows = [
-        "## Side by side\n",
-        "Four workers, eight micro-batches, played as above. *Length* is in ticks; 48 would be no waiting at all. *Held* is\n"
-        "how many micro-batches each worker holds at most between forward and backward (for a split backward: until its\n"
-        "weights' part), counted in whole shares of a worker: a micro-batch in one of two stages is a half. It is what decides\n"
-        "the memory for activations.\n",
-        "| schedule | length | waiting | held by workers 0, 1, 2, 3 | stages on a worker | placement | micro-batches on p workers |",
-        "|---|---:|---:|---|---|---|---|",
-    ]
-    for schedule, rule in SCHEDULES.items():
-        one = played(schedule, 4, 8)
-        held = ", ".join(f"{value:g}" for value in one.held)
-        stages = f"{rule.stages_per_worker} or more" if rule.any_number_of_stages else f"{rule.stages_per_worker}"
-        rows.append(
-            f"| `{schedule}` | {one.length} | {one.waiting:.0%} | {held} | {stages} | {rule.placement} | {asks(schedule)} |"
-        )
-    parts.append("\n".join(rows) + "\n")
-    parts.append(
-        "These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links\n"
-        "cost time, and each split backward walks the graph twice. `stagewright compare` measures.\n"
-    )
+        words = textwrap.fill(WORDS[schedule], 120, break_on_hyphens=False)
+        parts.append(f"### {schedule}\n\n{words}\n\n```text\n{drawing(played(schedule, 2, 4))}\n```\n")
+    parts.append(SIDE_BY_SIDE + "".join(f"| {' | '.join(_row(schedule))} |\n" for schedule in SCHEDULES))
+    parts.append(IDEAL)
     parts.append(AFTER)
     return "\n".join(parts)
 

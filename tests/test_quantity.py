@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from stagewright.errors import UsageError
@@ -24,7 +26,7 @@ def test_rates(text: str, rate: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("50us", 5e-5), ("50µs", 5e-5), ("1.5ms", 1.5e-3), ("2", 2.0), ("1min", 60)]
+    ("text", "seconds"), [("50us", 5e-5), ("50µs", 5e-5), ("1.5ms", 1.5e-3), ("2s", 2.0), ("0", 0.0), ("1min", 60)]
 )
 def test_times(text: str, seconds: float) -> None:
     assert parse_s(text) == pytest.approx(seconds)
@@ -34,6 +36,12 @@ def test_times(text: str, seconds: float) -> None:
 def test_nonsense_names_itself_and_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="write it like"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("parse", [parse_rate, parse_s])
+def test_a_rate_or_a_time_needs_its_unit(parse: Callable[[str], float]) -> None:
+    with pytest.raises(UsageError, match="'10' is not a"):
+        parse("10")
 
 
 def test_formats() -> None:

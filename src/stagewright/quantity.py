@@ -27,20 +27,22 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """A rate in bytes a second, from ``10Gbit/s``, ``10Gbps`` (bits), ``1.2GB/s``; a bare number is bytes a second."""
+    """A rate in bytes a second, from ``10Gbit/s``, ``10Gbps`` (bits) or ``1.2GB/s``; a bare number is refused."""
     plain = text.strip().removesuffix("/s")
     plain = plain.removesuffix("bps") + "bit" if plain.endswith("bps") else plain.removesuffix("ps")
-    return _parse(plain, {**_SIZES, **_BITS}, "b", "rate", "10Gbit/s or 1.2GB/s")
+    return _parse(plain, {**_SIZES, **_BITS}, None, "rate", "10Gbit/s or 1.2GB/s")
 
 
 def parse_s(text: str) -> float:
-    """A time in seconds, from ``50us`` or ``1.5ms``; a bare number is seconds."""
-    return _parse(text, _TIMES, "s", "time", "50us, 1.5ms or 2s")
+    """A time in seconds, from ``50us`` or ``1.5ms``; a bare number but 0 is refused."""
+    return _parse(text, _TIMES, None, "time", "50us, 1.5ms or 2s")
 
 
-def _parse(text: str, units: dict[str, float], default: str, kind: str, examples: str) -> float:
+def _parse(text: str, units: dict[str, float], default: str | None, kind: str, examples: str) -> float:
     match = _NUMBER.fullmatch(text)
-    unit = (match[2].lower() or default) if match else ""
+    if match is not None and float(match[1]) == 0 and not match[2]:
+        return 0.0
+    unit = (match[2].lower() or default or "") if match else ""
     if match is None or unit not in units:
         raise UsageError(f"{text!r} is not a {kind}; write it like {examples}")
     return float(match[1]) * units[unit]

@@ -9,6 +9,10 @@ stagewright: unknown model …            a line that begins with "stagewright: 
 # my_model.py                           the block is written into that file instead
 ```
 
+```toml                                 the same: written into the file that its first line names
+# plan.toml
+```
+
 <!-- not run: why -->                   before a block: it is left out; test_pages.py lists all of these
 """
 
@@ -98,11 +102,13 @@ def run(page: Path) -> None:
         if block.language == "console":
             for command in commands(block):
                 _run_command(page, command)
-        elif block.language == "python":
+        elif block.language in ("python", "toml"):
             first, _, _ = block.text.partition("\n")
             named = _FILE.match(first)
             if named:
                 Path(named[1]).write_text(block.text + "\n", encoding="utf-8")
+            elif block.language == "toml":
+                sys.exit(f"{page}:{block.line}: the first line names no file, as in # plan.toml")
             else:
                 # Padded with empty lines, so that a traceback names the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)

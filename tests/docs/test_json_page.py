@@ -102,7 +102,33 @@ def test_profile_and_split(checker: Checker, cache: Path) -> None:
     split = output("split", *small, "--all", "--measure", "--stages", "5", "--memory", "1GiB", cache=cache)
     assert split["skipped"], "blocks can't make 5 stages of 4 blocks"
     checker.check_object("split", split, "split")
-    everything = {(name, field) for name, fields in checker.page.items() for field in fields} - {
-        ("models", field) for field in checker.page["models"]
-    }
-    assert everything - checker.seen == set(), "documented, but not there"
+
+
+@pytest.mark.slow
+def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    root = ("--root", str(tmp_path / "runs"))
+    few = ("--batch", "4", "--microbatches", "1", "--steps", "2", "--warmup", "0", *root)
+    compared = output("compare", "mlp-mnist", "--strategies", "serial pipeline", *few, cache=cache)
+    serial, pipeline = compared["rows"]
+    assert (serial["equal"], serial["speedup"]) == (True, 1.0)
+    assert pipeline["refused"], "1f1b needs as many micro-batches as stages"
+    checker.check_object("compare", compared, "compare")
+    runs = output("runs", *root, cache=cache)
+    assert [run["status"] for run in runs["runs"]] == ["done"]
+    checker.check_object("runs", runs, "runs")
+
+
+@pytest.mark.slow
+def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    found = output("doctor", "-o", str(tmp_path / "cluster.toml"), cache=cache)
+    checker.check_object("doctor", found, "doctor")
+
+
+@pytest.mark.slow
+def test_every_field_is_there(checker: Checker) -> None:
+    """Runs after all others of this file: what the page documents was printed by one of them."""
+    if not {"models", "split", "compare", "doctor"} <= {name for name, _ in checker.seen}:
+        pytest.skip("the other tests of this file did not run")
+    fields = {(name, field) for name, fields in checker.page.items() for field in fields}
+    not_here = {("gpu", field) for field in checker.page["gpu"]}
+    assert fields - not_here - checker.seen == set(), "documented, but not there"

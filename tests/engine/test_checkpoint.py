@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import training_jobs
 from safetensors.torch import load_file
 
 from stagewright.engine.checkpoint import Checkpoint, checkpoint_name, latest, prune, write_checkpoint
-from stagewright.engine.training_job import TrainingOptions, find_checkpoint, train
+from stagewright.engine.training_job import TrainingOptions, find_checkpoint, train, write_options
 from stagewright.errors import RunError, UsageError
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
 from stagewright.zoo.weights import load_state
 
+VIT = {"name": "vit", "optimizer": "sgd"}
 FIRST, SECOND = (12, 12, 12), (5, 1)
 SMALL = {"together": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
 
@@ -32,8 +34,9 @@ SMALL = {"together": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
         ({"mesh": "serial"}, {"mesh": "pipeline=2", "schedule": "zbv"}),  # four stages
         ({"mesh": "data=2", "microbatches": 2, "shard": True}, {"mesh": "pipeline=2"}),
         ({"mesh": "pipeline=2", "optimizer": "sgd"}, {"mesh": "data=2", "microbatches": 2, "optimizer": "sgd"}),
-        ({"mesh": "tensor=2", "name": "vit"}, {"mesh": "pipeline=2", "name": "vit"}),
-        ({"mesh": "serial", "name": "vit"}, {"mesh": "tensor=2", "name": "vit"}),
+        # A key's bias has no gradient but rounding, which AdamW would blow up.
+        ({"mesh": "tensor=2", **VIT}, {"mesh": "pipeline=2", **VIT}),
+        ({"mesh": "serial", **VIT}, {"mesh": "tensor=2", **VIT}),
     ],
     ids=lambda one: ",".join(str(value) for value in one.values()),
 )
@@ -60,7 +63,7 @@ def test_another_plan_goes_on(pool_of: Any, tmp_path: Path, before: dict[str, An
 
 
 def test_nothing_is_unpickled(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own checkpoints are read with pickle; these by nothing but safetensors, torch's reader for it included."""
+    """Torch's own checkpoints are read with pickle; these with safetensors alone, by torch's reader for it too."""
     from torch.distributed import checkpoint as dcp
 
     path = tmp_path / checkpoint_name(1)
@@ -78,7 +81,9 @@ def test_nothing_is_unpickled(pool_of: Any, tmp_path: Path, monkeypatch: pytest.
     assert sorted(saved.optimizer_state("scale")) == ["exp_avg", "exp_avg_sq", "step"]
     assert saved.model_names() == set(found["state"]) - {"head.weight"}  # tied: kept once
     state = {name: torch.zeros_like(saved.model_tensor(name)) for name in saved.model_names()}
-    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(path / "model")), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is one process
+        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(path / "model")), no_dist=True)
     for name, value in state.items():
         np.testing.assert_array_equal(value.numpy(), found["state"][name])
     model = training_jobs.small().module
@@ -129,7 +134,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp
         pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, norm=True)
 
 
-def test_a_killed_run_goes_on_under_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps of digits-vit; a worker is killed in the fifth; serial goes on after the fourth."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
@@ -147,23 +152,30 @@ def test_a_killed_run_goes_on_under_another_plan(tmp_path: Path, monkeypatch: py
             **more,
         )
 
-    losses: dict[str, list[float]] = {"serial": [], "killed": [], "resumed": []}
+    def run(one: Plan, root: str, **options: Any) -> tuple[list[float], dict[str, Any]]:
+        folder = RunFolder.create(tmp_path / root, one, environment={})
+        write_options(folder, TrainingOptions(**options))
+        (found,) = pool_of(1).run("training_jobs:run", one, str(folder.path))
+        return found
 
-    def note(name: str) -> Any:
-        return lambda line: losses[name].append(line["loss"]) if line["kind"] == "step" else None
-
+    killed: list[float] = []
     serial = plan(Mesh())
-    whole = train(serial, tmp_path / "whole", progress=note("serial"))
+    losses, whole = run(serial, "whole")
     halves = plan(Mesh(pipeline=2), cuts=(training_jobs.middle_cut("digits-vit"),))
     with pytest.raises(RunError, match=r"worker 1 .*SIGKILL"):
-        train(halves, tmp_path / "runs", progress=note("killed"), job="training_jobs:dies")
+        train(
+            halves,
+            tmp_path / "runs",
+            progress=lambda line: killed.append(line["loss"]) if line["kind"] == "step" else None,
+            job="training_jobs:dies",
+        )
+    np.testing.assert_allclose(killed, losses[:4], rtol=1e-5)
     found = find_checkpoint(tmp_path / "runs", serial)
-    assert found is not None and found.name == checkpoint_name(4)
+    assert found is not None
+    assert found.name == checkpoint_name(4)
     assert RunFolder.open(found.parent.parent).result()["status"] == "failed"  # type: ignore[index]
-    options = TrainingOptions(checkpoint=str(found), export=str(tmp_path / "weights"))
-    resumed = train(serial, tmp_path / "runs", options=options, progress=note("resumed"))
-    np.testing.assert_allclose(losses["killed"], losses["serial"][:4], rtol=1e-5)
-    np.testing.assert_allclose(losses["resumed"], losses["serial"][4:], rtol=1e-5)
+    later, resumed = run(serial, "runs", checkpoint=str(found), export=str(tmp_path / "weights"))
+    np.testing.assert_allclose(later, losses[4:], rtol=1e-5)
     for name in ("training_loss", "evaluation_loss", "accuracy"):
         assert resumed["epochs"][0][name] == pytest.approx(whole["epochs"][0][name], rel=1e-5)
     other = Plan(**{name: getattr(serial, name) for name in serial.__dataclass_fields__} | {"seed": 1})

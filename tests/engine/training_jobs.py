@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -152,6 +154,14 @@ def plain(rank: int, *, norm: bool = False) -> dict[str, Any]:
     batch = model.example(7)
     with in_eval_mode(model.module), torch.no_grad():
         return {"loss": float(model.loss(model.module(*batch.args), batch.target))}
+
+
+def run(rank: int, plan: Plan, folder: str) -> tuple[list[float], dict[str, Any]]:
+    """A whole training job in this worker; the losses of its steps and its result."""
+    run_folder = RunFolder(Path(folder))
+    run_training(plan, make_context(plan.mesh, rank, Device.parse("cpu:0")), run_folder)
+    losses = [line["loss"] for line in run_folder.metrics(rank) if line["kind"] == "step"]
+    return losses, json.loads((run_folder.worker(0).path / "result.json").read_text())
 
 
 def dies(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:

@@ -276,6 +276,7 @@ class _Assembler:
         only if reading and writing lie together.
         """
         order = {node: at for at, node in enumerate(self.graph.nodes)}
+        written = {one for node in self.graph.nodes for one in node.meta.get("mutates", ()) if one.op == "get_attr"}
         for write in [node for node in self.graph.nodes if node.target is torch.ops.aten.copy_.default]:
             buffer, value = write.args[0], write.args[1]
             if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or write.users:
@@ -285,8 +286,9 @@ class _Assembler:
                 others.append(value)
             if others:
                 max(others, key=order.__getitem__).append(write)
-            readers = [user for user in buffer.users if user is not write]
-            min([*readers, write], key=order.__getitem__).prepend(buffer)
+        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        for buffer in written:
+            min(buffer.users, key=order.__getitem__).prepend(buffer)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.assemble import assemble
@@ -20,8 +21,9 @@ from stagewright.capture.graph import UnitGraph
 from stagewright.capture.observe import CallForm, Observation, TensorForm, observe
 from stagewright.capture.preserve import preserved
 from stagewright.capture.symbols import is_fixed
-from stagewright.capture.trace import Trace, trace
+from stagewright.capture.trace import Trace, holds_tensor, trace
 from stagewright.capture.value import UnitCall
+from stagewright.capture.verify import difference, steady
 from stagewright.capture.where import explain_failure, failing_module, reason_of
 from stagewright.errors import CaptureError, UsageError
 
@@ -62,13 +64,20 @@ def capture(
     is taken as its stages. The model is left as it was.
     """
     if not isinstance(model, nn.Module):
-        stages = list(model)
+        stages = list(model) if isinstance(model, (list, tuple)) else []
         if not stages or not all(isinstance(stage, nn.Module) for stage in stages):
             raise UsageError(f"capture takes an nn.Module or a list of them, not {type(model).__name__}")
         model, units = StageList(stages), [str(index) for index in range(len(stages))]
     if next(model.parameters(), None) is None:
         raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to place on devices")
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise UsageError(
+            f"{lazy[0]!r} of {type(model).__name__} is not initialised yet; run one batch through it first"
+        )
     arguments = as_arguments(args, kwargs)
+    if batch_dim is not None and not readings(arguments, (batch_dim,)):
+        raise UsageError(f"batch_dim={batch_dim}, but no input has so many dimensions")
     with preserved(model):
         return _Capture(model, arguments, units, likely_dims(model) if batch_dim is None else (batch_dim,)).run()
 
@@ -108,7 +117,7 @@ class _Capture:
             self.notes.append(f"works for a batch of {sizes[0]} only: the model's own code depends on that size")
         batch_size = reading.batch_size if reading is not None and dynamic else sizes[0]
         flags = {name: self.modules[name].training for name in sorted(choice.opened)}
-        return UnitGraph(
+        graph = UnitGraph(
             model=self.model,
             calls=self.unit_calls(observation, choice),
             assembled=assembled,
@@ -120,6 +129,23 @@ class _Capture:
             branches=branches,
             recapture=lambda: capture(self.model, *self.arguments, self.units, reading.dim if reading else None),
         )
+        self.verify(graph, reading if dynamic else None, arguments, sizes)
+        return graph
+
+    def verify(self, graph: UnitGraph, reading: Reading | None, arguments: Arguments, sizes: tuple[int, int]) -> None:
+        """Compare the graph with the model, on the example and on a batch of a size that was not watched."""
+        batches = {sizes[0]: arguments}
+        other = 2 * sizes[0] + 1
+        if reading is not None and graph.holds_for(other):
+            batches[other] = reading.resized(self.arguments, other)
+        for size, (args, kwargs) in batches.items():
+            problem = difference(self.model, graph, args, kwargs)
+            if problem is not None:
+                raise CaptureError(
+                    f"can't capture {type(self.model).__name__}: with {size} samples the graph is not the model "
+                    f"({problem}); the code between units depends on something that can't be traced (requires_grad, a "
+                    "size that is not proportional to the batch); keep it inside a unit, or give a list of stages"
+                )
 
     def unrepeatable(self, observation: Observation, other: Observation | None) -> set[str]:
         """Submodules to be kept whole, for their own code has effects that a graph would lose."""
@@ -130,8 +156,11 @@ class _Capture:
                 f"can't capture {type(self.model).__name__}: its own code {root}, which a graph would lose; move that "
                 "code into a submodule (or draw random numbers with torch)"
             )
-        if root is not None:
-            self.notes.append(f"the model's own code {root}; the graph has the value that it had at capture")
+        if root is not None and not steady(self.model, *self.arguments):
+            raise CaptureError(
+                f"can't capture {type(self.model).__name__}: its own code {root}, and its results depend on that; "
+                "keep such a value in a buffer, or move that code into a submodule"
+            )
         if has_backward_hooks(self.model):
             raise CaptureError(
                 f"can't capture {type(self.model).__name__}: it has a backward hook, which stages would lose"
@@ -140,14 +169,18 @@ class _Capture:
         return set(found)
 
     def check_numbers(self, choice: UnitChoice, observation: Observation, other: Observation | None) -> None:
-        """Refuse a unit that returns a number which depends on the batch or on values: a graph has it as a constant."""
-        if other is None:
-            return
-        pairs = zip(outermost_calls(observation, choice.units), outermost_calls(other, choice.units), strict=True)
+        """Refuse a unit that returns what a graph would have as a constant: a number that varies, an opaque object."""
+        second_run = other if other is not None else observation
+        pairs = zip(outermost_calls(observation, choice.units), outermost_calls(second_run, choice.units), strict=True)
         for first, second in pairs:
             for one, two in zip(first.out_leaves, second.out_leaves, strict=True):
-                if not isinstance(one, TensorForm) and isinstance(one, int | float) and one != two:
-                    error = CaptureError(f"unit {first.name!r} returns a number that was {one} and then {two}")
+                problem = None
+                if isinstance(one, int | float) and one != two:
+                    problem = f"unit {first.name!r} returns a number that was {one} and then {two}"
+                elif not isinstance(one, TensorForm) and holds_tensor(one):
+                    problem = f"unit {first.name!r} returns a {type(one).__name__}, an object with tensors in it"
+                if problem is not None:
+                    error = CaptureError(problem)
                     error.inside = observation.calls[first.parent].name if first.parent is not None else ""
                     raise error
 
@@ -155,8 +188,8 @@ class _Capture:
         """Run the model at two batch sizes, trying where the batch might be."""
         problem: Exception | None = None
         for reading in readings(self.arguments, self.batch_dims):
-            base = max(reading.batch_size, 2)
-            for size in (base + 1, 2 * base):
+            given = max(reading.batch_size, 2)
+            for base, size in dict.fromkeys([(2, 3), (given, given + 1), (given, 2 * given)]):
                 try:
                     arguments = reading.resized(self.arguments, base)
                     first = observe(self.model, *arguments)

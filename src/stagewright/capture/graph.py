@@ -19,11 +19,11 @@ from stagewright.capture.assemble import Assembled
 from stagewright.capture.context import all_left
 from stagewright.capture.crossing import crossings
 from stagewright.capture.glue import Glue, analyse
-from stagewright.capture.preserve import preserved
 from stagewright.capture.stage import Stage, build_stage
 from stagewright.capture.symbols import batch_dim, is_fixed, num_bytes, shape_at
 from stagewright.capture.untraceable import Branch
 from stagewright.capture.value import Crossing, Cut, UnitCall
+from stagewright.capture.verify import difference
 from stagewright.errors import UsageError
 
 __all__ = ["RecordedCall", "UnitGraph"]
@@ -156,6 +156,9 @@ class UnitGraph:
         """The unit calls ``first`` to ``last`` (both included) as a module from one crossing to the next."""
         if not 0 <= first <= last < len(self.calls):
             raise UsageError(f"no stage from unit {first} to {last}: the model has units 0 to {len(self.calls) - 1}")
+        current = self._in_current_mode()
+        if current is not self:
+            return current.stage(first, last)
         final = last == len(self.calls) - 1
         placeholders = [node for node in self._glue.nodes if node.op == "placeholder"]
         return build_stage(
@@ -224,6 +227,10 @@ class UnitGraph:
             self._check_branches(self._samples_in(leaves), args, kwargs)
         return leaves
 
+    def holds_for(self, batch_size: int) -> bool:
+        """Whether the model's code takes the same branches for a batch of this size as for the example."""
+        return all(branch.holds_at(batch_size) for branch in self._branches)
+
     def _check_branches(self, size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A batch size for which the model's code takes another branch must give the model's results all the same.
 
@@ -234,31 +241,13 @@ class UnitGraph:
             return
         if answers not in self._checked:
             self._checked[answers] = True  # for the run below
-            self._checked[answers] = self._agrees(args, kwargs)
+            self._checked[answers] = difference(self.model, self, args, kwargs) is None
         if not self._checked[answers]:
             branch = self._branches[answers.index(False)]
             raise UsageError(
                 f"with {size} samples the model takes another branch at {branch.place} than with the {self.batch_size} "
                 "of the example; capture it with a batch of that size"
             )
-
-    def _agrees(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether graph and model give the same results for these inputs."""
-        results = []
-        for run in (self.model, self):
-            with preserved(self.model), torch.no_grad():
-                torch.manual_seed(0)
-                copied = pytree.tree_map_only(torch.Tensor, torch.clone, (tuple(args), dict(kwargs)))
-                try:
-                    results.append(pytree.tree_leaves(run(*copied[0], **copied[1])))
-                except UsageError:
-                    raise
-                except Exception:  # the other branch may not even run on these shapes
-                    return False
-        pairs = list(zip(*results, strict=False))
-        return len(results[0]) == len(results[1]) and all(
-            torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two for one, two in pairs
-        )
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The last stage's flat results in the structure that the model returns."""

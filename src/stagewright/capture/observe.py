@@ -136,15 +136,16 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return make
 
     stand_ins = {module: make_recorder(module, name) for module, name in modules.items()}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+    with torch.inference_mode(False):
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
 
     def note_hook() -> None:
         if stack:
             unrepeatable[calls[stack[-1]].name] = "puts a hook on a tensor"
 
     with ExitStack() as context:
-        # With gradients where the model trains: its code may ask for them (`if x.requires_grad: x.register_hook(…)`).
-        context.enter_context(torch.set_grad_enabled(model.training))
+        context.enter_context(torch.inference_mode(False))
+        context.enter_context(torch.enable_grad())  # its code may ask: `if x.requires_grad: x.register_hook(…)`
         context.enter_context(watch_for_hooks(note_hook))
         counter = context.enter_context(MacCounter())
         packing = context.enter_context(watch_for_packing())

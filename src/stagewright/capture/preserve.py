@@ -47,5 +47,5 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 held.extend(before) if isinstance(held, list) else held.update(before)
             with torch.no_grad():
                 for tensor, content in buffers.values():
-                    if not torch.equal(tensor, content):
+                    if tensor.layout is torch.strided and not torch.equal(tensor, content):
                         tensor.copy_(content)

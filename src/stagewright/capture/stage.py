@@ -23,6 +23,7 @@ from stagewright.capture.context import all_left, enter, leave
 from stagewright.capture.glue import Glue
 from stagewright.capture.symbols import linear
 from stagewright.capture.value import Crossing, UnitCall
+from stagewright.errors import UsageError
 
 __all__ = ["Stage", "build_stage"]
 
@@ -83,6 +84,12 @@ def build_stage(
     """The stage of unit calls ``first`` … ``last``; ``sent=None`` means that it returns the model's results."""
     start = 0 if first == 0 else glue.position[glue.units[first]]
     stop = len(glue.nodes) if sent is None else glue.position[glue.units[last + 1]]
+    for node in received if start > 0 else ():
+        if node.op == "get_attr" and glue.written_between(node, start - 1, stop):
+            raise UsageError(
+                f"the buffer {node.target!r} is read before {calls[first].name} and written behind it, so no stage "
+                "can hold it; cut elsewhere"
+            )
     writer = _Writer(glue, received, start, stop)
     graph = writer.write(sent)
     stage = Stage(graph, calls=tuple(calls[first : last + 1]), inputs=inputs, outputs=outputs)

@@ -29,7 +29,7 @@ from stagewright.capture.quirks import collect, export_quirks
 from stagewright.capture.untraceable import Branch, watched_trace
 from stagewright.errors import CaptureError
 
-__all__ = ["UNIT_OPERATOR", "Trace", "TracedCall", "trace"]
+__all__ = ["UNIT_OPERATOR", "Trace", "TracedCall", "holds_tensor", "trace"]
 
 _library = torch.library.Library("stagewright", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("unit(int call, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")  # type: ignore[no-untyped-call]
@@ -204,7 +204,7 @@ def _check_constant(form: CallForm, leaf: Any) -> None:
     """An object that hides tensors can't be baked into a graph."""
     if isinstance(leaf, _PLAIN):
         return
-    held = [name for name, value in getattr(leaf, "__dict__", {}).items() if _holds_tensor(value)]
+    held = [name for name, value in getattr(leaf, "__dict__", {}).items() if holds_tensor(value)]
     if held or isinstance(leaf, (torch.SymFloat, torch.SymBool)):
         what = f" with tensors in {held[0]!r}" if held else ""
         raise CaptureError(
@@ -212,7 +212,8 @@ def _check_constant(form: CallForm, leaf: Any) -> None:
         )
 
 
-def _holds_tensor(value: Any) -> bool:
+def holds_tensor(value: Any) -> bool:
+    """Whether an object has tensors in it, also one that pytree does not look into."""
     leaves = pytree.tree_leaves(value)
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or any(
         isinstance(inner, torch.Tensor) for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()

@@ -58,6 +58,10 @@ def watched_trace() -> Iterator[list[Branch]]:
         return answer
 
     def refused_function(function: type, *args: Any, **kwargs: Any) -> Any:
+        if function.__name__ == "CheckpointFunction":
+            raise CaptureError(
+                "the model recomputes with reentrant checkpointing; use the form with use_reentrant=False"
+            )
         if function.__module__.split(".")[0] != "torch":
             raise CaptureError(
                 f"the code between units uses the autograd function {function.__name__}, whose backward is lost"
@@ -78,7 +82,7 @@ def watch_for_hooks(tell: Callable[[], None]) -> Iterator[None]:
     def hooked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not _is_library(sys._getframe(1).f_code.co_filename):
             tell()
-        return original(tensor, *args, **kwargs)
+        return original(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     with mock.patch.object(torch.Tensor, "register_hook", hooked):
         yield

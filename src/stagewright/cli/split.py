@@ -28,7 +28,7 @@ from stagewright.cli.options import (
     numbers,
 )
 from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
-from stagewright.errors import UsageError
+from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
 __all__ = ["split"]
@@ -165,6 +165,10 @@ def split(
             f"--cut is there {len(cut)} times and makes {len(cut) + 1} stages; leave --stages {num_stages} out"
         )
     _check_stages(num_stages, len(graph.calls), model)
+    known = {name for call in graph.calls for name in (call.name, call.block) if name}
+    for name in cut or ():
+        if name not in known:
+            raise UnknownName("unit", name, sorted(known))
     from stagewright.profile import measure_stages
     from stagewright.profile import profile as measure_units
 

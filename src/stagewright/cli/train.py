@@ -182,8 +182,8 @@ def _plan(
     found = read_plan(path)
     if found.model.name != named["name"]:
         raise UsageError(f"{path} is a plan for {found.model.name!r}, not for {named['name']!r}")
-    if {"mesh", "schedule"} & given.keys() and "cuts" not in given:
-        given |= {"cuts": (), "stages": None, "placement": "auto", "devices": ()}
+    if {"mesh", "schedule", "cuts"} & given.keys():  # what the file says of stages is of its own mesh
+        given = {"cuts": (), "stages": None, "placement": "auto", "devices": (), **given}
     if found.epochs is None and "epochs" not in given:
         given["epochs"] = 3
     if found.model.num_classes is None:

@@ -245,9 +245,16 @@ class Trainer:
             values = saved.optimizer_state(name)
             if values:
                 self.optimizer.state[parameter] = {
-                    key: self._state.part(name, value, parameter) if isinstance(value, torch.Tensor) else value
+                    key: self._optimizer_part(name, value, parameter) if isinstance(value, torch.Tensor) else value
                     for key, value in values.items()
                 }
+
+    def _optimizer_part(self, name: str, value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+        """A single number, the count of steps, stays on the CPU unless the optimiser counts on the device."""
+        assert self.optimizer is not None
+        on_device = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
+        part = self._state.part(name, value, parameter)
+        return part.to(parameter.device) if value.ndim or on_device else part
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """This worker's parameters that the optimiser may know, by canonical name."""

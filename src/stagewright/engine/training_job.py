@@ -37,7 +37,16 @@ from stagewright.store.run import RunFolder
 from stagewright.zoo.tasks.samples import Samples
 from stagewright.zoo.tasks.task import Task, load_task
 
-__all__ = ["JOB", "Progress", "TrainingOptions", "find_checkpoint", "loss_worker", "run_training", "train"]
+__all__ = [
+    "JOB",
+    "Progress",
+    "TrainingOptions",
+    "find_checkpoint",
+    "loss_worker",
+    "run_training",
+    "train",
+    "write_options",
+]
 
 JOB = "stagewright.engine.training_job:run_training"
 _OPTIONS = "training.json"
@@ -112,23 +121,13 @@ class _Training:
     @property
     def trained(self) -> dict[str, Any]:
         """What must be the same for a run to go on as if it had not been broken."""
-        plan = self.plan
-        return {
-            "model": plan.model.name,
-            "task": plan.task,
-            "batch": plan.batch,
-            "seed": plan.seed,
-            "samples": len(self.samples),
-        }
+        return {**_trained(self.plan), "samples": len(self.samples)}
 
     def resume(self, path: Path) -> None:
         """Take parameters, optimiser and counters from a checkpoint."""
         # The plan's learning rate counts: it is the same as the checkpoint's, or was changed on purpose.
         saved = self.trainer.load(path, optimizer_options=False)
-        there = saved.get("trained", {})
-        for name, value in self.trained.items():
-            if there.get(name) != value:
-                raise UsageError(f"the checkpoint {path} was made with {name} = {there.get(name)!r}, not {value!r}")
+        _refuse_other(path, saved, self.trained)
         self.progress = Progress(**saved["progress"])
 
     def run(self) -> None:
@@ -246,9 +245,12 @@ def train(
 
     ``progress`` is called with each line that the worker with the last stage adds to its metrics.
     """
+    if options is not None and options.checkpoint is not None:
+        path = Path(options.checkpoint)
+        _refuse_other(path, Checkpoint.open(path).content["caller"], _trained(plan))
     plan = resolve_plan(plan)
     folder = RunFolder.create(root, plan)
-    save_text(json.dumps(asdict(options or TrainingOptions()), indent=2) + "\n", folder.path / _OPTIONS)
+    write_options(folder, options or TrainingOptions())
     lines = _Lines(folder.worker(loss_worker(plan)).path / "metrics.jsonl")
 
     def poll() -> None:
@@ -278,6 +280,20 @@ def train(
     }
     folder.finish("done", result)
     return result
+
+
+def _trained(plan: Plan) -> dict[str, Any]:
+    return {"model": plan.model.name, "task": plan.task, "batch": plan.batch, "seed": plan.seed}
+
+
+def _refuse_other(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """UsageError where a checkpoint was made by training something else."""
+    there = saved.get("trained")
+    if there is None or "progress" not in saved:
+        raise UsageError(f"the checkpoint {path} was not made by `stagewright train`, so it can't be gone on from")
+    for name, value in wanted.items():
+        if there.get(name) != value:
+            raise UsageError(f"the checkpoint {path} was made with {name} = {there.get(name)!r}, not {value!r}")
 
 
 class _Lines:
@@ -321,6 +337,11 @@ def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
         if same and saved["seed"] == plan.seed:
             return path
     return None
+
+
+def write_options(run_folder: RunFolder, options: TrainingOptions) -> None:
+    """Keep the options where the workers find them."""
+    save_text(json.dumps(asdict(options), indent=2) + "\n", run_folder.path / _OPTIONS)
 
 
 def _read_options(run_folder: RunFolder) -> TrainingOptions:

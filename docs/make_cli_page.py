@@ -19,8 +19,9 @@ HEAD = """\
 
 What each verb's `--help` says. This page is made by `python docs/make_cli_page.py`.
 
-Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 130 interrupted. Results go to standard output, progress
-and notes to standard error. With `--json` standard output holds data alone: [JSON](json.md).
+Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 3 a plan is not equal to serial, 130 interrupted.
+Results go to standard output, progress and notes to standard error. With `--json` standard output holds
+data alone: [JSON](json.md).
 
 | environment variable | what it does |
 |---|---|

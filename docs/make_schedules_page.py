@@ -29,17 +29,17 @@ This page is made from the actions that the engine executes, by `python docs/mak
 ## The seven, drawn
 
 Two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0, `B0`
-its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for) and
-`W0` the part for the weights (which no one waits for). A worker with two stages has its second one in small letters. A
-backward takes twice as long as a forward; links are free; blank is waiting.
+its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for)
+and `W0` the part for the weights (which no one waits for). A worker with two stages has its second one in small
+letters. A backward takes twice as long as a forward; links are free; blank is waiting.
 """
 
 WORDS = {
     "gpipe": "All forwards, then all backwards. Simple, takes any number of micro-batches, and holds all of them.",
-    "1f1b": "The default. Each worker starts as few micro-batches as keep the workers behind it busy, then alternates. As "
-    "long as GPipe, but worker *i* of *p* holds at most *p − i* micro-batches, however many there are.",
-    "interleaved": "Two stages (or more) on each worker, so the pipeline fills in steps half as long. Shorter than 1F1B, "
-    "but twice as much crosses the links, and more is held.",
+    "1f1b": "The default. Each worker starts as few micro-batches as keep the workers behind it busy, then alternates. "
+    "As long as GPipe, but worker *i* of *p* holds at most *p − i* micro-batches, however many there are.",
+    "interleaved": "Two stages (or more) on each worker, so the pipeline fills in steps half as long. Shorter than "
+    "1F1B, but twice as much crosses the links, and more is held.",
     "looped-bfs": "Two stages (or more) on each worker, all micro-batches through one before the next: GPipe's memory, "
     "interleaved's fill.",
     "interleaved-zero-bubble": "Interleaved with the backward split in two: weights' parts go where a worker would "
@@ -58,13 +58,13 @@ many micro-batches each worker holds at most between forward and backward (for a
 part), counted in whole shares of a worker: a micro-batch in one of two stages is a half. It is what decides the memory
 for activations.
 
-| schedule | length | waiting | held by workers 0, 1, 2, 3 | stages on a worker | placement | micro-batches (p workers) |
+| schedule | length | waiting | held by each worker | stages on a worker | placement | micro-batches (p workers) |
 |---|---:|---:|---|---|---|---|
 """
 
 IDEAL = """\
-These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links cost
-time, and each split backward walks the graph twice. `stagewright compare` measures.
+These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links
+cost time, and each split backward walks the graph twice. `stagewright compare` measures.
 """
 
 AFTER = """\
@@ -92,8 +92,8 @@ schedule = "gpipe"
 `--recompute always` keeps a stage's inputs only and runs its forward again before its backward. `except-last` leaves
 the last micro-batch as it is: under GPipe its backward comes at once, so nothing is gained by forgetting it. In a plan
 file `recompute = [true, false]` answers for each stage. Dropout masks and batch norm's statistics are those of the
-first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split, both parts need
-what was forgotten, so a stage runs forward twice more, not once.
+first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split, both
+parts need what was forgotten, so a stage runs forward twice more, not once.
 
 ## Placement
 

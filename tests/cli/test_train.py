@@ -11,10 +11,14 @@ import typer
 from typer.testing import CliRunner, Result
 
 from stagewright.cli.train import _plan, train
+from stagewright.cluster.device import usable_cores
 from stagewright.errors import StagewrightError
 from stagewright.plan.file import write_plan
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.report.train_table import summary, train_table
+
+CORES = sorted(usable_cores())
+DEVICES = f"cpu:{CORES[0]};cpu:{CORES[-1]}"
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(train)
@@ -28,7 +32,7 @@ def run(*words: str | Path) -> Result:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """Three epochs of the embedded default on a pipeline of two workers."""
     root = tmp_path_factory.mktemp("runs")
-    words = ["--mesh", "pipeline=2", "--devices", "cpu:0;cpu:0", "--cut", "vit.layers.1", "--checkpoint-every", "30"]
+    words = ["--mesh", "pipeline=2", "--devices", DEVICES, "--cut", "vit.layers.1", "--checkpoint-every", "30"]
     return root, run("digits-vit", "digits", *words, "--root", root, "--export", root / "weights", "--json")
 
 

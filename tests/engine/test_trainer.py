@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.engine.trainer import parallelize
+from stagewright.engine.parallelize import parallelize
 from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 
@@ -66,6 +66,19 @@ def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
     assert [one["results"] for one in found] == [4 * 5, 3 * 5]
 
 
+@pytest.mark.slow
+def test_replicas_of_a_pipeline_train_like_serial(pool_of: Any) -> None:
+    """Four workers; in the last step one pipeline has no sample."""
+    sizes = (12, 12, 12, 4, 1)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=sizes)
+    for one in pool_of(4).run("training_jobs:training", "data=2,pipeline=2", "1f1b", 2, sizes=sizes):
+        assert_same(one, expected)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", name="vit", optimizer="sgd")
+    more = {"name": "vit", "optimizer": "sgd", "recompute": "always"}
+    for one in pool_of(4).run("training_jobs:training", "tensor=2,pipeline=2", "1f1b", 4, **more):
+        assert_same(one, expected)
+
+
 def test_a_script_of_ones_own(tmp_path: Path) -> None:
     """``parallelize`` under torchrun, with cuts that it finds itself, gives the losses of the plain loop."""
     script = tmp_path / "script.py"
@@ -98,7 +111,7 @@ def test_too_few_workers_are_refused() -> None:
 SCRIPT = """
 import torch
 from torch import nn
-from stagewright.engine.trainer import parallelize
+from stagewright.engine.parallelize import parallelize
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 
 torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ _HOW = "How it runs"
 def compare(
     model: ModelName,
     devices: Annotated[
-        str, typer.Option(help="How many (one core or GPU each), or names with ;: cpu:0;cpu:1.", rich_help_panel=_HOW)
+        str, typer.Option(help="How many (one core or GPU each), or names: cpu:0,cpu:1.", rich_help_panel=_HOW)
     ] = "2",
     strategies: Annotated[
         str,
@@ -63,7 +64,8 @@ def compare(
     from stagewright.engine.resolve import default_devices
     from stagewright.plan.value import ModelSpec, Plan
 
-    names = tuple(devices.split(";")) if not devices.isdigit() else default_devices(int(devices))
+    named = tuple(re.split(r"[;,]\s*(?=cpu|cuda)", devices))
+    names = default_devices(int(devices)) if devices.isdigit() else named
     spec = ModelSpec(
         name=model,
         weights=weights,
@@ -109,5 +111,7 @@ def compare(
         screen().print(compare_table(rows, f"{model}: {kind}, {dtype or 'float32'}, devices {', '.join(names)}"))
     if any("error" in row and not row["refused"] for row in rows):
         raise typer.Exit(1)
+    if all("error" in row for row in rows):
+        raise typer.Exit(2)
     if any(row["equal"] is False for row in rows):
         raise typer.Exit(3)

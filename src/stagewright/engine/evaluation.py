@@ -57,7 +57,8 @@ class Evaluator:
     def __init__(self, replica: Replica, graph: UnitGraph) -> None:
         self._replica, self._graph = replica, graph
         cuts = cut_indices(graph, replica.plan.cuts)
-        every = graph.stages(cuts)
+        with in_eval_mode(replica.model.module):  # a graph gives the stages of the mode in which the model is
+            every = graph.stages(cuts)
         stages = {index: every[index] for index in replica.stages}
 
         def shapes(cut: int, size: int) -> list[TensorShape]:

@@ -142,7 +142,9 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
     def step(number: int) -> tuple[float, StepOutcome, float]:
         start = time.perf_counter()
         replica.zero_gradients()
+        replica.memory.update()
         outcome = replica.train_step(batch)
+        replica.memory.update()
         if optimizer is not None:
             optimizer.step()
         loss = replica.total_loss(outcome)
@@ -178,7 +180,8 @@ def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str,
     """A stream of batches that fills the pipeline once, some times over."""
     plan = replica.plan
     reset_process_peak()
-    replica.memory.update()
+    with replica.memory.tracking():
+        replica.memory.update()
     for _ in replica.stream(batch, max(1, plan.warmup)):
         pass
     replica.pipeline.events = []

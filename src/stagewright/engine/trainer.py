@@ -1,19 +1,16 @@
-"""Train a model under a plan from a loop of one's own: ``stagewright.parallelize``.
+"""A worker's part of a model in training: steps, evaluation, checkpoints, the full state.
 
-    trainer = sw.parallelize(model, example, plan="plan.toml", loss=loss_fn, optimizer=make_adamw)
-    for batch in loader:                       # every worker is given the same whole batch
-        step = trainer.step(batch)             # step.loss is the same on every worker
-    trainer.evaluate(batch).loss
-    trainer.save("checkpoints/step-00000120"); trainer.load(…)       under any other plan too
+    capture in train and in eval mode ─► who holds what ─► stages of this worker (frees the rest) ─► optimiser
+    step(batch)   evaluate(batch)   save(path) / load(path), under any other plan too   export(path)   state_dict()
 
-Started with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for one worker.
+Every worker is given the same whole batch and must call the same methods in the same order.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,26 +20,21 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
-from stagewright.cluster.device import Device, pin_process
 from stagewright.engine.checkpoint import Checkpoint, write_checkpoint, write_safetensors
-from stagewright.engine.context import WorkerContext, make_context
+from stagewright.engine.context import WorkerContext
 from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
 from stagewright.engine.held_state import HeldState
 from stagewright.engine.job import make_optimizer
-from stagewright.engine.microbatch import leading_dims, shares
+from stagewright.engine.microbatch import shares
 from stagewright.engine.replica import Replica, capture_for, cut_indices
-from stagewright.engine.worker import Place, choose_device
 from stagewright.errors import UsageError
-from stagewright.plan.check import check_plan
-from stagewright.plan.file import read_plan
 from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["MakeOptimizer", "StepResult", "Trainer", "parallelize"]
+__all__ = ["MakeOptimizer", "StepResult", "Trainer", "as_batch"]
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -63,32 +55,6 @@ class StepResult:
     """Of these, how long this worker waited for messages of its neighbours."""
 
 
-def parallelize(
-    model: nn.Module,
-    example: Batch | Sequence[Any],
-    *,
-    plan: Plan | str | Path,
-    loss: Callable[[Any, Any], torch.Tensor],
-    optimizer: MakeOptimizer | OptimizerSpec | None = None,
-) -> Trainer:
-    """This worker's part of a model, ready to train.
-
-    Every worker makes the same model (the same seed) and calls this with the same ``example``: a ``Batch``, or the
-    model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples. ``optimizer`` is
-    given this worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
-    """
-    chosen = plan if isinstance(plan, Plan) else read_plan(plan)
-    if not chosen.training:
-        chosen = replace(chosen, training=True)
-    check_plan(chosen)
-    context = _join(chosen)
-    module = model.to(context.torch_device)
-    if not module.training:
-        module.train()
-    wrapped = _as_model(module, _as_batch(example), loss, context.torch_device)
-    return Trainer(chosen, wrapped, context, optimizer=optimizer)
-
-
 class Trainer:
     """One worker's part of a model in training; every method must be called on every worker."""
 
@@ -102,8 +68,10 @@ class Trainer:
     ) -> None:
         activity.begin("capture")
         graph = capture_for(plan, model)
+        _try_sizes(graph, model, plan)
         with in_eval_mode(model.module):
             evaluation_graph = capture_for(plan, model)
+            _try_sizes(evaluation_graph, model, plan)
         if not plan.cuts and plan.num_stages > 1:
             activity.begin("split")
             plan = replace(plan, cuts=_agreed_cuts(plan, model, graph, context))
@@ -132,7 +100,7 @@ class Trainer:
     def step(self, batch: Batch | Sequence[Any]) -> StepResult:
         """Forward, backward and the optimiser's step on one batch, which may be smaller than the others."""
         start = time.perf_counter()
-        whole = _as_batch(batch)
+        whole = as_batch(batch)
         self.replica.zero_gradients()
         outcome = self.replica.train_step(whole)
         activity.begin("optimizer", step=self.step_number - 1)
@@ -149,7 +117,7 @@ class Trainer:
 
     def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
         """Loss and results of one batch in eval mode; nothing changes."""
-        return self._evaluator.evaluate(_as_batch(batch))
+        return self._evaluator.evaluate(as_batch(batch))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The plain model's state in full, on every worker; tied names share one tensor."""
@@ -266,7 +234,7 @@ class Trainer:
             dist.barrier()
 
 
-def _as_batch(batch: Batch | Sequence[Any]) -> Batch:
+def as_batch(batch: Batch | Sequence[Any]) -> Batch:
     """A batch, or the model's arguments with the target behind them."""
     if isinstance(batch, Batch):
         return batch
@@ -278,36 +246,13 @@ def _as_batch(batch: Batch | Sequence[Any]) -> Batch:
     return Batch(args=tuple(args), target=target)
 
 
-def _as_model(
-    module: nn.Module, example: Batch, loss: Callable[[Any, Any], torch.Tensor], place: torch.device
-) -> Model:
-    """The user's module as the engine takes it; other sizes of the example repeat its samples."""
-    args, kwargs, target = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.to(place), (example.args, example.kwargs, example.target)
-    )
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    if not tensors:
-        raise UsageError("the example holds no tensor with samples; give (x, target) as the model takes it")
-    size = int(tensors[0].shape[0])
-
-    def make(num_samples: int) -> Batch:
-        leaves, spec = pytree.tree_flatten((args, kwargs, target))
-        dims = leading_dims((args, kwargs, target), size)
-        index = torch.arange(num_samples, device=place) % size
-        taken = [leaf if dim is None else leaf.index_select(dim, index) for leaf, dim in zip(leaves, dims, strict=True)]
-        some_args, some_kwargs, some_target = pytree.tree_unflatten(taken, spec)
-        return Batch(args=some_args, kwargs=some_kwargs, target=some_target)
-
-    return Model(
-        name=type(module).__name__,
-        module=module,
-        args=args,
-        kwargs=kwargs,
-        target=target,
-        loss=loss,
-        batch_size=size,
-        make_example=make,
-    )
+def _try_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:
+    """Let a graph find out, while the whole model is here, for which micro-batches its branches are the model's."""
+    largest = -(-plan.batch // (plan.mesh.data * plan.microbatches))
+    for size in sorted({1, 2, max(1, largest - 1), largest}) if graph.dynamic else ():
+        batch = model.example(size)
+        with contextlib.suppress(UsageError):  # said again where a batch of this size comes
+            graph.flatten(batch.args, batch.kwargs)
 
 
 def _agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
@@ -327,36 +272,6 @@ def _agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerCont
     if plan.mesh.num_workers > 1:
         dist.broadcast(chosen, src=0)
     return tuple(graph.calls[cut].name for cut in chosen.tolist())
-
-
-def _join(plan: Plan) -> WorkerContext:
-    """Find this worker's place and device and join the process group, if the script has not."""
-    if dist.is_initialized():
-        rank = dist.get_rank()
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        place = Place(rank=rank, local_rank=local, num_workers=dist.get_world_size())
-    else:
-        place = Place.of(os.environ)
-    wanted = plan.mesh.num_workers
-    if place.num_workers != wanted:
-        raise UsageError(
-            f"the plan wants {wanted} workers ({plan.mesh}), but {place.num_workers} were started; "
-            f"use torchrun --nproc-per-node {wanted} SCRIPT"
-        )
-    device: Device = choose_device(plan, place)
-    pin_process(device)
-    if device.kind == "cuda":
-        torch.cuda.set_device(device.torch_device())
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo"
-        if place.store is None:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        else:
-            loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-            if place.num_machines == 1 and loopback is not None:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-            dist.init_process_group(backend)
-    return make_context(plan.mesh, place.rank, device)
 
 
 def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,8 +34,10 @@ from stagewright.engine.watch import HANG_S
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
-from stagewright.zoo.tasks.samples import Samples
-from stagewright.zoo.tasks.task import Task, load_task
+
+if TYPE_CHECKING:
+    from stagewright.zoo.tasks.samples import Samples
+    from stagewright.zoo.tasks.task import Task
 
 __all__ = [
     "JOB",
@@ -86,6 +88,8 @@ class Progress:
 
 def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """This worker's part of a training run."""
+    from stagewright.zoo.tasks.task import load_task
+
     options = _read_options(run_folder)
     if plan.task is None:
         raise UsageError(f'{run_folder.path / "plan.toml"} names no task to train; add a line like task = "digits"')

@@ -1,0 +1,125 @@
+"""Train a model under a plan from a loop of one's own: ``stagewright.parallelize``.
+
+    trainer = sw.parallelize(model, example, plan="plan.toml", loss=loss_fn, optimizer=make_adamw)
+    for batch in loader:                       # every worker is given the same whole batch
+        step = trainer.step(batch)             # step.loss is the same on every worker
+    trainer.evaluate(batch).loss
+    trainer.save("checkpoints/step-00000120"); trainer.load(…)       under any other plan too
+
+Started with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for one worker.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.cluster.device import Device, pin_process
+from stagewright.engine.context import WorkerContext, make_context
+from stagewright.engine.microbatch import leading_dims
+from stagewright.engine.trainer import MakeOptimizer, Trainer, as_batch
+from stagewright.engine.worker import Place, choose_device
+from stagewright.errors import UsageError
+from stagewright.plan.check import check_plan
+from stagewright.plan.file import read_plan
+from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["parallelize"]
+
+
+def parallelize(
+    model: nn.Module,
+    example: Batch | Sequence[Any],
+    *,
+    plan: Plan | str | Path,
+    loss: Callable[[Any, Any], torch.Tensor],
+    optimizer: MakeOptimizer | OptimizerSpec | None = None,
+) -> Trainer:
+    """This worker's part of a model, ready to train.
+
+    Every worker makes the same model (the same seed) and calls this with the same ``example``: a ``Batch``, or the
+    model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples. ``optimizer`` is
+    given this worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
+    """
+    chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+    if not chosen.training:
+        chosen = replace(chosen, training=True)
+    check_plan(chosen)
+    context = _join(chosen)
+    module = model.to(context.torch_device)
+    if not module.training:
+        module.train()
+    wrapped = _as_model(module, as_batch(example), loss, context.torch_device)
+    return Trainer(chosen, wrapped, context, optimizer=optimizer)
+
+
+def _as_model(
+    module: nn.Module, example: Batch, loss: Callable[[Any, Any], torch.Tensor], place: torch.device
+) -> Model:
+    """The user's module as the engine takes it; other sizes of the example repeat its samples."""
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(place), (example.args, example.kwargs, example.target)
+    )
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if not tensors:
+        raise UsageError("the example holds no tensor with samples; give (x, target) as the model takes it")
+    size = int(tensors[0].shape[0])
+
+    def make(num_samples: int) -> Batch:
+        leaves, spec = pytree.tree_flatten((args, kwargs, target))
+        dims = leading_dims((args, kwargs, target), size)
+        index = torch.arange(num_samples, device=place) % size
+        taken = [leaf if dim is None else leaf.index_select(dim, index) for leaf, dim in zip(leaves, dims, strict=True)]
+        some_args, some_kwargs, some_target = pytree.tree_unflatten(taken, spec)
+        return Batch(args=some_args, kwargs=some_kwargs, target=some_target)
+
+    return Model(
+        name=type(module).__name__,
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        target=target,
+        loss=loss,
+        batch_size=size,
+        make_example=make,
+    )
+
+
+def _join(plan: Plan) -> WorkerContext:
+    """Find this worker's place and device and join the process group, if the script has not."""
+    if dist.is_initialized():
+        rank = dist.get_rank()
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        place = Place(rank=rank, local_rank=local, num_workers=dist.get_world_size())
+    else:
+        place = Place.of(os.environ)
+    wanted = plan.mesh.num_workers
+    if place.num_workers != wanted:
+        raise UsageError(
+            f"the plan wants {wanted} workers ({plan.mesh}), but {place.num_workers} were started; "
+            f"use torchrun --nproc-per-node {wanted} SCRIPT"
+        )
+    device: Device = choose_device(plan, place)
+    pin_process(device)
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo"
+        if place.store is None:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        else:
+            loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+            if place.num_machines == 1 and loopback is not None:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            dist.init_process_group(backend)
+    return make_context(plan.mesh, place.rank, device)

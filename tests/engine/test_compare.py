@@ -1,0 +1,90 @@
+"""Plans through the launcher, from end to end: every strategy is proven equal to serial, and what can't be is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.cluster.device import usable_cores
+from stagewright.engine.compare import bubble_bound, compare, run_plan, strategy_plans
+from stagewright.errors import RunError, UsageError
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.run import RunFolder
+
+CORES = sorted(usable_cores())
+PLAN = Plan(model=ModelSpec(name="digits-vit"), batch=12, steps=2, warmup=0)
+
+
+def on(mesh: str, **options: Any) -> Plan:
+    """A plan for a mesh on this machine's cores, shared where there are too few."""
+    shape = Mesh.parse(mesh)
+    devices = tuple(f"cpu:{CORES[worker % len(CORES)]}" for worker in range(shape.num_workers))
+    return replace(PLAN, mesh=shape, devices=devices, **options)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("data=2", {}),
+        ("data=2", {"shard": True}),
+        ("tensor=2", {}),
+        ("pipeline=2", {"microbatches": 4, "recompute": "always"}),
+        pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("pipeline=2", {"microbatches": 3, "training": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
+    plan = on(mesh, **options)
+    row = run_plan(plan, tmp_path)
+    assert row["equal"], row["equality"]
+    assert row["samples_per_s"] > 0
+    assert len(row["peak_memory_bytes"]) == plan.mesh.num_workers
+    assert min(row["peak_memory_bytes"]) > 0
+    folder = RunFolder(Path(row["run"]))
+    assert folder.result() is not None
+    assert folder.plan().cuts == tuple(row["cuts"])  # the resolved plan is in the folder and runs again
+    assert len(list(folder.metrics(0))) >= plan.steps
+
+
+@pytest.mark.slow
+def test_batch_norm_in_deferred_mode(tmp_path: Path) -> None:
+    model = ModelSpec(name="mobilenet-v2", image_size=64, num_classes=4)
+    row = run_plan(on("pipeline=2", model=model, microbatches=3, batch_norm="deferred"), tmp_path)
+    assert row["equal"], row["equality"]
+
+
+def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
+    mlp = replace(
+        PLAN, model=ModelSpec(name="mlp-mnist"), devices=tuple(f"cpu:{CORES[at % len(CORES)]}" for at in (0, 1))
+    )
+    serial, tensor = compare(strategy_plans(mlp, ["serial", "tensor"], 2, 4), tmp_path)
+    assert serial["speedup"] == 1
+    assert serial["equality"]["gradients"] == 0
+    assert tensor["refused"]
+    assert "tensor" in tensor["error"]
+    assert tensor["speedup"] is None
+
+
+def test_a_device_is_held_to_its_memory(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"worker 0.*out of memory"):
+        run_plan(on("serial", memory_bytes=1 << 20), tmp_path)
+    (folder,) = [RunFolder(one) for one in tmp_path.iterdir() if one.is_dir()]
+    result = folder.result()
+    assert result is not None
+    assert result["status"] == "failed"
+    assert "out of memory" in json.dumps(result)
+
+
+def test_strategies_and_bounds() -> None:
+    base = replace(PLAN, devices=("cpu:0", "cpu:0", "cpu:0", "cpu:0"))
+    plans = strategy_plans(base, ["serial", "data", "pipeline", "data=2,pipeline=2"], 4, 8)
+    assert [plan.mesh.strategy for plan in plans] == ["serial", "data", "pipeline", "data×pipeline"]
+    assert [plan.microbatches for plan in plans] == [1, 1, 8, 8]
+    assert [bubble_bound(plan) for plan in plans] == [1, 4, 4 * 8 / 11, 4 * 8 / 9]
+    with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
+        strategy_plans(base, ["data=8"], 4, 8)

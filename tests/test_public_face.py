@@ -14,8 +14,10 @@ def test_exported_names() -> None:
         "Split",
         "Stage",
         "StagewrightError",
+        "Trainer",
         "UnitGraph",
         "capture",
+        "parallelize",
         "profile",
         "split",
     ]

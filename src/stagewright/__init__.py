@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from stagewright.capture.capture import capture as capture
     from stagewright.capture.graph import UnitGraph as UnitGraph
     from stagewright.capture.stage import Stage as Stage
+    from stagewright.engine.parallelize import parallelize as parallelize
+    from stagewright.engine.trainer import Trainer as Trainer
     from stagewright.errors import StagewrightError as StagewrightError
     from stagewright.profile.measure import profile as profile
     from stagewright.profile.value import Profile as Profile
@@ -33,8 +35,10 @@ _HOMES = {
     "Split": "stagewright.split.value",
     "Stage": "stagewright.capture.stage",
     "StagewrightError": "stagewright.errors",
+    "Trainer": "stagewright.engine.trainer",
     "UnitGraph": "stagewright.capture.graph",
     "capture": "stagewright.capture.capture",
+    "parallelize": "stagewright.engine.parallelize",
     "profile": "stagewright.profile.measure",
     "split": "stagewright.split.compare",
 }
@@ -44,8 +48,10 @@ __all__ = [
     "Split",
     "Stage",
     "StagewrightError",
+    "Trainer",
     "UnitGraph",
     "capture",
+    "parallelize",
     "profile",
     "split",
 ]

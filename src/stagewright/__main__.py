@@ -36,9 +36,9 @@ def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: f
 
     try:
         from stagewright.engine.watch import HANG_S
-        from stagewright.engine.worker import DEFAULT_JOB, run_worker
+        from stagewright.engine.worker import run_worker
 
-        run_worker(plan, run_folder, job=job or DEFAULT_JOB, hang_s=HANG_S if hang_s is None else hang_s, end=end)
+        run_worker(plan, run_folder, job=job, hang_s=HANG_S if hang_s is None else hang_s, end=end)
     except StagewrightError as error:
         end(error)
 

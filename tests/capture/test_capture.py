@@ -586,3 +586,52 @@ def test_modules_with_backward_hooks_are_kept_whole(same_as: Any) -> None:
     graph = capture(model, (torch.randn(2, 4),), units="leaf")
     assert [call.name for call in graph.calls] == ["0", "1", "2"]
     same_as(model, graph, (torch.randn(2, 4),))
+
+
+@pytest.mark.parametrize("what", ["attribute", "list", "hook"])
+def test_values_that_leave_a_unit_by_another_way_are_refused(what: str) -> None:
+    """An auxiliary loss kept on the layer, a list that layers append to, a hook that the model sets."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.aux = torch.zeros(())
+
+        def forward(self, x: Any, kept: Any = None) -> Any:
+            h = self.linear(x)
+            self.aux = h.pow(2).mean()
+            if kept is not None:
+                kept.append(self.aux)
+            return h
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Layer(), nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            kept: list[Any] = []
+            if what == "hook":
+                handle = self.a.register_forward_hook(lambda module, args, output: kept.append(output.mean()))
+            h = self.a(x, kept if what == "list" else None)
+            if what == "hook":
+                handle.remove()
+            return self.b(h), self.a.aux * 1 if what == "attribute" else sum(kept) * 1
+
+    with pytest.raises(CaptureError, match="the graph is not the model"):
+        capture(Model().train(), (torch.randn(2, 4),))
+
+
+def test_inputs_that_only_happened_to_have_one_size_are_checked() -> None:
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.b(self.a(x)).sum(0) + y.mean(0) * y.shape[0]
+
+    graph = capture(Pairs(), (torch.randn(2, 4), torch.randn(2, 4)))
+    with pytest.raises(UsageError, match="one batch size"):
+        graph(torch.randn(3, 4), torch.randn(5, 4))

@@ -23,7 +23,7 @@ from stagewright.capture.preserve import preserved
 from stagewright.capture.symbols import is_fixed
 from stagewright.capture.trace import Trace, holds_tensor, trace
 from stagewright.capture.value import UnitCall
-from stagewright.capture.verify import difference, steady
+from stagewright.capture.verify import difference, mixed, steady
 from stagewright.capture.where import explain_failure, failing_module, reason_of
 from stagewright.errors import CaptureError, UsageError
 
@@ -133,13 +133,25 @@ class _Capture:
         return graph
 
     def verify(self, graph: UnitGraph, reading: Reading | None, arguments: Arguments, sizes: tuple[int, int]) -> None:
-        """Compare the graph with the model, on the example and on a batch of a size that was not watched."""
-        batches = {sizes[0]: arguments}
+        """Compare the graph with the model on other values, and on a batch of a size that was not watched.
+
+        In train mode gradients are compared too, on the smaller of both.
+        """
+        batches = {sizes[0]: arguments if reading is None else mixed(arguments, reading.dim, reading.leaves)}
         other = 2 * sizes[0] + 1
         if reading is not None and graph.holds_for(other):
-            batches[other] = reading.resized(self.arguments, other)
+            batches[other] = mixed(reading.resized(self.arguments, other), reading.dim, reading.leaves)
+        tried = {tuple(True for _ in graph.branches)}
+        for size in range(1, 65):
+            answers = tuple(branch.holds_at(size) for branch in graph.branches)
+            if (
+                reading is not None and answers not in tried
+            ):  # the smallest batch that branches like this: now, while all parameters are here
+                tried.add(answers)
+                graph.try_branches(*mixed(reading.resized(self.arguments, size), reading.dim, reading.leaves))
         for size, (args, kwargs) in batches.items():
-            problem = difference(self.model, graph, args, kwargs)
+            gradients = self.model.training and size == sizes[0]
+            problem = difference(self.model, graph, args, kwargs, with_gradients=gradients)
             if problem is not None:
                 raise CaptureError(
                     f"can't capture {type(self.model).__name__}: with {size} samples the graph is not the model "

@@ -19,6 +19,7 @@ from stagewright.capture.assemble import Assembled
 from stagewright.capture.context import all_left
 from stagewright.capture.crossing import crossings
 from stagewright.capture.glue import Glue, analyse
+from stagewright.capture.preserve import preserved
 from stagewright.capture.stage import Stage, build_stage
 from stagewright.capture.symbols import batch_dim, is_fixed, num_bytes, shape_at
 from stagewright.capture.untraceable import Branch
@@ -68,7 +69,7 @@ class UnitGraph:
         """Whether other batch sizes work."""
         self.notes = notes
         """What capture had to do differently from what one might expect."""
-        self._branches = tuple(branches)
+        self.branches = tuple(branches)
         self._checked: dict[tuple[bool, ...], bool] = {}
         self._assembled = assembled
         self._inputs = inputs
@@ -221,29 +222,46 @@ class UnitGraph:
             raise UsageError(
                 f"captured with arguments of structure {_outline(self._inputs)}, called with {_outline(leaves)}"
             )
+        sizes: dict[int, int] = {}
         for at, (leaf, example) in enumerate(zip(leaves, self._inputs, strict=True)):
             self._check_input(at, leaf, example)
-        if self._branches:
+            dim = batch_dim(example) if isinstance(example, torch.Tensor) else None
+            if dim is not None:
+                sizes[at] = int(leaf.shape[dim])
+        if len(set(sizes.values())) > 1:
+            raise UsageError(f"all inputs of the example had one batch size; these have {sizes} (by input)")
+        if self.branches:
             self._check_branches(self._samples_in(leaves), args, kwargs)
         return leaves
 
     def holds_for(self, batch_size: int) -> bool:
         """Whether the model's code takes the same branches for a batch of this size as for the example."""
-        return all(branch.holds_at(batch_size) for branch in self._branches)
+        return all(branch.holds_at(batch_size) for branch in self.branches)
+
+    def try_branches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Find out, by running both, whether graph and model agree for batches that branch as this one does."""
+        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        answers = tuple(branch.holds_at(self._samples_in(leaves)) for branch in self.branches)
+        self._checked[answers] = True  # for the run below
+        try:
+            with preserved(self.model), torch.no_grad():
+                self.model(*_copies(args), **_copies(dict(kwargs)))
+            self._checked[answers] = difference(self.model, self, args, kwargs) is None
+        except Exception:  # the model can't tell: it does not run on these, or not here any more
+            self._checked[answers] = False
 
     def _check_branches(self, size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A batch size for which the model's code takes another branch must give the model's results all the same.
 
         Where it does (an ``expand`` that one sample does not need), that is found out once, by running both.
         """
-        answers = tuple(branch.holds_at(size) for branch in self._branches)
+        answers = tuple(branch.holds_at(size) for branch in self.branches)
         if all(answers):
             return
         if answers not in self._checked:
-            self._checked[answers] = True  # for the run below
-            self._checked[answers] = difference(self.model, self, args, kwargs) is None
+            self.try_branches(args, kwargs)
         if not self._checked[answers]:
-            branch = self._branches[answers.index(False)]
+            branch = self.branches[answers.index(False)]
             raise UsageError(
                 f"with {size} samples the model takes another branch at {branch.place} than with the {self.batch_size} "
                 "of the example; capture it with a batch of that size"
@@ -291,6 +309,10 @@ class UnitGraph:
         if flags not in self._other_modes:
             self._other_modes[flags] = self._recapture()
         return self._other_modes[flags]
+
+
+def _copies(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
 
 
 def _outline(leaves: Sequence[Any]) -> str:

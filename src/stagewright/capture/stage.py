@@ -177,7 +177,10 @@ class _Writer:
                 line = linear(size)
                 if line is not None and line[0] != 0:
                     return self.graph.call_function(_batch_size, (source, dim, *line))
-        raise AssertionError("no received tensor shows the batch size")
+        raise UsageError(
+            "nothing that crosses into this stage shows the batch size, which its code needs; cut elsewhere, or keep "
+            "the code that changes the batch inside one unit"
+        )
 
     def switch(self, contexts: tuple[Any, ...]) -> None:
         """Leave and enter contexts so that exactly ``contexts`` are open."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,29 +11,47 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.preserve import preserved
 
-__all__ = ["difference", "steady"]
+__all__ = ["difference", "mixed", "steady"]
 
 
 def difference(
-    model: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    with_gradients: bool = False,
 ) -> str | None:
-    """What differs between the model's results and buffers and those of ``run``; ``None`` where all is equal.
+    """What differs between the model's results, buffers and gradients and those of ``run``; ``None`` if all is equal.
 
     A model that does not even agree with itself (it draws from a generator of its own) can't be compared: no
     difference is told. What the model itself raises is not told either: there is nothing to compare with.
     """
+
+    def outcome(which: Callable[..., Any]) -> dict[str, Any]:
+        return _outcome(model, which, args, kwargs, with_gradients=with_gradients)
+
     try:
-        expected = _outcome(model, model, args, kwargs)
+        expected = outcome(model)
     except Exception:
         return None
     try:
-        found = _outcome(model, run, args, kwargs)
+        found = outcome(run)
     except Exception as error:
         return f"it raises {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     problem = _compare(expected, found)
-    if problem is not None and _compare(expected, _outcome(model, model, args, kwargs)) is not None:
+    if problem is not None and _compare(expected, outcome(model)) is not None:
         return None
     return problem
+
+
+def mixed(arguments: tuple[tuple[Any, ...], dict[str, Any]], dim: int, leaves: Sequence[int]) -> Any:
+    """The same inputs with other values, in the same range: samples in another order, real ones averaged in pairs."""
+    flat, spec = pytree.tree_flatten(arguments)
+    for at in leaves:
+        turned = flat[at].roll(1, dim)
+        flat[at] = (flat[at] + turned) / 2 if flat[at].is_floating_point() else turned
+    return pytree.tree_unflatten(flat, spec)
 
 
 def steady(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -53,15 +71,29 @@ def steady(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _outcome(
-    model: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module,
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    with_gradients: bool,
 ) -> dict[str, Any]:
-    """Results and buffers of one run; the model is left as it was."""
+    """Results, buffers and gradients of one run; the model is left as it was."""
     with torch.inference_mode(False), preserved(model), torch.enable_grad():
         torch.manual_seed(0)
         copied = pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), (tuple(args), dict(kwargs)))
         leaves = pytree.tree_leaves(run(*copied[0], **copied[1]))
-        results = {f"result {at}": _kept(leaf) for at, leaf in enumerate(leaves)}
-        return results | {f"buffer {name}": _kept(value) for name, value in model.named_buffers()}
+        found = {f"result {at}": _kept(leaf) for at, leaf in enumerate(leaves)}
+        found |= {f"buffer {name}": _kept(value) for name, value in model.named_buffers()}
+        roots = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        if with_gradients and trained and roots:
+            weights = [
+                torch.linspace(-1, 1, one.numel(), device=one.device).to(one.dtype).view(one.shape) for one in roots
+            ]
+            gradients = torch.autograd.grad(roots, [one for _, one in trained], weights, allow_unused=True)
+            found |= {f"gradient of {name}": value for (name, _), value in zip(trained, gradients, strict=True)}
+        return found
 
 
 def _kept(value: Any) -> Any:
@@ -73,7 +105,7 @@ def _compare(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str | Non
         return f"it gives {len(found)} values for the model's {len(expected)}"
     for name, one in expected.items():
         other = found[name]
-        if not isinstance(one, torch.Tensor):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
             if type(one) is not type(other) or one != other:
                 return f"{name} is {other!r} where the model gives {one!r}"
         elif one.shape != other.shape or one.dtype != other.dtype:

@@ -17,6 +17,7 @@ from stagewright.cli.models import models
 from stagewright.cli.profile import profile
 from stagewright.cli.runs import runs
 from stagewright.cli.split import split
+from stagewright.cli.train import train
 from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
 
@@ -36,6 +37,7 @@ app.command()(runs)
 app.command()(profile)
 app.command()(split)
 app.command()(compare)
+app.command()(train)
 app.command()(worker)
 
 

@@ -41,6 +41,9 @@ __all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "run_worker"]
 DEFAULT_JOB = "stagewright.engine.job:run_job"
 """What a worker does: ``package.module:function`` of plan, context and run folder."""
 
+TRAINING_JOB = "stagewright.engine.training_job:run_training"
+"""… where the plan names a task to train."""
+
 LAUNCHER = "STAGEWRIGHT_LAUNCHER"
 """The variable with the local launcher's process id: it watches, so that its workers need not."""
 
@@ -88,7 +91,7 @@ def run_worker(
     plan_path: Path,
     run_folder: Path | None = None,
     *,
-    job: str = DEFAULT_JOB,
+    job: str | None = None,
     hang_s: float = HANG_S,
     end: Callable[[StagewrightError], None],
 ) -> None:
@@ -116,7 +119,7 @@ def run_worker(
             watch = record.watch = _watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
         activity.begin("join")
         _join(store, place, device, hang_s)
-        function = _load_job(job)
+        function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         from stagewright.engine.context import make_context
 
         context = make_context(plan.mesh, place.rank, device)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a message that must stand in one line)
 """Write docs/schedules.md from the actions that the engine executes: `python docs/make_schedules_page.py`.
 
 Drawings and figures are made by playing the actions of every worker on free links, a forward of half a worker's
@@ -80,11 +81,7 @@ AFTER = """\
 
 ```console
 $ stagewright compare mlp-mnist --strategies pipeline --schedule dualpipev --microbatches 3
-```
-
-```text
-refused: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 micro-batches, not 3: use microbatches = 4, or
-schedule = "gpipe"
+stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 micro-batches, not 3: use microbatches = 4, or schedule = "gpipe"
 ```
 
 ## Recomputation

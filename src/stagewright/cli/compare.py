@@ -102,16 +102,19 @@ def compare(
     plans = strategy_plans(plan, chosen, len(names), microbatches)
     for row in run_all(plans, root, progress=lambda one, text: note(f"{one.mesh.strategy}: {text} …")):
         rows.append(row)
+    if all(row.get("refused") for row in rows):
+        raise UsageError(str(rows[0]["error"]))
     if json:
         print_json({"model": model, "rows": rows})
     else:
-        from stagewright.report.compare_table import compare_table
+        from stagewright.report.compare_table import compare_remarks, compare_table
 
         kind = "inference" if inference else "training"
-        screen().print(compare_table(rows, f"{model}: {kind}, {dtype or 'float32'}, devices {', '.join(names)}"))
+        console = screen()
+        console.print(compare_table(rows, f"{model}: {kind}, {dtype or 'float32'}, devices {', '.join(names)}"))
+        for line in compare_remarks(rows):
+            console.print(line, markup=False)
     if any("error" in row and not row["refused"] for row in rows):
         raise typer.Exit(1)
-    if all("error" in row for row in rows):
-        raise typer.Exit(2)
     if any(row["equal"] is False for row in rows):
         raise typer.Exit(3)

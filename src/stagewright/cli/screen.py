@@ -14,13 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 __all__ = ["note", "note_coverage", "print_json", "progress", "screen"]
 
+LEAST_WIDTH = 112  # a narrow terminal wraps lines, but no cell is cut
 PLAIN_WIDTH = 200  # where output is not a terminal: wide enough that no cell of a table is cut
 
 
 def screen() -> Console:
     """Standard output; where it is not a terminal, wide enough for whole tables (COLUMNS overrides)."""
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=PLAIN_WIDTH if plain else None, highlight=False)
+    console = Console(width=PLAIN_WIDTH if plain else None, highlight=False)
+    console.width = max(console.width, LEAST_WIDTH)
+    return console
 
 
 def note(text: str) -> None:

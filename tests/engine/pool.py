@@ -46,7 +46,7 @@ class Pool:
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(time_limit_s):
                 self.close()
-                raise AssertionError(f"worker {rank} gave no answer to {function} within {time_limit_s} s")
+                raise AssertionError("\n".join([f"worker {rank} gave no answer to {function}", *failures]))
             good, answer = pipe.recv()
             if not good:
                 failures.append(f"worker {rank}:\n{answer}")

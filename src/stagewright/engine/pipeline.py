@@ -256,10 +256,14 @@ class _Step:
         self.give(Message(stage, number, False), outputs, pipeline.stage_workers[stage + 1])
 
     def root(self, value: torch.Tensor) -> torch.Tensor | None:
-        """A value from which gradients flow; no view where backward is split, for that detaches it in place."""
+        """A value from which gradients flow; where backward is split, a copy of it.
+
+        The split backward detaches its roots in place: not a view, not an input that is passed on, not a value that the
+        stage itself goes on to use.
+        """
         if not value.requires_grad:
             return None
-        return value.clone() if value._is_view() and self.pipeline.splits_backward else value
+        return value.clone() if self.pipeline.splits_backward else value
 
     def conclude(self, action: Action, outputs: tuple[Any, ...], leaves: list[torch.Tensor]) -> None:
         """The last stage: the model's results and the loss."""

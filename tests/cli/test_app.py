@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,18 @@ def run(*words: str, cwd: Path | None = None, **more: str) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
 
 
+def _children_s() -> float:
+    """Processor time of the programs that were started: other tests may keep the cores busy."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_quick_and_imports_no_torch() -> None:
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = _children_s()
         result = run("--help")
-        seconds.append(time.perf_counter() - start)
+        seconds.append(_children_s() - start)
         assert result.returncode == 0
     assert min(seconds) < 0.6
     check = "import sys, stagewright, stagewright.cli.app as a; assert 'torch' not in sys.modules, 'torch was imported'"

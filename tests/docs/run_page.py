@@ -28,6 +28,7 @@ _FENCE = re.compile(r"^```(\w*)\s*$")
 _NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
 _COMMAND_TIMEOUT_S = 300
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Block(NamedTuple):
@@ -115,9 +116,12 @@ def run(page: Path) -> None:
 
 
 def _link_environment() -> None:
-    """Make `.venv/bin` mean what it does in a clone."""
+    """Make `.venv/bin` and `make` mean what they do in a clone that is set up."""
     Path(".venv").mkdir()
     Path(".venv/bin").symlink_to(Path(sys.executable).parent)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        Path(name).symlink_to(_ROOT / name)
+    Path(".venv/.ready").touch()
 
 
 def _run_command(page: Path, command: Command) -> None:

@@ -17,10 +17,7 @@ LANGUAGES = {"console", "python", "text", "json", "toml"}
 
 # Blocks that are not run, with the reasons that their pages give. Think twice before adding one.
 NOT_RUN = {
-    ("README.md", "half a minute; docs/split.md runs the verb"),
-    ("README.md", "sets up the clone"),
     ("docs/how-to/two-machines.md", "needs two machines"),
-    ("docs/tutorial.md", "sets up the clone"),
 }
 
 _runner = runpy.run_path(str(RUNNER))

@@ -59,9 +59,9 @@ def compare(
     """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
     if ":" not in model:
         catalogue.entry(model)
+    from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import compare as run_all
     from stagewright.engine.compare import strategy_plans
-    from stagewright.engine.resolve import default_devices
     from stagewright.plan.value import ModelSpec, Plan
 
     named = tuple(re.split(r"[;,]\s*(?=cpu|cuda)", devices))

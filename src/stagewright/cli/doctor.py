@@ -34,7 +34,7 @@ def doctor(
     measured = cluster = None
     if output is not None:
         # Two GPUs or two cores; one GPU alone has no link, so then it is the cores'.
-        devices = default_devices(2)
+        devices = default_devices(2, share=True)
         note(f"measuring the link between {devices[0]} and {devices[1]} …")
         measured = measure_link(devices)
         cluster = cluster_of(machine, measured)

@@ -101,7 +101,7 @@ def train(
     if ":" not in model:
         catalogue.entry(model)
     entry = tasks.entry(task)
-    from stagewright.engine.resolve import default_devices
+    from stagewright.cluster.machine import default_devices
     from stagewright.engine.training_job import TrainingOptions, find_checkpoint
     from stagewright.engine.training_job import train as run
 

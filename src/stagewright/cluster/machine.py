@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.cluster.device import Device, can_pin, usable_cores
+from stagewright.errors import UsageError
 
-__all__ = ["Gpu", "Machine", "default_devices", "probe_machine", "separate_cores"]
+__all__ = ["Gpu", "Machine", "default_devices", "probe_machine", "separate_cores", "spread_cores"]
 
 _PACKAGES = ("stagewright", "torch", "transformers", "numpy", "pyarrow", "safetensors")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -129,15 +130,23 @@ def separate_cores(cores: Iterable[int] | None = None) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def default_devices(num_workers: int) -> tuple[str, ...]:
-    """A device for each worker: GPUs where there are enough, else a core each; cores are shared where they run out."""
+def spread_cores() -> tuple[int, ...]:
+    """The usable cores in the order in which workers take them: one of each core first, then their hyper-threads."""
+    return tuple(dict.fromkeys((*separate_cores(), *sorted(usable_cores()))))
+
+
+def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]:
+    """One device a worker: GPUs where there are enough, else a core each; `share` lets workers share cores."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.device_count() >= num_workers:
         return tuple(f"cuda:{index}" for index in range(num_workers))
-    cores = separate_cores()
-    if len(cores) < num_workers:
-        cores = tuple(dict.fromkeys((*cores, *sorted(usable_cores()))))
+    cores = spread_cores()
+    if num_workers > len(cores) and not share:
+        raise UsageError(
+            f"{num_workers} devices were asked for, but this machine has {len(cores)} cores; use fewer, or share cores "
+            f"by naming them: --devices {','.join(['cpu:0'] * num_workers)}"
+        )
     return tuple(f"cpu:{cores[worker % len(cores)]}" for worker in range(num_workers))
 
 

@@ -32,7 +32,7 @@ from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["make_optimizer", "merge_results", "run_job"]
+__all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job"]
 
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -57,7 +57,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         )
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
-    equality = _prove(replica, batch, reference)
+    equality = prove(replica, batch, reference)
     del reference
     # What was built stays: the collector need not look through it again and again while steps are timed.
     gc.collect()
@@ -93,7 +93,7 @@ def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]
     return kind(parameters, lr=rate, weight_decay=decay)
 
 
-def _prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
+def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
     """One step, compared with serial; buffers and gradients are put back."""
     plan, context = replica.plan, replica.context
     before = {name: value.clone() for name, value in replica.buffers().items()}

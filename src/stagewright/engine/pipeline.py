@@ -140,7 +140,7 @@ class Pipeline:
             return _Step(self, actions, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
 
     def stream(self, batches: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Inference over a stream: the pipeline is filled once, with two messages open on each edge.
+        """Inference over a stream: the pipeline is filled once, and a bounded number of bytes is sent ahead.
 
         Every worker must be given the same sizes in the same order; results appear, in order, where the last stage is;
         the other workers yield ``None`` for each micro-batch.
@@ -198,7 +198,7 @@ class _Step:
         outbox = self.pipeline._outboxes[False]
         for action in self.actions:
             self.do(action)
-            outbox.flush(keep=2 * max(1, len(self.pipeline.stages)))
+            outbox.limit(at_least=2 * len(self.pipeline.stages))
             if action.stage == max(self.pipeline.stages):
                 yield self.outcome.outputs.pop() if self.outcome.outputs else None
         self.finish()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from stagewright.capture.capture import capture
 from stagewright.capture.graph import UnitGraph
@@ -41,6 +42,8 @@ from stagewright.plan.value import Plan
 from stagewright.zoo.model import Batch, Model
 
 __all__ = ["Replica", "capture_for", "cut_indices"]
+
+CAPTURED_SAMPLES = 4  # enough to tell the batch from other sizes, cheap for a batch of thousands
 
 
 def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
@@ -302,6 +305,13 @@ class Replica:
 
 
 def capture_for(plan: Plan, model: Model) -> UnitGraph:
-    """Capture a model with the plan's units."""
+    """Capture a model with the plan's units: from a few samples where its graph then serves any number of them."""
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
+    if model.batch_size > CAPTURED_SAMPLES:
+        few = model.example(CAPTURED_SAMPLES)
+        place = next((one.device for one in model.module.parameters()), torch.device("cpu"))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(place), (few.args, few.kwargs))
+        graph = capture(model.module, args, kwargs, units)
+        if graph.dynamic:
+            return graph
     return capture(model.module, model.args, model.kwargs, units)

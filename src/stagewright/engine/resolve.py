@@ -5,32 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stagewright.cluster.device import Device, usable_cores
+from stagewright.cluster.device import Device
+from stagewright.cluster.machine import default_devices
 from stagewright.engine.microbatch import shares
 from stagewright.engine.replica import capture_for
-from stagewright.errors import UsageError
 from stagewright.plan.check import check_plan
 from stagewright.plan.value import Plan
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 from stagewright.split.registry import find_policy
 
-__all__ = ["default_devices", "resolve_plan"]
-
-
-def default_devices(num_workers: int) -> tuple[str, ...]:
-    """One device a worker: the machine's GPUs if there are enough, otherwise one core each."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.device_count() >= num_workers:
-        return tuple(f"cuda:{index}" for index in range(num_workers))
-    cores = sorted(usable_cores())
-    if num_workers > len(cores):
-        raise UsageError(
-            f"{num_workers} devices were asked for, but this machine has {len(cores)} cores; use fewer, or share cores "
-            f"by naming them: --devices {','.join(['cpu:0'] * num_workers)}"
-        )
-    return tuple(f"cpu:{core}" for core in cores[:num_workers])
+__all__ = ["resolve_plan"]
 
 
 def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = None) -> Plan:

@@ -24,6 +24,7 @@ __all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, on each edge and direction
 MOST_TENSORS = 64  # tensors in one message, for tags
+IN_FLIGHT_BYTES = 64 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,16 @@ class Outbox:
         while len(self._pending) > keep:
             self._pending.popleft()[0].wait()
         return time.perf_counter() - start
+
+    def limit(self, most_bytes: int = IN_FLIGHT_BYTES, at_least: int = 2) -> None:
+        """Wait for the oldest while more bytes than that are on their way, but let ``at_least`` tensors be."""
+        while self._pending and self._pending[0][0].is_completed():
+            self._pending.popleft()
+        held = sum(tensor.numel() * tensor.element_size() for _, tensor in self._pending)
+        while held > most_bytes and len(self._pending) > at_least:
+            work, tensor = self._pending.popleft()
+            work.wait()
+            held -= tensor.numel() * tensor.element_size()
 
     def take_bytes(self) -> dict[int, int]:
         """Bytes by edge since the last call."""

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagewright.cluster.device import Device, pin_process, usable_cores
+from stagewright.cluster.device import Device, pin_process
+from stagewright.cluster.machine import spread_cores
 from stagewright.engine.fault import Fault, activity, worker_folder
 from stagewright.engine.watch import HANG_S, StoreWatch
 from stagewright.errors import StagewrightError, UsageError
@@ -138,7 +139,7 @@ def choose_device(plan: Plan, place: Place) -> Device:
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
     if gpus:
         return Device.parse(f"cuda:{place.local_rank}")
-    cores = sorted(usable_cores())
+    cores = spread_cores()
     if place.local_rank >= len(cores):
         raise UsageError(
             f"worker {place.rank} is number {place.local_rank} on this machine, which has {len(cores)} cores and no "

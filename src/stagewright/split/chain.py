@@ -4,14 +4,12 @@
     boundary 0   1   2   3   4   5   6   7       compute_i[end] - compute_i[start], then link_i[end]
               └─ stage 0 ─┘└─ 1 ─┘└── 2 ──┘
 
-Minimised, in this order: the step time fill + (m - 1) · pace, where fill is the sum over stages of compute and
-link and pace is the slowest stage; the bytes that cross; the sum of squared stage times (evenness). For an
-endless stream of micro-batches (m = ∞) the pace comes before the fill. Everything is an integer, so ties are real ties.
+Minimised, in this order: the pace, which is the slowest stage (compute and link); the fill, which is the sum over
+stages of both; the bytes that cross; the sum of squared stage times (evenness). Everything is an integer, so ties are
+real ties.
 
-How: under a bound on the pace, one dynamic programme over boundaries gives the least pace or the least fill; only
-ranges that the bound allows are looked at, about (number of units)² in all, whatever the number of stages. A pace
-above the least can only pay while least fill + (m - 1) · pace stays below the best step time found, so the bounds
-worth trying are walked downwards from there until none is left.
+How: under a bound on the pace, one dynamic programme over boundaries gives the least pace, another the least fill; only
+ranges that the bound allows are looked at, about (number of units)² in all, whatever the number of stages.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ Allowed: TypeAlias = Callable[[int, Integers, int], npt.NDArray[np.bool_]]
 Number = TypeVar("Number", np.int64, np.float64)
 
 _NEVER = np.int64(2**62)
-_NUM_PROBES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,28 +63,10 @@ class Chain:
         return max(compute, link) if self.overlap else compute + link
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cuts:
-    ends: tuple[int, ...]  # boundary after each stage; the last is the number of units
-    fill: int
-    pace: int
-    sent: int
-    squares: float
-
-
-def best_cuts(chain: Chain, num_microbatches: int | None) -> tuple[int, ...] | None:
+def best_cuts(chain: Chain) -> tuple[int, ...] | None:
     """The boundary after each stage (the last is the number of units), or None where no split is allowed."""
-    if num_microbatches == 1:
-        bounds = [_ceiling(chain)]
-    else:
-        quickest = _least_pace(chain)
-        if quickest is None:
-            return None
-        bounds = [quickest]
-        if num_microbatches is not None:
-            bounds = _best_bounds(chain, quickest, num_microbatches - 1)
-    settled = [cuts for bound in bounds if (cuts := _least_fill(chain, bound, settle_ties=True)) is not None]
-    return min(settled, key=lambda cuts: (cuts.sent, cuts.squares)).ends if settled else None
+    quickest = _least_pace(chain)
+    return None if quickest is None else _least_fill(chain, quickest)
 
 
 def _ceiling(chain: Chain) -> int:
@@ -108,47 +87,6 @@ def _least_pace(chain: Chain) -> int | None:
         if bound < ceiling and (pace := _least_pace_within(chain, bound)) is not None:
             return pace
     return _least_pace_within(chain, ceiling)
-
-
-def _best_bounds(chain: Chain, quickest: int, rounds: int) -> list[int]:
-    """Bounds on the pace at which the least fill gives the least fill + rounds · pace."""
-    least_fill, ceiling = _fill_floor(chain), _ceiling(chain)
-    tried: dict[int, int] = {}  # pace -> fill + rounds · pace
-
-    def step(bound: int) -> _Cuts:
-        found = _least_fill(chain, bound)
-        assert found is not None, "a bound above a possible pace is possible"
-        tried[found.pace] = found.fill + rounds * found.pace
-        return found
-
-    def highest_worth_trying(fill: int) -> int:
-        return min(ceiling, (min(tried.values()) - fill) // rounds)
-
-    step(quickest)
-    # Probes from the quickest pace outwards give an early good step time, which keeps the walk below short.
-    top = highest_worth_trying(least_fill)
-    for probe in range(_NUM_PROBES, 0, -1):
-        bound = quickest + (top - quickest) // 2**probe
-        if quickest < bound <= highest_worth_trying(least_fill):
-            step(bound)
-    bound = highest_worth_trying(least_fill)
-    while bound > quickest:
-        found = step(bound)
-        bound = min(found.pace - 1, highest_worth_trying(found.fill))
-    least = min(tried.values())
-    return [pace for pace, value in tried.items() if value == least]
-
-
-def _fill_floor(chain: Chain) -> int:
-    """The least fill of any split when neither the pace nor `allowed` limits it."""
-    best = np.full(chain.num_units + 1, _NEVER)
-    best[0] = 0
-    for stage in range(chain.num_stages):
-        compute = chain.compute[stage]
-        before = np.minimum.accumulate(np.where(best < _NEVER, best - compute, _NEVER))[:-1]
-        best = np.full(chain.num_units + 1, _NEVER)
-        best[1:] = np.where(before < _NEVER, before + compute[1:] + chain.link[stage, 1:], _NEVER)
-    return int(best[-1])
 
 
 def _reach(chain: Chain, bound: int) -> list[tuple[int, int]] | None:
@@ -219,8 +157,8 @@ def _least_pace_within(chain: Chain, bound: int) -> int | None:
     return int(pace[-1]) if num_done == chain.num_stages and pace[-1] < _NEVER else None
 
 
-def _least_fill(chain: Chain, bound: int, *, settle_ties: bool = False) -> _Cuts | None:
-    """The least fill with no stage's pace above the bound; among equals the fewest bytes, then the most even."""
+def _least_fill(chain: Chain, bound: int) -> tuple[int, ...] | None:
+    """The cuts of least fill with no stage's pace above the bound; among equals the fewest bytes, then the evenest."""
     fill = np.full(chain.num_units + 1, _NEVER)
     fill[0] = 0
     sent = np.zeros(chain.num_units + 1, dtype=np.int64)
@@ -231,36 +169,26 @@ def _least_fill(chain: Chain, bound: int, *, settle_ties: bool = False) -> _Cuts
         waiting = np.where(fill < _NEVER, fill - compute, _NEVER)
         values = np.where(ranges.usable, ranges.before(waiting, _NEVER), _NEVER)
         choice = values.argmin(axis=1)
-        rows = np.arange(len(ends))
-        least = values[rows, choice]
-        if settle_ties:
-            ties = values == least[:, None]
-            tied = np.flatnonzero((ties.sum(axis=1) > 1) & (least < _NEVER))
-            if len(tied):
-                bytes_before = np.where(ties[tied], ranges.before(sent, np.int64(0))[tied], _NEVER)
-                fewest = bytes_before == bytes_before.min(axis=1)[:, None]
-                squares_before = ranges.before(squares, np.float64(0))[tied]
-                even = squares_before + _paces(chain, ranges, tied).astype(np.float64) ** 2
-                choice[tied] = np.where(fewest, even, np.inf).argmin(axis=1)
-            starts = np.maximum(ends - ranges.width + choice, 0)
-            spent, link = compute[ends] - compute[starts], chain.link[ranges.stage, ends]
-            paces = (np.maximum(spent, link) if chain.overlap else spent + link).astype(np.float64)
-            sent, squares = sent[starts] + chain.sends[ends], squares[starts] + paces**2
-            sent, squares = _at(ends, sent, chain.num_units), _at(ends, squares, chain.num_units)
+        least = values[np.arange(len(ends)), choice]
+        ties = values == least[:, None]
+        tied = np.flatnonzero((ties.sum(axis=1) > 1) & (least < _NEVER))
+        if len(tied):
+            bytes_before = np.where(ties[tied], ranges.before(sent, np.int64(0))[tied], _NEVER)
+            fewest = bytes_before == bytes_before.min(axis=1)[:, None]
+            squares_before = ranges.before(squares, np.float64(0))[tied]
+            even = squares_before + _paces(chain, ranges, tied).astype(np.float64) ** 2
+            choice[tied] = np.where(fewest, even, np.inf).argmin(axis=1)
+        starts = np.maximum(ends - ranges.width + choice, 0)
+        spent, link = compute[ends] - compute[starts], chain.link[ranges.stage, ends]
+        paces = (np.maximum(spent, link) if chain.overlap else spent + link).astype(np.float64)
+        sent = _at(ends, sent[starts] + chain.sends[ends], chain.num_units)
+        squares = _at(ends, squares[starts] + paces**2, chain.num_units)
         fill = np.full(chain.num_units + 1, _NEVER)
-        fill[ends] = np.where(least < _NEVER, least + compute[ends] + chain.link[ranges.stage, ends], _NEVER)
+        fill[ends] = np.where(least < _NEVER, least + compute[ends] + link, _NEVER)
         origin.append((ranges.low, ends - ranges.width + choice))
     if len(origin) < chain.num_stages or fill[-1] >= _NEVER:
         return None
-    cut_ends = _walk_back(origin, chain.num_units)
-    bounds = zip((0, *cut_ends[:-1]), cut_ends, strict=True)
-    return _Cuts(
-        ends=cut_ends,
-        fill=int(fill[-1]),
-        pace=max(chain.pace(stage, start, end) for stage, (start, end) in enumerate(bounds)),
-        sent=int(sent[-1]),
-        squares=float(squares[-1]),
-    )
+    return _walk_back(origin, chain.num_units)
 
 
 def _paces(chain: Chain, ranges: _Ranges, rows: Integers | slice) -> Integers:

@@ -1,10 +1,8 @@
 """The policy that is exact: stage time and link time together, unequal devices, limited memory.
 
-It minimises the step time of m micro-batches, fill + (m - 1) · bottleneck (see `value.Split`), not the bottleneck
-alone: with equal devices and free links the fill is the same for every split and both agree; otherwise few
-micro-batches may go better with a slightly slower stage and cheaper links. With an endless stream
-(`num_microbatches=None`) it is the exact min-max. Ties go to fewer bytes, then to evener stages. Devices are
-taken in the order given; which device comes first is not searched.
+It minimises the bottleneck, the time of the slowest stage with its link: the exact min-max. Ties go to the smaller
+fill (the sum over stages and links), then to fewer bytes, then to evener stages. Devices are taken in the order
+given; which device comes first is not searched.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _TICK_BITS = 44
 
 
 def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
-    """The exact best: least step time over stages and links, within memory limits, on unequal devices."""
+    """The exact best: the least bottleneck over stages and links, within memory limits, on unequal devices."""
     units = profile.units
     training = is_training(profile, conditions)
     seconds = np.array([forward + backward for forward, backward in unit_seconds(profile, conditions)])
@@ -52,7 +50,7 @@ def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequen
         overlap=conditions.overlap_links,
         allowed=memory.fits(bounds, in_flight) if bounds else None,
     )
-    ends = best_cuts(chain, conditions.num_microbatches)
+    ends = best_cuts(chain)
     if ends is None:
         raise _does_not_fit(profile, memory, bounds, in_flight)
     return [end - 1 for end in ends[:-1]]

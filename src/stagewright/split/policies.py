@@ -117,6 +117,6 @@ def _least_largest(profile: Profile, work: Sequence[int], num_stages: int) -> li
     upto = np.concatenate([[0], np.cumsum(np.array(work, dtype=np.int64))])
     sends = np.array([0, *(unit.crossing_bytes for unit in profile.units)], dtype=np.int64)
     compute = np.tile(upto, (num_stages, 1))
-    ends = best_cuts(Chain(compute=compute, link=np.zeros_like(compute), sends=sends), None)
+    ends = best_cuts(Chain(compute=compute, link=np.zeros_like(compute), sends=sends))
     assert ends is not None, "without limits there is a split"
     return [end - 1 for end in ends[:-1]]

@@ -1,0 +1,97 @@
+"""How much slower a core gets when its neighbours work: the machine's own limit on any speed-up.
+
+    python benchmarks/core_scaling.py --model deit-small --copies 1,2,4,6
+
+The same forward (and backward) runs on 1, 2, … cores at once: separate processes, pinned, nothing sent. The figure is
+the time of a micro-batch relative to a core that works alone; no parallel plan on this machine can be better than it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="deit-small")
+    parser.add_argument("--copies", default="1,2", help="how many cores work at once, with commas")
+    parser.add_argument("--cores", default=None, help="which cores, in order; default: one a physical core")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--modes", default="inference,training")
+    parser.add_argument("--output", default=None, help="JSON file")
+    options = parser.parse_args()
+    from stagewright.cluster.machine import separate_cores
+
+    cores = [int(one) for one in options.cores.split(",")] if options.cores else list(separate_cores())
+    rows = []
+    for mode in options.modes.split(","):
+        alone = None
+        for copies in map(int, options.copies.split(",")):
+            if copies > len(cores):
+                raise SystemExit(f"{copies} copies need as many cores, but there are {len(cores)}: {cores}")
+            medians = measure(options, mode, cores[:copies])
+            alone = alone or statistics.mean(medians)
+            slowdown = statistics.mean(medians) / alone
+            rows.append({"mode": mode, "copies": copies, "median_s": medians, "slowdown": slowdown})
+            print(
+                f"{mode}, {copies} at once on {cores[:copies]}: {slowdown:.3f} × the time of the first row "
+                f"({min(medians) * 1e3:.1f} to {max(medians) * 1e3:.1f} ms)",
+                flush=True,
+            )
+    if options.output:
+        Path(options.output).write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+
+
+def measure(options: argparse.Namespace, mode: str, cores: list[int]) -> list[float]:
+    """Median seconds of a micro-batch on each core, all at once."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(len(cores)), context.Queue()
+    workers = [context.Process(target=work, args=(options, mode, core, barrier, results)) for core in cores]
+    for worker in workers:
+        worker.start()
+    medians = [results.get(timeout=600) for _ in workers]
+    for worker in workers:
+        worker.join()
+    return medians
+
+
+def work(options: argparse.Namespace, mode: str, core: int, barrier: Any, results: Any) -> None:
+    from stagewright.cluster.device import Device, pin_process
+
+    pin_process(Device.parse(f"cpu:{core}"))
+    import torch
+
+    from stagewright.plan.value import ModelSpec
+
+    model = ModelSpec(name=options.model).load(batch=options.batch, dtype="float32")
+    training = mode == "training"
+    model.module.train(training)
+
+    def once() -> None:
+        output = model.module(*model.args, **model.kwargs)
+        if training:
+            model.module.zero_grad()
+            model.loss(output, model.target).backward()
+
+    samples = []
+    with torch.set_grad_enabled(training):
+        for _ in range(2):
+            once()
+        barrier.wait()
+        end = time.perf_counter() + options.seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            once()
+            samples.append(time.perf_counter() - start)
+    results.put(statistics.median(samples))
+
+
+if __name__ == "__main__":
+    main()

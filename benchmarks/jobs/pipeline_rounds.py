@@ -1,0 +1,193 @@
+"""One worker's part of ``pipeline_speedup.py``: serial, our pipeline and torch's own, in turns, in the same processes.
+
+Machines are noisy: a core may be a fifth slower a minute later. So the rivals run seconds apart, round after
+round, on the same cores; serial goes to another of these cores each round. A round's ratio is what counts. Serial also
+runs on all of these cores at once ("together"): what that takes longer is the machine's doing, not the pipeline's.
+Stock ``torch.distributed.pipelining`` gets the same stages, the same micro-batches, and its own schedule and transport.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
+
+from stagewright.engine.dealer import Dealer
+from stagewright.engine.equality import make_reference
+from stagewright.engine.job import load_model, prove
+from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.zoo.model import Batch
+
+
+class Single(nn.Module):
+    """A stage with one value in and one out, as torch's pipeline stage wants it."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.stage(value)[0]
+        return result
+
+
+def run_job(plan: Any, context: Any, run_folder: Any) -> None:
+    """Prove the plan equal to serial, then time the rivals in turns; writes rounds.json."""
+    settings = json.loads(os.environ["PIPELINE_ROUNDS"])
+    model, whole, other = (load_model(plan, context) for _ in range(3))
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    graph = capture_for(plan, model)
+    reference = None
+    if context.rank == 0:
+        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
+        reference = make_reference(
+            graph,
+            parts,
+            model.loss,
+            training=plan.training,
+            seed=plan.seed,
+            device=context.torch_device,
+            deferred=False,
+        )
+    replica = Replica(plan, model, context, graph)
+    equality = prove(replica, batch, reference)
+    del reference
+    count = plan.microbatches if plan.training else settings["stream"]
+    rivals: dict[str, Callable[[int], None]] = {"ours": ours(plan, replica, batch, count)}
+    if settings["stock"]:
+        rivals["stock"] = stock(plan, other, context, count)
+    alone = serial(plan, whole, replica.dealer, context)
+    for rival in rivals.values():
+        rival(-1)
+    alone(None)
+    gc.collect()
+    gc.freeze()
+    replica.pipeline.events = []
+    rounds = []
+    for number in range(settings["rounds"]):
+        names = list(rivals) if number % 2 == 0 else list(rivals)[::-1]
+        seconds = {
+            "serial": timed(lambda number: alone(number % plan.mesh.num_workers), number) / plan.microbatches,
+            "together": timed(lambda number: alone(None), number) / plan.microbatches,
+        }
+        for name in names:
+            seconds[name] = timed(rivals[name], number) / count
+        rounds.append(seconds)
+    folder = run_folder.worker(context.rank).path
+    folder.mkdir(parents=True, exist_ok=True)
+    events = [(one.name, one.end_s - one.start_s) for one in replica.pipeline.events]
+    result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
+    (folder / "rounds.json").write_text(json.dumps(result))
+
+
+def timed(run: Callable[[int], None], number: int) -> float:
+    """Seconds between two barriers."""
+    dist.barrier()
+    start = time.perf_counter()
+    run(number)
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def medians(events: list[tuple[str, float]]) -> dict[str, float]:
+    """The median time of each kind of event."""
+    kinds: dict[str, list[float]] = {}
+    for name, seconds in events:
+        kinds.setdefault(name, []).append(seconds)
+    return {name: sorted(all_of)[len(all_of) // 2] for name, all_of in kinds.items()}
+
+
+def serial(plan: Any, model: Any, dealer: Any, context: Any) -> Callable[[int | None], None]:
+    """The user's own model over the same micro-batches, on one worker or, given None, on each (nothing is sent)."""
+    parts = dealer.parts(
+        Batch(args=model.args, kwargs=model.kwargs, target=model.target), context.torch_device, context.data
+    )
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=1e-4)
+
+    def run(worker: int | None) -> None:
+        if worker not in (None, context.rank):
+            return
+        if not plan.training:
+            with torch.no_grad():
+                for part in parts:
+                    model.module(*part.args, **part.kwargs)
+            return
+        optimizer.zero_grad()
+        for part in parts:
+            output = model.module(*part.args, **part.kwargs)
+            (model.loss(output, part.target) * part.weight).backward()
+        optimizer.step()
+
+    return run
+
+
+def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[int], None]:
+    """Our pipeline."""
+    optimizer = torch.optim.SGD(replica.module.parameters(), lr=1e-4)
+
+    def run(number: int) -> None:
+        if not plan.training:
+            for _ in replica.stream(batch, count // plan.microbatches):
+                pass
+            return
+        replica.zero_gradients()
+        replica.train_step(batch)
+        optimizer.step()
+
+    return run
+
+
+def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[int], None]:
+    """torch.distributed.pipelining on the same cuts."""
+    graph = capture_for(plan, model)
+    cuts = cut_indices(graph, plan.cuts)
+    size = plan.batch // plan.microbatches
+    index = context.pipeline
+    stage = Single(graph.stages(cuts)[index])
+    flat = graph.flatten(model.args, model.kwargs)
+    if len(flat) != 1:
+        raise SystemExit("the comparison with stock torch is for models with one input; use --no-stock")
+
+    def example(cut: int) -> torch.Tensor:
+        ((shape, dtype),) = graph.crossing_shapes(cuts[cut], size)
+        return torch.zeros(shape, dtype=dtype, requires_grad=plan.training)
+
+    last = index == plan.mesh.pipeline - 1
+    inputs = flat[0][:size] if index == 0 else example(index - 1)
+    outputs = stage(inputs).detach() if last else example(index)
+    staged = PipelineStage(
+        stage,
+        index,
+        plan.mesh.pipeline,
+        context.torch_device,
+        input_args=inputs,
+        output_args=outputs,
+        group=context.forward_group,
+    )
+    if plan.training:
+        kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[plan.schedule]
+        schedule: Any = kind(staged, count, loss_fn=nn.functional.cross_entropy)
+    else:
+        schedule = _ScheduleForwardOnly(staged, count)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=1e-4)
+    args = (flat[0].repeat(count // plan.microbatches, *[1] * (flat[0].ndim - 1)),) if index == 0 else ()
+
+    def run(number: int) -> None:
+        if not plan.training:
+            with torch.no_grad():
+                schedule.step(*args)
+            return
+        optimizer.zero_grad()
+        schedule.step(*args, **({"target": model.target} if last else {}))
+        optimizer.step()
+
+    return run

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.compare import bubble_bound, compare, run_plan, strategy_plans
+from stagewright.engine.compare import compare, run_plan, strategy_plans
 from stagewright.errors import RunError, UsageError
+from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.store.run import RunFolder
 

@@ -46,6 +46,9 @@ def compare(
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_HOW)] = 10,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before these.", rich_help_panel=_HOW)] = 3,
     batch_norm: Annotated[str, typer.Option(help="plain or deferred.", rich_help_panel=_HOW)] = "plain",
+    hang_s: Annotated[
+        float, typer.Option(min=1, help="End a run whose workers do nothing for so long.", rich_help_panel=_HOW)
+    ] = 300.0,
     root: Annotated[Path, typer.Option(help="Where run folders go.", rich_help_panel=_HOW)] = Path("runs"),
     json: Json = False,
     weights: Weights = None,
@@ -100,7 +103,7 @@ def compare(
         raise UsageError("no strategy was named; write for example --strategies 'serial pipeline'")
     rows = []
     plans = strategy_plans(plan, chosen, len(names), microbatches)
-    for row in run_all(plans, root, progress=lambda one, text: note(f"{one.mesh.strategy}: {text} …")):
+    for row in run_all(plans, root, progress=lambda one, text: note(f"{one.mesh.strategy}: {text} …"), hang_s=hang_s):
         rows.append(row)
     if all(row.get("refused") for row in rows):
         raise UsageError(str(rows[0]["error"]))

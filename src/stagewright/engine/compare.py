@@ -20,7 +20,7 @@ from stagewright.errors import RunError, UsageError
 from stagewright.plan.value import Mesh, Plan
 from stagewright.store.run import RunFolder
 
-__all__ = ["bubble_bound", "compare", "run_plan", "strategy_plans"]
+__all__ = ["compare", "run_plan", "strategy_plans"]
 
 Progress = Callable[[str], None]
 
@@ -53,19 +53,6 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
     return plans
 
 
-def bubble_bound(plan: Plan) -> float:
-    """The best speed-up that the plan can have with perfect balance and free links.
-
-    Serial on n workers at best n; a pipeline of p workers and m micro-batches p · m / (m + p - 1) (fill and drain; v
-    stages on each worker shorten them v-fold); a stream fills once for all its micro-batches.
-    """
-    mesh = plan.mesh
-    rounds = max(1, plan.num_stages // mesh.pipeline)
-    count = plan.microbatches if plan.training else plan.microbatches * plan.steps
-    fill = (mesh.pipeline - 1) / rounds
-    return mesh.data * mesh.tensor * mesh.pipeline * count / (count + fill)
-
-
 def run_plan(
     plan: Plan, root: str | Path, *, progress: Progress | None = None, hang_s: float = HANG_S
 ) -> dict[str, Any]:
@@ -84,20 +71,23 @@ def run_plan(
     except BaseException as error:
         folder.finish("failed", {"error": str(error)})
         raise
-    result["bound"] = bubble_bound(plan)
-    result["run"] = str(folder.path)
     folder.finish("done", result)
     return result
 
 
 def compare(
-    plans: Sequence[Plan], root: str | Path, *, progress: Callable[[Plan, str], None] | None = None
+    plans: Sequence[Plan],
+    root: str | Path,
+    *,
+    progress: Callable[[Plan, str], None] | None = None,
+    hang_s: float = HANG_S,
 ) -> Iterator[dict[str, Any]]:
     """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial)."""
     serial: float | None = None
     for plan in plans:
         try:
-            row = run_plan(plan, root, progress=partial(progress, plan) if progress is not None else None)
+            told = partial(progress, plan) if progress is not None else None
+            row = run_plan(plan, root, progress=told, hang_s=hang_s)
         except (UsageError, RunError) as error:
             yield {
                 "strategy": plan.mesh.strategy,

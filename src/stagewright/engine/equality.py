@@ -34,6 +34,7 @@ __all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "make_
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}
 """Largest relative difference that counts as equal: what another order of additions may cost in that type."""
 
+NAME_BYTES = 256  # of a name that travels
 SMALLEST = 1e-8  # of a tensor whose largest value is below this, the absolute difference counts
 
 
@@ -88,7 +89,7 @@ class Equality:
     buffers: float
     """Largest relative difference of a buffer."""
     worst: str
-    """The tensor that differs most on this worker."""
+    """What differs most, on any worker."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a run's files."""
@@ -219,6 +220,7 @@ def compare_with(
     every = torch.tensor([loss_difference, *differences.values()], dtype=torch.float64, device=device)
     dist.all_reduce(every, op=dist.ReduceOp.MAX)
     numbers = [float(one) for one in every]
+    worst = max(worst, ("the loss", loss_difference), key=lambda one: one[1])
     return Equality(
         equal=all(number <= tolerance for number in numbers),
         tolerance=tolerance,
@@ -226,8 +228,23 @@ def compare_with(
         outputs=numbers[1],
         gradients=numbers[2],
         buffers=numbers[3],
-        worst=worst[0],
+        worst=_worst_of_all(*worst, device),
     )
+
+
+def _worst_of_all(name: str, difference: float, device: torch.device) -> str:
+    """The name that comes with the largest difference of any worker."""
+    if dist.get_world_size() == 1:
+        return name
+    text = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+    own = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    size = torch.tensor([difference], dtype=torch.float64, device=device)
+    names = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    sizes = [torch.empty_like(size) for _ in names]
+    dist.all_gather(names, own)
+    dist.all_gather(sizes, size)
+    worst = max(range(len(names)), key=lambda rank: float(sizes[rank]))
+    return bytes(names[worst].cpu().tolist()).rstrip(b"\0").decode(errors="replace")
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> float:

@@ -27,7 +27,9 @@ from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare
 from stagewright.engine.fault import activity
 from stagewright.engine.memory import reset_process_peak
 from stagewright.engine.pipeline import StepOutcome
-from stagewright.engine.replica import Replica, capture_for
+from stagewright.engine.replica import Replica, capture_for, on_device
+from stagewright.engine.resolve import agreed_cuts
+from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
 from stagewright.zoo.model import Batch, Model
@@ -42,6 +44,11 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     graph = capture_for(plan, model)
+    if not plan.cuts and plan.num_stages > 1:
+        activity.begin("split")
+        plan = dataclasses.replace(plan, cuts=agreed_cuts(plan, model, graph, context))
+        if context.rank == 0:
+            run_folder.write_plan(plan)
     reference = None
     if context.rank == 0:
         activity.begin("serial reference")
@@ -57,13 +64,14 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         )
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
-    equality = prove(replica, batch, reference)
+    with replica.memory.refusals():
+        equality = prove(replica, batch, reference)
     del reference
     # What was built stays: the collector need not look through it again and again while steps are timed.
     gc.collect()
     gc.freeze()
     result: dict[str, Any] = {"worker": context.rank, "equality": equality.to_dict()}
-    with run_folder.worker(context.rank) as folder:
+    with run_folder.worker(context.rank) as folder, replica.memory.refusals():
         measure = _measure_training if plan.training else _measure_inference
         result |= measure(replica, batch, folder)
         if replica.pipeline.events:
@@ -77,11 +85,9 @@ def load_model(plan: Plan, context: WorkerContext) -> Model:
     model.module.train(plan.training)
     if context.torch_device.type == "cpu":
         return model
-    place = context.torch_device
-    args, kwargs, target = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.to(place), (model.args, model.kwargs, model.target)
-    )
-    return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
+    batch = on_device(Batch(args=model.args, kwargs=model.kwargs, target=model.target), context.torch_device)
+    module = model.module.to(context.torch_device)
+    return dataclasses.replace(model, module=module, args=batch.args, kwargs=batch.kwargs, target=batch.target)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -270,4 +276,6 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:
         "memory": [one["memory"]["peak"] for one in workers],
         "link_bytes": links,
         "collective_bytes": [one["collective_bytes"] for one in workers],
+        "bound": bubble_bound(plan),
+        "run": str(run_folder.path),
     }

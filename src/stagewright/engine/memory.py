@@ -192,15 +192,26 @@ class MemoryTracker:
 
     def out_of_memory(self, needed_bytes: int) -> RunError:
         """The error of a worker that needs more than it may have, or more than there is."""
-        allowed = "there is" if self.limit_bytes is None else f"{format_bytes(self.limit_bytes)} allowed"
-        needed = (
-            f"{format_bytes(needed_bytes)} needed, {allowed}" if self.limit_bytes else f"more needed than {allowed}"
-        )
+        needed = "more needed than there is"
+        if self.limit_bytes is not None:
+            needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
+            if needed == allowed:  # as good as: only the bytes tell them apart
+                needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"
+            needed = f"{needed} needed, {allowed} allowed"
         use = _use(self._walked, self._new_gradients, self._kept_bytes)
         return RunError(
             f"worker {self.worker} is out of memory: {needed}; {use}; "
             "use more micro-batches, recomputation or more stages"
         )
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Says of an allocation that the device refuses what it says of a limit: who, and what filled the memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self.update()
+            raise self.out_of_memory(0) from error
 
     def _pack(self, tensor: torch.Tensor) -> _Kept:
         # Detached: an operation that saves its own result would keep itself alive.

@@ -41,9 +41,17 @@ from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["Replica", "capture_for", "cut_indices"]
+__all__ = ["Replica", "capture_for", "cut_indices", "on_device"]
 
 CAPTURED_SAMPLES = 4  # enough to tell the batch from other sizes, cheap for a batch of thousands
+
+
+def on_device(batch: Batch, place: torch.device) -> Batch:
+    """The batch with its tensors on a device."""
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(place), (batch.args, batch.kwargs, batch.target)
+    )
+    return Batch(args=args, kwargs=kwargs, target=target)
 
 
 def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
@@ -74,6 +82,9 @@ class Replica:
         self.step_number = 0
         self.dealer = Dealer(plan, model, self.graph)
         self._firsts: list[int] = []
+        self._sizes: list[int] = []
+        self._input_shapes: list[tuple[Any, torch.dtype]] = []
+        self._shape_texts: dict[tuple[int, int], str] = {}
         self.summed_bytes = 0
         """Bytes that the last step gave to sums over replicas and holders of tied weights."""
         self.tensor_axis = self._split_layers() if plan.mesh.tensor > 1 else None
@@ -202,7 +213,18 @@ class Replica:
     def _note(self, action: Action) -> None:
         names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
         name = names.get(action.kind, f"backward ({action.kind.value})")
-        activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch)
+        shapes = self._shapes_at(action.stage, action.microbatch)
+        activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch, shapes=shapes)
+
+    def _shapes_at(self, stage: int, microbatch: int) -> str:
+        """What a stage takes, as text, for the message of a fault; made once a size."""
+        size = self._sizes[microbatch % len(self._sizes)]
+        if (stage, size) not in self._shape_texts:
+            crossing = self.graph.crossing_shapes(self.cuts[stage - 1], size) if stage else self._input_shapes
+            self._shape_texts[stage, size] = ", ".join(
+                f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in crossing
+            )
+        return self._shape_texts[stage, size]
 
     def _around(self, action: Action) -> AbstractContextManager[Any]:
         stack = ExitStack()
@@ -220,10 +242,14 @@ class Replica:
         if not parts and self.plan.training:  # fewer samples than replicas: this one takes part with a weight of 0
             parts = [replace(self.dealer.parts(batch, self.context.torch_device, 0)[0], weight=0.0)]
         self._firsts = [part.first_sample for part in parts]
-        return [
+        self._sizes = [part.size for part in parts]
+        dealt = [
             MicroBatch(self.graph.flatten(part.args, part.kwargs), part.target, part.size, part.weight)
             for part in parts
         ]
+        first = dealt[0].inputs if dealt else ()
+        self._input_shapes = [(one.shape, one.dtype) for one in first if isinstance(one, torch.Tensor)]
+        return dealt
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
         """Forward, backward and all sums of gradients of one batch; the optimiser is the caller's."""
@@ -308,10 +334,9 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
     """Capture a model with the plan's units: from a few samples where its graph then serves any number of them."""
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
     if model.batch_size > CAPTURED_SAMPLES:
-        few = model.example(CAPTURED_SAMPLES)
         place = next((one.device for one in model.module.parameters()), torch.device("cpu"))
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(place), (few.args, few.kwargs))
-        graph = capture(model.module, args, kwargs, units)
+        few = on_device(model.example(CAPTURED_SAMPLES), place)
+        graph = capture(model.module, few.args, few.kwargs, units)
         if graph.dynamic:
             return graph
     return capture(model.module, model.args, model.kwargs, units)

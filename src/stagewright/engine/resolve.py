@@ -1,21 +1,31 @@
-"""Resolve a plan: choose its devices and cuts, so that it says all that a run needs."""
+"""Resolve a plan: choose its devices and cuts, so that it says all that a run needs.
+
+The launcher does it before workers start; workers that `torchrun` starts agree on the cuts among themselves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+import torch.distributed as dist
+
+from stagewright.capture.graph import UnitGraph
 from stagewright.cluster.device import Device
 from stagewright.cluster.machine import default_devices
+from stagewright.engine.context import WorkerContext
+from stagewright.engine.fault import activity
 from stagewright.engine.microbatch import shares
-from stagewright.engine.replica import capture_for
+from stagewright.engine.replica import capture_for, cut_indices, on_device
 from stagewright.plan.check import check_plan
 from stagewright.plan.value import Plan
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 from stagewright.split.registry import find_policy
+from stagewright.zoo.model import Batch, Model
 
-__all__ = ["resolve_plan"]
+__all__ = ["agreed_cuts", "resolve_plan"]
 
 
 def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = None) -> Plan:
@@ -25,17 +35,46 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     check_plan(plan)
     if plan.cuts or plan.num_stages == 1:
         return plan
+    find_policy(plan.split)
+    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
+    model.module.train(plan.training)
+    graph = capture_for(plan, model)
+    batch = Batch(args=model.args, kwargs=model.kwargs)
+    return replace(plan, cuts=_cuts(plan, graph, batch, Device.parse(plan.devices[0]), progress))
+
+
+def agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
+    """The cuts of a plan that workers run without having resolved it: worker 0 finds them, all follow."""
+    chosen = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
+    if context.rank == 0:
+        batch = Batch(args=model.args, kwargs=model.kwargs)
+        if graph.dynamic:
+            batch = on_device(model.example(_microbatch_size(plan)), context.torch_device)
+        names = _cuts(plan, graph, batch, context.device, lambda done, total, unit: activity.begin(f"profile {unit}"))
+        chosen.copy_(torch.tensor(cut_indices(graph, names)))
+    if plan.mesh.num_workers > 1:
+        dist.broadcast(chosen, src=0)
+    return tuple(graph.calls[cut].name for cut in chosen.tolist())
+
+
+def _cuts(
+    plan: Plan, graph: UnitGraph, batch: Batch, device: Device, progress: Callable[[int, int, str], None] | None
+) -> tuple[str, ...]:
+    """Where the plan's policy cuts, with the model measured on a device."""
     from stagewright.profile.measure import profile as measure
 
-    find_policy(plan.split)
-    size = max(1, max(shares(plan.batch, plan.mesh.data)) // plan.microbatches)
-    model = plan.model.load(batch=size, dtype=plan.dtype)
-    model.module.train(plan.training)
-    device = Device.parse(plan.devices[0])
-    graph = capture_for(plan, model)
     measured = measure(
-        graph, model.args, model.kwargs, name=plan.model.name, device=device, training=plan.training, progress=progress
+        graph,
+        batch.args,
+        batch.kwargs,
+        name=plan.model.name,
+        device=device,
+        training=plan.training,
+        progress=progress,
     )
     conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
-    chosen = split_by(measured, plan.num_stages, plan.split, conditions)
-    return replace(plan, cuts=chosen.cut_names)
+    return split_by(measured, plan.num_stages, plan.split, conditions).cut_names
+
+
+def _microbatch_size(plan: Plan) -> int:
+    return max(1, max(shares(plan.batch, plan.mesh.data)) // plan.microbatches)

@@ -28,8 +28,8 @@ from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
 from stagewright.engine.held_state import HeldState
 from stagewright.engine.job import make_optimizer
-from stagewright.engine.microbatch import shares
 from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.resolve import agreed_cuts
 from stagewright.errors import UsageError
 from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.zoo.model import Batch, Model
@@ -74,7 +74,7 @@ class Trainer:
             _try_sizes(evaluation_graph, model, plan)
         if not plan.cuts and plan.num_stages > 1:
             activity.begin("split")
-            plan = replace(plan, cuts=_agreed_cuts(plan, model, graph, context))
+            plan = replace(plan, cuts=agreed_cuts(plan, model, graph, context))
         activity.begin("build stages")
         self.plan, self.model, self.context = plan, model, context
         self._state = HeldState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
@@ -102,10 +102,11 @@ class Trainer:
         start = time.perf_counter()
         whole = as_batch(batch)
         self.replica.zero_gradients()
-        outcome = self.replica.train_step(whole)
-        activity.begin("optimizer", step=self.step_number - 1)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        with self.replica.memory.refusals():
+            outcome = self.replica.train_step(whole)
+            activity.begin("optimizer", step=self.step_number - 1)
+            if self.optimizer is not None:
+                self.optimizer.step()
         loss = self.replica.total_loss(outcome)
         return StepResult(
             loss=loss,
@@ -253,25 +254,6 @@ def _try_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:
         batch = model.example(size)
         with contextlib.suppress(UsageError):  # said again where a batch of this size comes
             graph.flatten(batch.args, batch.kwargs)
-
-
-def _agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
-    """Where to cut, as worker 0 finds it with the plan's policy."""
-    from stagewright.profile.measure import profile
-    from stagewright.split.compare import split
-    from stagewright.split.conditions import Conditions
-
-    chosen = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
-    if context.rank == 0:
-        size = max(1, max(shares(plan.batch, plan.mesh.data)) // plan.microbatches)
-        part = model.example(size) if graph.dynamic else Batch(args=model.args, kwargs=model.kwargs)
-        measured = profile(graph, part.args, part.kwargs, name=model.name, device=context.device, training=True)
-        conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
-        names = split(measured, plan.num_stages, plan.split, conditions).cut_names
-        chosen.copy_(torch.tensor(cut_indices(graph, names)))
-    if plan.mesh.num_workers > 1:
-        dist.broadcast(chosen, src=0)
-    return tuple(graph.calls[cut].name for cut in chosen.tolist())
 
 
 def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:

@@ -265,25 +265,30 @@ def train(
     try:
         launch(plan, folder, job=job, hang_s=hang_s, on_poll=poll)
         poll()
-        result: dict[str, Any] = json.loads((folder.worker(0).path / "result.json").read_text(encoding="utf-8"))
+        result = merge_results(plan, folder)
     except KeyboardInterrupt:
         folder.finish("interrupted")
         raise
     except BaseException as error:
         folder.finish("failed", {"error": str(error)})
         raise
-    result |= {
+    folder.finish("done", result)
+    return result
+
+
+def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:
+    """One result of a run, from what worker 0 wrote."""
+    result: dict[str, Any] = json.loads((run_folder.worker(0).path / "result.json").read_text(encoding="utf-8"))
+    return result | {
         "model": plan.model.name,
         "task": plan.task,
         "seed": plan.seed,
         "strategy": plan.mesh.strategy,
         "workers": plan.mesh.num_workers,
-        "run": str(folder.path),
+        "run": str(run_folder.path),
         result["metric"]: result["epochs"][-1][result["metric"]],
         "samples_per_s": statistics.median(one["samples_per_s"] for one in result["epochs"]),
     }
-    folder.finish("done", result)
-    return result
 
 
 def _trained(plan: Plan) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.device import Device, pin_process
 from stagewright.cluster.machine import spread_cores
 from stagewright.engine.fault import Fault, activity, worker_folder
@@ -127,6 +128,8 @@ def run_worker(
         activity.begin("begin")
         function(plan, context, folder)
         activity.begin("finish")
+        if place.launcher is None:
+            _conclude(function, plan, store, place, folder)
         _leave()
         if watch is not None:
             watch.stop()
@@ -180,6 +183,9 @@ class _Record:
     def write(self, fault: Fault) -> StagewrightError:
         if self.folder is not None:
             fault.write(self.folder / "error.json")
+            if self.place.rank == 0 and self.place.launcher is None:  # no launcher does it
+                with contextlib.suppress(OSError):
+                    RunFolder(self.folder.parents[1]).finish("failed", {"error": fault.text()})
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path:  # torchrun shows this as the root cause
             about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}
@@ -262,6 +268,25 @@ def _join(store: Store, place: Place, device: Device, hang_s: float) -> None:
     if place.store is None:
         options |= {"store": store, "rank": 0, "world_size": 1}
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo", **options)
+
+
+def _conclude(job: Callable[..., None], plan: Plan, store: Store, place: Place, folder: RunFolder) -> None:
+    """Where no launcher does it, worker 0 gathers what the others wrote, on other machines too, and ends the run.
+
+    A job's module may say how its workers' results become one: ``merge_results(plan, run_folder)``.
+    """
+    merge = getattr(sys.modules[job.__module__], "merge_results", None)
+    own = worker_folder(folder.path, place.rank) / "result.json"
+    if place.rank != 0:
+        store.set(f"result {place.rank}", own.read_text(encoding="utf-8") if own.is_file() else "")
+        return
+    for rank in range(1, place.num_workers):
+        text = store.get(f"result {rank}").decode()
+        path = worker_folder(folder.path, rank) / "result.json"
+        if text and not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_text(text, path)
+    folder.finish("done", merge(folder.plan(), folder) if merge is not None else {})
 
 
 def _leave() -> None:

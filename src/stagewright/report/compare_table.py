@@ -11,7 +11,7 @@ from rich.table import Table
 
 from stagewright.quantity import format_bytes, format_s
 
-__all__ = ["compare_remarks", "compare_table"]
+__all__ = ["compare_remarks", "compare_table", "sent_bytes"]
 
 
 def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
@@ -30,7 +30,7 @@ def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         if "error" in row:
             table.add_row(*head, *["–"] * 6, "[red]refused[/red]" if row["refused"] else "[red]failed[/red]")
             continue
-        speedup, share, sent = row["speedup"], row["share_of_bound"], sum(row["link_bytes"].values())
+        speedup, share, sent = row["speedup"], row["share_of_bound"], sent_bytes(row)
         table.add_row(
             *head,
             f"{row['samples_per_s']:.1f} ±{50 * row['samples_per_s_spread'] / row['samples_per_s']:.0f}%",
@@ -44,13 +44,21 @@ def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
+def sent_bytes(row: Mapping[str, Any]) -> int:
+    """Bytes that a step gives to links and collectives, over all workers."""
+    links = sum(row["link_bytes"].values())
+    return int(links + sum(sum(one.values()) for one in row["collective_bytes"]))
+
+
 def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each row: how close it is to serial, or why there is none."""
     found = []
     for row in rows:
         if "error" in row:
             word = "refused" if row["refused"] else "failed"
-            found.append(f"{row['strategy']} {word}: {str(row['error']).splitlines()[0]}")
+            first, *rest = str(row["error"]).splitlines()
+            found.append(f"{row['strategy']} {word}: {first}")
+            found.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
             continue
         equality = row["equality"]
         worst = max(equality["loss"], equality["gradients"], equality["outputs"], equality["buffers"])
@@ -62,5 +70,21 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         else:
             close = "to the last bit" if worst == 0 else f"within {worst:.0e}"
             memory = ", ".join(format_bytes(size) for size in row["peak_memory_bytes"])
-            found.append(f"{row['strategy']}: equal to serial {close}; peak memory of each worker {memory}")
+            traffic = [f"{size} over cut {cut}" for cut, size in _sizes(row["link_bytes"]).items()]
+            traffic += [f"{size} to {axis} collectives" for axis, size in _sizes(_summed(row)).items()]
+            sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
+            found.append(f"{row['strategy']}: equal to serial {close}; peak memory of each worker {memory}{sent}")
     return found
+
+
+def _summed(row: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes given to the collectives of each axis by all workers."""
+    found: dict[str, int] = {}
+    for one in row["collective_bytes"]:
+        for axis, size in one.items():
+            found[axis] = found.get(axis, 0) + size
+    return found
+
+
+def _sizes(sizes: Mapping[str, int]) -> dict[str, str]:
+    return {name: format_bytes(size) for name, size in sizes.items() if size}

@@ -31,13 +31,20 @@ class DeviceGroup:
     cores: int = 1
     # The host that they are on.
     host: str = "local"
+    # How many such hosts there are, each with `count` devices.
+    hosts: int = 1
     # The processor's or the GPU's name, for the reader.
     hardware: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
             raise UsageError(f'a device of kind {self.kind!r} is not known: use "cpu" or "cuda"')
-        for name, value in (("count", self.count), ("cores", self.cores), ("memory", self.memory_bytes)):
+        for name, value in (
+            ("count", self.count),
+            ("cores", self.cores),
+            ("hosts", self.hosts),
+            ("memory", self.memory_bytes),
+        ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} = {value}, but a device needs at least 1")
         if not (math.isfinite(self.speed) and self.speed > 0):
@@ -75,6 +82,8 @@ class Links:
     intra_host: Link = FREE
     # Between two devices of different hosts; None where there is one host.
     inter_host: Link | None = None
+    # What a step of a collective among devices of one host gets; None: what a message gets.
+    collective: Link | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,29 +98,36 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.devices:
             raise UsageError("a cluster needs at least one device: add [[devices]] with a kind and a count")
-        hosts = dict.fromkeys(group.host for group in self.devices)
-        if len(hosts) > 1 and self.links.inter_host is None:
+        hosts = {group.host: group.hosts for group in self.devices}
+        if sum(hosts.values()) > 1 and self.links.inter_host is None:
             raise UsageError(
-                f"the devices are on {len(hosts)} hosts ({', '.join(hosts)}), but no link between hosts is given: "
-                "add [links.inter_host] with a bandwidth and a latency"
+                f"the devices are on {sum(hosts.values())} hosts ({', '.join(hosts)}), but no link between hosts is "
+                "given: add [links.inter_host] with a bandwidth and a latency"
             )
 
     @property
     def num_devices(self) -> int:
         """Devices of all groups."""
-        return sum(group.count for group in self.devices)
+        return sum(group.count * group.hosts for group in self.devices)
 
     @property
     def members(self) -> tuple[DeviceGroup, ...]:
         """The group of each device, in order."""
-        return tuple(group for group in self.devices for _ in range(group.count))
+        return tuple(group for group in self.devices for _ in range(group.count * group.hosts))
+
+    @property
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """The host of each device, in order: its name, and its number where several are alike."""
+        return tuple(
+            (group.host, number) for group in self.devices for number in range(group.hosts) for _ in range(group.count)
+        )
 
     def link(self, first: int, second: int) -> Link:
         """What is between two devices, by their places in `members`."""
-        members = self.members
+        places = self.places
         if first == second:
             return FREE
-        if members[first].host == members[second].host:
+        if places[first] == places[second]:
             return self.links.intra_host
         assert self.links.inter_host is not None
         return self.links.inter_host

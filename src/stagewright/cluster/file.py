@@ -49,12 +49,14 @@ _DEVICES: dict[str, Reader] = {
     "speed": number,
     "cores": integer,
     "host": text,
+    "hosts": integer,
     "hardware": text,
 }
 _LINK: dict[str, Reader] = {"bandwidth": rate, "latency": seconds}
 _LINKS: dict[str, Reader] = {
     "intra_host": lambda value, where: _link(value, where),
     "inter_host": lambda value, where: _link(value, where),
+    "collective": lambda value, where: _link(value, where),
 }
 _CLUSTER: dict[str, Reader] = {
     "devices": list_of(lambda value, where: _group(value, where)),
@@ -77,7 +79,11 @@ def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
     """The cluster as the text of its file."""
     links = {
         name: {"bandwidth": write_rate(link.bandwidth_bytes_per_s), "latency": write_seconds(link.latency_s)}
-        for name, link in (("intra_host", cluster.links.intra_host), ("inter_host", cluster.links.inter_host))
+        for name, link in (
+            ("intra_host", cluster.links.intra_host),
+            ("inter_host", cluster.links.inter_host),
+            ("collective", cluster.links.collective),
+        )
         if link is not None and link != FREE
     }
     content = {"devices": [_group_table(group) for group in cluster.devices], **({"links": links} if links else {})}
@@ -92,6 +98,7 @@ def _group_table(group: DeviceGroup) -> dict[str, Any]:
         "memory": None if group.memory_bytes is None else write_size(group.memory_bytes),
         "speed": group.speed,
         "host": group.host,
+        "hosts": group.hosts if group.hosts != 1 else None,
         "hardware": group.hardware,
     }
 

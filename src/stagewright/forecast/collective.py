@@ -1,0 +1,93 @@
+"""What a collective takes among n workers: latency α a step, 1/bandwidth β a byte, with the real number of steps.
+
+    algorithm      all-reduce of S bytes               all-gather and reduce-scatter of S bytes
+    ring           2(n−1) α + 2 (n−1)/n · S β          (n−1) α + (n−1)/n · S β
+    tree           2⌈log₂ n⌉ α + 2 S β                 –
+    hierarchical   reduce-scatter within a host of g, all-reduce of S/g across hosts, all-gather within the host
+
+S is the whole tensor, before it is scattered or after it is gathered. Every formula rises with S and with n. Charging α
+once would be wrong for small messages and for Gloo.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stagewright.cluster.cluster import FREE, Link
+from stagewright.errors import UsageError
+
+__all__ = ["Algorithm", "Group", "all_gather_s", "all_reduce_s", "reduce_scatter_s", "ring_bytes"]
+
+Algorithm: TypeAlias = Literal["ring", "tree", "hierarchical", "best"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Workers that take part in a collective, and what is between them."""
+
+    # Workers in all.
+    num_workers: int
+    # Of them on each host; all of them where there is one host.
+    num_on_host: int
+    # Between two workers of one host.
+    inside: Link = FREE
+    # Between two hosts.
+    outside: Link = FREE
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1 or not 1 <= self.num_on_host <= self.num_workers:
+            raise UsageError(f"{self.num_workers} workers with {self.num_on_host} on each host are no group")
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that take part."""
+        return -(-self.num_workers // self.num_on_host)
+
+    @property
+    def slowest(self) -> Link:
+        """The link that paces a ring through all workers."""
+        return self.inside if self.num_hosts == 1 else self.outside
+
+
+def all_reduce_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+    """Time of a sum that every worker gets."""
+    if group.num_workers == 1:
+        return 0.0
+    if algorithm == "ring":
+        return _ring(group.num_workers, group.slowest, num_bytes, passes=2)
+    if algorithm == "tree":
+        link, depth = group.slowest, math.ceil(math.log2(group.num_workers))
+        return 2 * depth * link.latency_s + 2 * num_bytes / link.bandwidth_bytes_per_s
+    if algorithm == "hierarchical":
+        within = _ring(group.num_on_host, group.inside, num_bytes, passes=2)
+        return within + _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=2)
+    return min(all_reduce_s(group, num_bytes, one) for one in ("ring", "tree", "hierarchical"))
+
+
+def all_gather_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+    """Time until every worker has all parts, `num_bytes` together."""
+    if algorithm in ("hierarchical", "best") and group.num_hosts > 1 and group.num_on_host > 1:
+        across = _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=1)
+        both = across + _ring(group.num_on_host, group.inside, num_bytes, passes=1)
+        plain = _ring(group.num_workers, group.slowest, num_bytes, passes=1)
+        return both if algorithm == "hierarchical" else min(both, plain)
+    return _ring(group.num_workers, group.slowest, num_bytes, passes=1)
+
+
+def reduce_scatter_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+    """Time until every worker has the sum of its part of `num_bytes`: an all-gather, backwards."""
+    return all_gather_s(group, num_bytes, algorithm)
+
+
+def ring_bytes(num_workers: int, num_bytes: float, *, passes: int) -> float:
+    """Bytes that leave each worker on a ring: once around for a gather or scatter, twice for an all-reduce."""
+    return passes * (num_workers - 1) / num_workers * num_bytes
+
+
+def _ring(num_workers: int, link: Link, num_bytes: float, *, passes: int) -> float:
+    if num_workers == 1:
+        return 0.0
+    moved = ring_bytes(num_workers, num_bytes, passes=passes)
+    return passes * (num_workers - 1) * link.latency_s + moved / link.bandwidth_bytes_per_s

@@ -1,0 +1,325 @@
+"""What every action and message of a plan costs: the profile's units gathered into stages, on the plan's devices.
+
+    forward    units + tensor collectives (+ loss in the last stage)          + the executor's own work, decoding and
+    backward   units + tensor collectives (+ the forward again) (+ adding up)   encoding, device time of messages
+    message    latency + bytes · ratio / bandwidth
+
+A profile is of one micro-batch; unequal micro-batches cost by their share of its samples. The units' times are scaled
+so that they sum to the whole model's, measured in the same rounds: what is computed between units is shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagewright.errors import UsageError
+from stagewright.forecast.collective import all_gather_s, all_reduce_s, reduce_scatter_s
+from stagewright.forecast.link_codec import PLAIN, LinkCodec
+from stagewright.forecast.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Order
+from stagewright.forecast.terms import EngineTerms, ModelTerms
+from stagewright.forecast.topology import Topology
+from stagewright.plan.value import Plan
+from stagewright.profile.value import Amount, Profile, amount_of
+
+__all__ = ["PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTraffic:
+    """What one unit hands to the tensor axis for one micro-batch of the profiled size, a number a collective."""
+
+    # Bytes of each all-reduce in the forward pass.
+    forward_bytes: tuple[int, ...] = ()
+    # Bytes of each all-reduce in the backward pass.
+    backward_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """One stage for one micro-batch, on its worker's device."""
+
+    # Its units: the first and the last, both included.
+    first: int
+    last: int
+    # The worker's place along the pipeline.
+    worker: int
+    # Computing forward.
+    forward_s: float
+    # Computing backward as far as the inputs' gradients need it.
+    backward_input_s: float
+    # The rest of the backward pass.
+    backward_weight_s: float
+    # All-reduces of the tensor axis in the forward pass.
+    tensor_forward_s: float
+    # … and in the backward pass.
+    tensor_backward_s: float
+    # Gathering of sharded parameters that computing does not hide, in each pass.
+    gather_s: float
+    # Adding a gradient to the one before, from the second micro-batch on.
+    accumulate_s: float
+    # Bytes of parameters and of buffers.
+    parameter_bytes: int
+    buffer_bytes: int
+    # What autograd keeps of one micro-batch.
+    kept_bytes: int
+    # What is kept instead where the stage is recomputed: its inputs.
+    input_bytes: int
+    # How far above its start memory rises in a stage's first backward, as gradients come and activations go.
+    gradient_rise_bytes: int
+    # The largest unit's parameters, which a sharded stage holds whole while it is used.
+    gathered_bytes: int
+    # Bytes that it sends on; in training the gradient that comes back is as large. 0 for the last one.
+    sends_bytes: int
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCosts:
+    """Everything that a forecast needs to know about a plan."""
+
+    # The plan.
+    plan: Plan
+    # Where its workers are.
+    topology: Topology
+    # The stages.
+    stages: tuple[StageCosts, ...]
+    # Samples of each micro-batch over those of the profiled one, of the replica with most.
+    shares: tuple[float, ...]
+    # What a step costs beside its units.
+    model_terms: ModelTerms
+    engine_terms: EngineTerms
+    # The codec after each stage but the last.
+    codecs: tuple[LinkCodec, ...]
+    # The unit's parameter bytes and backward time, for the order in which gradients come.
+    gradients: tuple[tuple[int, float], ...]
+    # Parameters that two workers of the pipeline hold, by bytes.
+    tied_bytes: int
+    # Bytes that the busiest worker gives to the tensor axis in a step.
+    tensor_bytes: int
+    # Time of the whole batch on one device alone, by the same profile.
+    serial_s: float
+    # How much longer computing takes because other devices of the host are busy.
+    crowded: float
+
+    def durations(self, order: Order) -> Floats:
+        """The duration of every node."""
+        compute, collective = self.parts(order)
+        messages: Floats = compute + collective
+        return messages
+
+    def parts(self, order: Order) -> tuple[Floats, Floats]:
+        """Of every node: the device's own work (for a message: its whole time), and the tensor axis' collectives."""
+        last_stage, last_chunk = len(self.stages) - 1, order.num_microbatches - 1
+        shares = np.array(self.shares)[order.microbatch % len(self.shares)]
+        compute = np.zeros(order.num_nodes)
+        collective = np.zeros(order.num_nodes)
+        terms, loss = self.engine_terms, self.model_terms
+        for index, stage in enumerate(self.stages):
+            again_s, again_tensor_s = stage.forward_s, stage.tensor_forward_s + stage.gather_s
+            for kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
+                own = (order.stage == index) & (order.kind == kind) & ~order.is_message
+                if not own.any():
+                    continue
+                work_s, tensor_s, bare_s = self._action(index, kind)
+                compute[own] = work_s * shares[own] + bare_s + terms.action_s
+                collective[own] = tensor_s * shares[own]
+                if kind == FORWARD:
+                    continue
+                if index == last_stage and kind != BACKWARD_WEIGHT:
+                    compute[own] += loss.loss_backward_s * shares[own] * self.crowded
+                if kind != BACKWARD_INPUT:
+                    compute[own] += np.where(order.microbatch[own] > 0, stage.accumulate_s, 0.0)
+                if self.recomputes(index) and not (kind == BACKWARD_INPUT and index == 0):
+                    spared = (self.plan.recompute == "except-last") & (order.microbatch[own] == last_chunk)
+                    compute[own] += np.where(spared, 0.0, again_s * shares[own])
+                    collective[own] += np.where(spared, 0.0, again_tensor_s * shares[own])
+        message = order.is_message
+        for index in range(last_stage):
+            for kind, maker in ((FORWARD, index), (BACKWARD, index + 1)):
+                own = message & (order.kind == kind) & (order.stage == maker)
+                compute[own] = self._message_s(index, shares[own])
+        return compute, collective
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether a stage runs forward again."""
+        return self.plan.training and self.plan.recomputes(stage)
+
+    def _action(self, index: int, kind: int) -> tuple[float, float, float]:
+        """Work and collectives that go with the samples, and work that does not; without what is done again."""
+        stage = self.stages[index]
+        split = index == 0  # its inputs need no gradient: all of its backward is in the second half
+        work, tensor = {
+            FORWARD: (stage.forward_s, stage.tensor_forward_s),
+            BACKWARD: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s),
+            BACKWARD_INPUT: (0.0, 0.0) if split else (stage.backward_input_s, stage.tensor_backward_s),
+            BACKWARD_WEIGHT: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s)
+            if split
+            else (stage.backward_weight_s, 0.0),
+        }[kind]
+        bare = stage.gather_s if kind != BACKWARD_WEIGHT else 0.0
+        if kind == FORWARD and index == len(self.stages) - 1:
+            work += self.model_terms.loss_forward_s * self.crowded
+        terms = self.engine_terms
+        for edge, sends in ((index - 1, kind != FORWARD), (index, kind == FORWARD)):
+            if kind == BACKWARD_WEIGHT or not 0 <= edge < len(self.stages) - 1:
+                continue
+            size, codec = self.stages[edge].sends_bytes, self.codecs[edge]
+            if self.stages[edge].worker == self.stages[edge + 1].worker:
+                continue
+            coding = codec.encode_s_per_byte if sends else codec.decode_s_per_byte
+            work += size * (coding + terms.message_s_per_byte * codec.ratio)
+            bare += terms.message_s
+        return work, tensor, bare
+
+    def _message_s(self, edge: int, shares: Floats) -> Floats:
+        stage, codec = self.stages[edge], self.codecs[edge]
+        link = self.topology.link(stage.worker, self.stages[edge + 1].worker)
+        seconds: Floats = link.latency_s + shares * (stage.sends_bytes * codec.ratio / link.bandwidth_bytes_per_s)
+        return seconds
+
+
+def plan_costs(
+    plan: Plan,
+    profile: Profile,
+    topology: Topology,
+    *,
+    cuts: Sequence[int],
+    sizes: Sequence[int],
+    tensor: Sequence[TensorTraffic] | None = None,
+    model_terms: ModelTerms | None = None,
+    engine_terms: EngineTerms | None = None,
+    codecs: Sequence[LinkCodec] | None = None,
+) -> PlanCosts:
+    """The costs of a plan whose cuts are known; `sizes` are the samples of each micro-batch of one replica."""
+    model_terms, engine_terms = model_terms or ModelTerms(), engine_terms or EngineTerms()
+    if plan.training and not profile.training:
+        raise UsageError(
+            f"the profile of {profile.model!r} holds forward passes alone, but the plan trains: profile it for training"
+        )
+    units, num_stages = profile.units, len(cuts) + 1
+    if num_stages != plan.num_stages:
+        raise UsageError(f"the plan has {plan.num_stages} stages, but {len(cuts)} cuts make {num_stages}")
+    traffic = tensor or [TensorTraffic()] * len(units)
+    crowded = engine_terms.crowded(topology.num_on_host())
+    speeds = topology.speeds()
+    forward_scale, backward_scale = _glue(profile)
+    bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, len(units) - 1), strict=True))
+    tensor_group, data_group = topology.group("tensor"), topology.group("data")
+    workers = plan.stage_workers
+    stages = []
+    for index, (first, last) in enumerate(bounds):
+        own, slow = units[first : last + 1], crowded / speeds[workers[index]]
+        forward = sum(unit.forward.median_s for unit in own) * forward_scale * slow
+        backward_input = sum(unit.backward_input.median_s for unit in own) * backward_scale * slow
+        backward_weight = sum(unit.backward_weight.median_s for unit in own) * backward_scale * slow
+        exchanged = traffic[first : last + 1]
+        parameter_bytes = amount_of([unit.parameter_bytes for unit in units], first, last)
+        gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
+        hidden = (1 - engine_terms.collective_share) * sum(gathers)
+        stages.append(
+            StageCosts(
+                first=first,
+                last=last,
+                worker=workers[index],
+                forward_s=forward,
+                backward_input_s=backward_input if plan.training else 0.0,
+                backward_weight_s=backward_weight if plan.training else 0.0,
+                tensor_forward_s=sum(
+                    all_reduce_s(tensor_group, one) for unit in exchanged for one in unit.forward_bytes
+                ),
+                tensor_backward_s=sum(
+                    all_reduce_s(tensor_group, one) for unit in exchanged for one in unit.backward_bytes
+                ),
+                gather_s=sum(gathers) - min(hidden, forward),
+                accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
+                parameter_bytes=parameter_bytes,
+                buffer_bytes=sum(unit.buffer_bytes for unit in own),
+                kept_bytes=amount_of([unit.kept_bytes for unit in units], first, last),
+                input_bytes=units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes,
+                gradient_rise_bytes=_rise(profile, first, last),
+                gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
+                sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
+            )
+        )
+    samples = sum(sizes) * plan.mesh.data / profile.batch_size
+    return PlanCosts(
+        plan=plan,
+        topology=topology,
+        stages=tuple(stages),
+        shares=tuple(size / profile.batch_size for size in sizes),
+        model_terms=model_terms,
+        engine_terms=engine_terms,
+        codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
+        gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
+        tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
+        tied_bytes=_tied([unit.parameter_bytes for unit in units], bounds, workers),
+        serial_s=_serial_s(plan, profile, model_terms, samples) / max(speeds),
+        crowded=crowded,
+    )
+
+
+def reduce_scatter_of(costs: PlanCosts, worker: int) -> float:
+    """Time of the reduce-scatters of a sharded worker's gradients."""
+    group = costs.topology.group("data")
+    own = [stage for stage in costs.stages if stage.worker == worker]
+    return sum(reduce_scatter_s(group, costs.gradients[at][0]) for one in own for at in range(one.first, one.last + 1))
+
+
+def _glue(profile: Profile) -> tuple[float, float]:
+    """What the units' forward and backward times must be multiplied by to sum to the whole model's."""
+    forward = sum(unit.forward.median_s for unit in profile.units)
+    backward = sum(unit.backward_s for unit in profile.units)
+    return (
+        profile.whole_forward.median_s / forward if forward and profile.whole_forward.median_s else 1.0,
+        profile.whole_backward.median_s / backward if backward and profile.whole_backward.median_s else 1.0,
+    )
+
+
+def _serial_s(plan: Plan, profile: Profile, terms: ModelTerms, samples: float) -> float:
+    """One device, the same micro-batches one after the other, no recomputation; one optimiser's step."""
+    forward_scale, backward_scale = _glue(profile)
+    once = sum(unit.forward.median_s for unit in profile.units) * forward_scale + terms.loss_forward_s
+    if not plan.training:
+        return samples * once
+    once += sum(unit.backward_s for unit in profile.units) * backward_scale + terms.loss_backward_s
+    size = amount_of([unit.parameter_bytes for unit in profile.units], 0, len(profile.units) - 1)
+    return samples * once + size * terms.optimizer_s_per_byte
+
+
+def _tensor_bytes(plan: Plan, traffic: Sequence[TensorTraffic], stages: Sequence[StageCosts], chunks: float) -> int:
+    """Payload of the tensor axis' collectives, of the worker with most."""
+    found: dict[int, float] = {}
+    for index, stage in enumerate(stages):
+        for unit in traffic[stage.first : stage.last + 1]:
+            passes = 2 if plan.training and plan.recomputes(index) else 1
+            once = passes * sum(unit.forward_bytes) + (sum(unit.backward_bytes) if plan.training else 0)
+            found[stage.worker] = found.get(stage.worker, 0.0) + chunks * once
+    return int(max(found.values()))
+
+
+def _rise(profile: Profile, first: int, last: int) -> int:
+    """The highest that gradients made exceed activations freed, going backward through the units."""
+    highest = level = 0
+    for unit in reversed(profile.units[first : last + 1]):
+        level += unit.parameter_bytes.total
+        highest = max(highest, level)
+        level -= unit.kept_bytes.total
+    return highest
+
+
+def _tied(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]) -> int:
+    """Bytes of parameters that stages on different workers hold."""
+    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
+    return sum(
+        amount
+        for unit, one in enumerate(amounts)
+        for earlier, amount in one.shares
+        if workers[stage_of[unit]] != workers[stage_of[earlier]]
+    )

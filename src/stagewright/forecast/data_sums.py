@@ -1,0 +1,121 @@
+"""Sums of gradients over replicas: buckets that leave inside a worker's last backward, as soon as they are full.
+
+    compute      … B ─────────────────┤          a bucket is ready when the last of its gradients is there, in the
+    collective        ── b0 ── b1 ──── b2 ──     reverse order of the units; buckets go one after the other
+
+While a collective runs, the device spends a share of that time on it (all of it on one core, little on a GPU), so that
+what it overlaps with takes longer: a fixed point of a few passes. What is left after computing is not hidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagewright.forecast.collective import all_reduce_s
+from stagewright.forecast.costs import PlanCosts, reduce_scatter_of
+from stagewright.forecast.order import BACKWARD, BACKWARD_WEIGHT
+from stagewright.forecast.times import Times
+
+__all__ = ["BUCKET_BYTES", "DataSums", "data_sums"]
+
+BUCKET_BYTES = 8 << 20  # as the engine's
+_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSums:
+    """One worker's sums of gradients."""
+
+    # Start and end of every bucket's collective.
+    spans_s: tuple[tuple[float, float], ...] = ()
+    # How much longer computing takes because of them.
+    slowed_s: float = 0.0
+    # When the worker has computed and summed everything.
+    end_s: float = 0.0
+    # Bytes that it gives to them.
+    num_bytes: int = 0
+
+    @property
+    def busy_s(self) -> float:
+        """Time of all collectives."""
+        return sum(end - start for start, end in self.spans_s)
+
+
+def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
+    """The sums of the worker at a place along the pipeline."""
+    plan = costs.plan
+    computed = times.worker_end_s(worker)
+    if plan.mesh.data == 1 or not plan.training:
+        return DataSums(end_s=computed)
+    if plan.shard:
+        scatter = reduce_scatter_of(costs, worker)
+        own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
+        exposed = scatter * costs.engine_terms.collective_share
+        return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=3 * own_bytes)
+    group = costs.topology.group("data")
+    ready, sizes = _buckets(costs, times, worker)
+    taken = [all_reduce_s(group, size) for size in sizes]
+    share = costs.engine_terms.collective_share
+    slowed = 0.0
+    spans: list[tuple[float, float]] = []
+    for _ in range(_PASSES):
+        spans, at = [], 0.0
+        for moment, (last_start, last_end), length in zip(*ready, taken, strict=True):
+            stretch = 1 + slowed / max(last_end - last_start, 1e-12) if last_end > last_start else 1.0
+            begin = max(at, last_start + (moment - last_start) * stretch)
+            at = begin + length
+            spans.append((begin, at))
+        overlapped = sum(max(0.0, min(end, computed + slowed) - begin) for begin, end in spans)
+        slowed = share * overlapped
+    end = max([computed + slowed, *(end for _, end in spans)])
+    return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
+
+
+def _buckets(
+    costs: PlanCosts, times: Times, worker: int
+) -> tuple[tuple[list[float], list[tuple[float, float]]], list[float]]:
+    """When each bucket is full, inside which last backward, and how many bytes it has."""
+    moments: list[float] = []
+    windows: list[tuple[float, float]] = []
+    sizes: list[float] = []
+    own = [index for index, stage in enumerate(costs.stages) if stage.worker == worker]
+    whole = len(own) > 1 or (times.kind == BACKWARD_WEIGHT).any()  # buckets leave when their stage is done
+    for index in reversed(own):
+        stage = costs.stages[index]
+        mine = (times.stage == index) & ((times.kind == BACKWARD) | (times.kind == BACKWARD_WEIGHT))
+        last = int(np.flatnonzero(mine)[np.argmax(times.end_s[mine])])
+        start, end = float(times.start_s[last]), float(times.end_s[last])
+        units = [costs.gradients[at] for at in range(stage.last, stage.first - 1, -1)]
+        scale = stage.parameter_bytes / max(1, sum(size for size, _ in units))  # shared ones count once
+        total_s = sum(seconds for _, seconds in units)
+        # Where a stage is recomputed, gradients come after its second forward.
+        begin = end - (end - start) * _backward_share(costs, index)
+        filled, passed, bucket = 0.0, 0.0, 0.0
+        for size, seconds in units:
+            left = size * scale
+            while left > 0:
+                took = min(left, BUCKET_BYTES - bucket)
+                bucket, left, filled = bucket + took, left - took, filled + took
+                if bucket >= BUCKET_BYTES:
+                    share = (passed + seconds * (1 - left / max(size * scale, 1e-9))) / total_s if total_s else 1.0
+                    moments.append(end if whole else begin + share * (end - begin))
+                    windows.append((begin, end))
+                    sizes.append(bucket)
+                    bucket = 0.0
+            passed += seconds
+        if bucket > 0:
+            moments.append(end)
+            windows.append((begin, end))
+            sizes.append(bucket)
+    order = sorted(range(len(moments)), key=lambda at: moments[at])
+    return ([moments[at] for at in order], [windows[at] for at in order]), [sizes[at] for at in order]
+
+
+def _backward_share(costs: PlanCosts, index: int) -> float:
+    """The part of a backward action that is backward, not forward again."""
+    stage = costs.stages[index]
+    backward = stage.backward_input_s + stage.backward_weight_s
+    again = stage.forward_s if costs.recomputes(index) and costs.plan.recompute != "except-last" else 0.0
+    return backward / (backward + again) if backward + again > 0 else 1.0

@@ -1,0 +1,153 @@
+"""The memory of every worker over time, taken from the actions themselves.
+
+    forward of a stage        + what it keeps for backward (its inputs alone where it is recomputed)
+    backward of a stage       first all of it where it is recomputed; gradients appear; then − what was kept
+    all along                 parameters, buffers, optimiser states, posted receives; divided where they are sharded
+
+So GPipe holds m micro-batches and stage i of 1F1B min(m, p − i) because their actions say so, not by a formula. Not
+modelled: an operator's workspace, an allocator's fragments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from stagewright.forecast.costs import PlanCosts
+from stagewright.forecast.order import AHEAD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Integers
+from stagewright.forecast.times import Times
+
+__all__ = ["STATES", "WorkerMemory", "held_microbatches", "worker_memory"]
+
+# States of each optimiser, each as large as the parameters.
+STATES = {"sgd": 0, "adam": 2, "adamw": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """What a worker holds."""
+
+    # The parameters of its stages.
+    parameters_bytes: int
+    # Their gradients, once they are there.
+    gradients_bytes: int
+    # The optimiser's states.
+    optimizer_bytes: int
+    # Buffers of its stages.
+    buffers_bytes: int
+    # Activations kept for backward, when they are most.
+    activations_bytes: int
+    # Posted receives.
+    messages_bytes: int
+    # Whole parameters of the unit that is used, where they are sharded.
+    gathered_bytes: int
+    # The most of everything at once.
+    peak_bytes: int
+    # Moments, and the bytes held from each on.
+    times_s: tuple[float, ...] = ()
+    held_bytes: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "times_s": list(self.times_s), "held_bytes": list(self.held_bytes)}
+
+
+def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
+    """The memory of the worker at a place along the pipeline."""
+    plan, stages = costs.plan, costs.stages
+    own = [index for index, stage in enumerate(stages) if stage.worker == worker]
+    divide = plan.mesh.data if plan.shard else 1
+    parameters = -(-sum(stages[index].parameter_bytes for index in own) // divide)
+    states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+    buffers = sum(stages[index].buffer_bytes for index in own)
+    messages = _posted(costs, worker)
+    gathered = 2 * max((stages[index].gathered_bytes for index in own), default=0)
+    fixed = parameters * (1 + states) + buffers + messages + gathered
+    moments, changes, activations = _changes(costs, times, worker, divide)
+    held = fixed + np.cumsum(changes)
+    return WorkerMemory(
+        parameters_bytes=parameters,
+        gradients_bytes=parameters if plan.training else 0,
+        optimizer_bytes=parameters * states,
+        buffers_bytes=buffers,
+        activations_bytes=activations,
+        messages_bytes=messages,
+        gathered_bytes=gathered,
+        peak_bytes=int(max(held.max(initial=0), fixed)),
+        times_s=(0.0, *(float(one) for one in moments)),
+        held_bytes=(int(fixed), *(int(one) for one in held)),
+    )
+
+
+def _posted(costs: PlanCosts, worker: int) -> int:
+    """Receives that are posted ahead, for each edge into the worker."""
+    found = 0
+    for edge in range(len(costs.stages) - 1):
+        before, behind = costs.stages[edge], costs.stages[edge + 1]
+        if before.worker == behind.worker:
+            continue
+        ahead = min(AHEAD, len(costs.shares))
+        if behind.worker == worker:
+            found += ahead * int(before.sends_bytes * max(costs.shares))
+        if before.worker == worker and costs.plan.training:
+            found += ahead * int(before.sends_bytes * max(costs.shares))
+    return found
+
+
+def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[Floats, Integers, int]:
+    """Moments, what changes at each, and the most that activations are."""
+    if not costs.plan.training:
+        return np.zeros(0), np.zeros(0, dtype=np.int64), 0
+    moments: list[float] = []
+    changes: list[tuple[int, int]] = []  # activations, the rest
+    seen: set[int] = set()
+    mine = np.flatnonzero(times.worker == worker)
+    last_chunk = len(costs.shares) - 1
+    for node in mine[np.argsort(times.start_s[mine], kind="stable")]:
+        index, kind, chunk = int(times.stage[node]), int(times.kind[node]), int(times.microbatch[node])
+        stage, share = costs.stages[index], costs.shares[chunk]
+        again = costs.recomputes(index)
+        if costs.plan.recompute == "except-last" and chunk == last_chunk:
+            again = False
+        loss = costs.model_terms.loss_kept_bytes if index == len(costs.stages) - 1 else 0
+        kept = int(share * ((stage.input_bytes if again else stage.kept_bytes) + loss))
+        start, end = float(times.start_s[node]), float(times.end_s[node])
+        if kind == FORWARD:
+            moments.append(end)
+            changes.append((kept, 0))
+        elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
+            extra = int(share * stage.kept_bytes) if again else 0
+            if extra:  # everything is there again, for this one micro-batch
+                moments.append(start)
+                changes.append((extra, 0))
+            freed = extra if kind == BACKWARD_INPUT else extra + kept
+            if kind != BACKWARD_INPUT and index not in seen:
+                seen.add(index)
+                made = stage.parameter_bytes // divide
+                rise = min(made, max(0, stage.gradient_rise_bytes // divide))
+                moments.append(start + 0.5 * (end - start))
+                changes.append((0, rise))
+                moments.append(end)
+                changes.append((-freed, made - rise))
+            elif freed:
+                moments.append(end)
+                changes.append((-freed, 0))
+    ordered = sorted(range(len(moments)), key=lambda at: moments[at])
+    activations = np.cumsum([changes[at][0] for at in ordered])
+    return (
+        np.array([moments[at] for at in ordered]),
+        np.array([sum(changes[at]) for at in ordered], dtype=np.int64),
+        int(activations.max(initial=0)),
+    )
+
+
+def held_microbatches(times: Times, stage: int) -> int:
+    """The most micro-batches of a stage that are between their forward and the end of their backward."""
+    own = times.stage == stage
+    begun = times.end_s[own & (times.kind == FORWARD)]
+    done = times.end_s[own & ((times.kind == BACKWARD) | (times.kind == BACKWARD_WEIGHT))]
+    moments = np.concatenate([begun, done])
+    changes = np.concatenate([np.ones(len(begun)), -np.ones(len(done))])
+    order = np.lexsort((changes, moments))
+    return int(np.cumsum(changes[order]).max(initial=0))

@@ -1,0 +1,179 @@
+"""Predict a plan's step: times of its actions, sums of gradients, the optimiser, memory, bytes.
+
+    costs ─► pipeline_times ─► data_sums of each worker ─► tied weights ─► optimiser ─► loss of all ─► step
+
+Peers along data and tensor do the same at the same time, so one of each is simulated.
+"""
+
+from __future__ import annotations
+
+from stagewright.forecast.collective import Group, all_reduce_s
+from stagewright.forecast.costs import PlanCosts
+from stagewright.forecast.data_sums import DataSums, data_sums
+from stagewright.forecast.memory import worker_memory
+from stagewright.forecast.order import FORWARD, KINDS
+from stagewright.forecast.times import Times, pipeline_times
+from stagewright.forecast.value import Forecast, LinkUse, Segment, WorkerForecast
+
+__all__ = ["predict", "step_seconds"]
+
+_MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
+
+
+def predict(costs: PlanCosts, cut_names: tuple[str, ...] = ()) -> Forecast:
+    """The forecast of a plan."""
+    plan = costs.plan
+    times = pipeline_times(costs)
+    sums = [data_sums(costs, times, worker) for worker in range(plan.mesh.pipeline)]
+    ends, step_s = _ends(costs, sums)
+    repeats = 1 if plan.training else plan.steps
+    workers = tuple(_worker(costs, times, sums[at], at, step_s, repeats) for at in range(plan.mesh.pipeline))
+    step_s /= repeats
+    return Forecast(
+        model=plan.model.name,
+        mesh=str(plan.mesh),
+        strategy=plan.mesh.strategy,
+        num_workers=plan.mesh.num_workers,
+        schedule=plan.schedule,
+        batch=plan.batch,
+        microbatches=plan.microbatches,
+        cuts=cut_names,
+        step_s=step_s,
+        samples_per_s=plan.batch / step_s if step_s > 0 else float("inf"),
+        serial_s=costs.serial_s,
+        speedup=costs.serial_s / step_s if step_s > 0 else float("inf"),
+        workers=workers,
+        links=_links(costs),
+        tensor_bytes=costs.tensor_bytes,
+        data_bytes=max(one.num_bytes for one in sums),
+        segments=_segments(costs, times, sums, ends),
+    )
+
+
+def step_seconds(costs: PlanCosts) -> float:
+    """The step's time alone."""
+    times = pipeline_times(costs)
+    sums = [data_sums(costs, times, worker) for worker in range(costs.plan.mesh.pipeline)]
+    return _ends(costs, sums)[1] / (1 if costs.plan.training else costs.plan.steps)
+
+
+def _ends(costs: PlanCosts, sums: list[DataSums]) -> tuple[list[float], float]:
+    """When each worker has its summed gradients, and the end of the step."""
+    plan, terms = costs.plan, costs.engine_terms
+    ends = [one.end_s for one in sums]
+    if not plan.training:
+        return ends, max(ends) + terms.step_s * plan.steps
+    if costs.tied_bytes:  # summed over their holders when these have done all else: they wait for each other
+        link = costs.topology.link(0, plan.mesh.pipeline - 1)
+        pair = Group(num_workers=2, num_on_host=2, inside=link, outside=link)
+        together = max(ends) + all_reduce_s(pair, costs.tied_bytes)
+        ends = [together if at in (0, plan.mesh.pipeline - 1) else end for at, end in enumerate(ends)]
+    done = [end + optimizer_s(costs, at) for at, end in enumerate(ends)]
+    world = costs.topology.group("data") if plan.mesh.data > 1 else None
+    loss_s = all_reduce_s(world, 8.0) if world is not None else 0.0
+    return ends, max(done) + loss_s + terms.step_s
+
+
+def optimizer_s(costs: PlanCosts, worker: int) -> float:
+    """The optimiser's step of a worker."""
+    own = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
+    divide = costs.plan.mesh.data if costs.plan.shard else 1
+    speed = costs.topology.speeds()[worker]
+    return own / divide * costs.model_terms.optimizer_s_per_byte * costs.crowded / speed if costs.plan.training else 0.0
+
+
+def _worker(costs: PlanCosts, times: Times, sums: DataSums, worker: int, step_s: float, repeats: int) -> WorkerForecast:
+    mine = times.worker == worker
+    taken = float((times.end_s[mine] - times.start_s[mine]).sum())
+    tensor = float(times.collective_s[mine].sum())
+    data = max(0.0, sums.end_s - times.worker_end_s(worker) - sums.slowed_s)
+    optimizer = optimizer_s(costs, worker)
+    computing = taken - tensor + sums.slowed_s
+    sent, received = times.sender == worker, times.receiver == worker
+    return WorkerForecast(
+        worker=worker,
+        stages=tuple(index for index, stage in enumerate(costs.stages) if stage.worker == worker),
+        compute_s=computing / repeats,
+        recompute_s=_recompute_s(costs, worker),
+        tensor_s=tensor / repeats,
+        data_s=data / repeats,
+        optimizer_s=optimizer / repeats,
+        idle_s=max(0.0, step_s - computing - tensor - data - optimizer) / repeats,
+        send_s=float((times.arrived_s[sent] - times.sent_s[sent]).sum()) / repeats,
+        receive_s=float((times.arrived_s[received] - times.sent_s[received]).sum()) / repeats,
+        memory=worker_memory(costs, times, worker),
+        memory_limit_bytes=_least(costs.topology.memory_limits()[worker], costs.plan.memory_bytes),
+    )
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((one for one in limits if one is not None), default=None)
+
+
+def _recompute_s(costs: PlanCosts, worker: int) -> float:
+    chunks = costs.shares[:-1] if costs.plan.recompute == "except-last" else costs.shares
+    return sum(
+        stage.forward_s * sum(chunks)
+        for index, stage in enumerate(costs.stages)
+        if stage.worker == worker and costs.recomputes(index)
+    )
+
+
+def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
+    found = []
+    ways = 2 if costs.plan.training else 1
+    for edge in range(len(costs.stages) - 1):
+        stage, behind = costs.stages[edge], costs.stages[edge + 1]
+        if stage.worker == behind.worker:
+            continue
+        size = stage.sends_bytes * costs.codecs[edge].ratio
+        link = costs.topology.link(stage.worker, behind.worker)
+        found.append(
+            LinkUse(
+                edge=edge,
+                sender=stage.worker,
+                receiver=behind.worker,
+                num_bytes=int(ways * size * sum(costs.shares)),
+                busy_s=ways * sum(link.message_s(size * share) for share in costs.shares),
+            )
+        )
+    return tuple(found)
+
+
+def _segments(costs: PlanCosts, times: Times, sums: list[DataSums], ends: list[float]) -> tuple[Segment, ...]:
+    """The timeline, worker by worker; none where it would be too long to look at."""
+    if len(times.worker) + len(times.sender) > _MOST_SEGMENTS:
+        return ()
+    found: list[Segment] = []
+
+    def add(worker: int, stream: str, name: str, stage: int, chunk: int, start: float, end: float) -> None:
+        if end > start:
+            found.append(
+                Segment(
+                    worker=worker,
+                    stream=stream,  # type: ignore[arg-type]
+                    name=name,
+                    stage=stage,
+                    microbatch=chunk,
+                    start_s=float(start),
+                    end_s=float(end),
+                )
+            )
+
+    for at in range(len(times.worker)):
+        worker, stage, chunk = int(times.worker[at]), int(times.stage[at]), int(times.microbatch[at])
+        start, end, tail = times.start_s[at], times.end_s[at], times.collective_s[at]
+        add(worker, "compute", KINDS[times.kind[at]].value, stage, chunk, start, end - tail)
+        add(worker, "tensor", "all-reduce", stage, chunk, end - tail, end)
+    for at in range(len(times.sender)):
+        name = "message" if times.direction[at] == FORWARD else "gradient"
+        stage, chunk = int(times.origin[at]), int(times.message_microbatch[at])
+        add(int(times.sender[at]), "send", name, stage, chunk, times.sent_s[at], times.arrived_s[at])
+        add(int(times.receiver[at]), "receive", name, stage, chunk, times.sent_s[at], times.arrived_s[at])
+    for worker, one in enumerate(sums):
+        for start, end in one.spans_s:
+            add(worker, "data", "all-reduce", -1, -1, start, end)
+        if costs.plan.training:
+            add(worker, "compute", "optimizer", -1, -1, ends[worker], ends[worker] + optimizer_s(costs, worker))
+    found.sort(key=lambda one: (one.worker, one.stream, one.start_s))
+    return tuple(found)

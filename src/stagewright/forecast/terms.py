@@ -1,0 +1,70 @@
+"""What a step costs beside the units themselves, each a measured number: nothing here is a factor to please.
+
+    per action   the executor's own work            per message     device time at both ends
+    per step     what begins and ends a step        per collective  the share of its time that the device works for it
+    loss         forward and backward, by sample    optimizer       by byte of parameters
+    adding up    gradients of later micro-batches   crowding        compute when all devices of a host are busy
+
+The defaults are an ideal machine. `planner.calibrate` measures them on this one; a cluster that nobody has here keeps
+the device's own terms and takes its links from its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+__all__ = ["EngineTerms", "ModelTerms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTerms:
+    """What a model's step costs on a device, beside its units."""
+
+    # The loss of one micro-batch of the profiled size.
+    loss_forward_s: float = 0.0
+    # Its backward pass.
+    loss_backward_s: float = 0.0
+    # What it keeps from forward to backward.
+    loss_kept_bytes: int = 0
+    # The optimiser's step, for each byte of parameters.
+    optimizer_s_per_byte: float = 0.0
+    # Adding a gradient to the one that is there, for each byte.
+    accumulate_s_per_byte: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelTerms:
+        return cls(**{one.name: data[one.name] for one in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTerms:
+    """What the engine costs on a machine, beside computing and bytes."""
+
+    # Every action: the executor's own work.
+    action_s: float = 0.0
+    # Every step: what begins and ends it.
+    step_s: float = 0.0
+    # Time of the device for each message that it sends or receives.
+    message_s: float = 0.0
+    # … and for each byte of it.
+    message_s_per_byte: float = 0.0
+    # The share of a collective's time that the device itself is busy with it: 1 on one core, little on a GPU.
+    collective_share: float = 0.0
+    # How much longer computing takes when all devices of a host are busy, by one number for each further device.
+    crowding: float = 0.0
+
+    def crowded(self, num_on_host: int) -> float:
+        """How much longer computing takes beside that many busy devices, itself among them."""
+        return 1.0 + self.crowding * (num_on_host - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineTerms:
+        return cls(**{one.name: float(data[one.name]) for one in fields(cls)})

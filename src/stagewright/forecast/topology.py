@@ -1,0 +1,100 @@
+"""Which link lies between which workers: a mesh laid over the devices of a cluster, rank by rank.
+
+    2 hosts of 4, data=2, pipeline=4:   host a  0 1 2 3   replica 0      pipelines stay inside a host,
+                                        host b  4 5 6 7   replica 1      replicas talk between hosts
+
+Workers take devices in the order of their ranks, as the engine numbers them: pipeline innermost. Peers along data and
+tensor are alike, so one stands for all: the slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stagewright.cluster.cluster import FREE, Cluster, Link
+from stagewright.errors import UsageError
+from stagewright.forecast.collective import Group
+from stagewright.forecast.order import Integers
+from stagewright.plan.value import AXES, Axis, Mesh
+
+__all__ = ["Topology"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Topology:
+    """A mesh on a cluster."""
+
+    # The mesh.
+    mesh: Mesh
+    # The cluster.
+    cluster: Cluster
+    # Which axis neighbours in rank differ along; the engine's is the pipeline.
+    innermost: Axis = "pipeline"
+    # [data, tensor, pipeline]: the device of each worker.
+    places: Integers = field(init=False)
+    # The host of each device.
+    hosts: Integers = field(init=False)
+
+    def __post_init__(self) -> None:
+        cluster, mesh = self.cluster, self.mesh
+        if mesh.num_workers > cluster.num_devices:
+            raise UsageError(
+                f"the mesh {mesh} has {mesh.num_workers} workers, but the cluster has {cluster.num_devices} devices: "
+                "use a smaller mesh or a larger cluster"
+            )
+        known: dict[tuple[str, int], int] = {}
+        numbered = [known.setdefault(place, len(known)) for place in cluster.places]
+        object.__setattr__(self, "hosts", np.array(numbered))
+        outer = [axis for axis in AXES if axis != self.innermost]
+        order = (*outer, self.innermost)
+        numbers = np.arange(mesh.num_workers).reshape([mesh.size(axis) for axis in order])
+        object.__setattr__(self, "places", np.transpose(numbers, [order.index(axis) for axis in AXES]))
+
+    def speeds(self) -> list[float]:
+        """How fast the slowest worker at each place along the pipeline is, relative to the profiled device."""
+        speeds = np.array([one.speed for one in self.cluster.members])
+        return [float(one) for one in speeds[self.places].min(axis=(0, 1))]
+
+    def memory_limits(self) -> list[int | None]:
+        """The least memory at each place along the pipeline; None: not limited."""
+        without = 2**62
+        sizes = np.array([without if one.memory_bytes is None else one.memory_bytes for one in self.cluster.members])
+        limits = sizes[self.places].min(axis=(0, 1))
+        return [None if one == without else int(one) for one in limits]
+
+    def num_on_host(self) -> int:
+        """The most workers that share a host."""
+        return int(np.bincount(self.hosts[self.places.reshape(-1)]).max())
+
+    def link(self, first: int, second: int) -> Link:
+        """The slowest link between two places along the pipeline, over all replicas."""
+        if first == second:
+            return FREE
+        across = (self.hosts[self.places[:, :, first]] != self.hosts[self.places[:, :, second]]).any()
+        return self._outside if across else self.cluster.links.intra_host
+
+    def group(self, axis: Axis) -> Group:
+        """The workers along an axis, and what is between them; where such groups differ, the most scattered one."""
+        at = AXES.index(axis)
+        lines = np.moveaxis(self.hosts[self.places], at, -1).reshape(-1, self.mesh.size(axis))
+        on_host = min(_largest_run(line) for line in np.unique(lines, axis=0))
+        crosses = on_host < self.mesh.size(axis)
+        inside = self.cluster.links.collective or self.cluster.links.intra_host
+        return Group(
+            num_workers=self.mesh.size(axis),
+            num_on_host=on_host,
+            inside=inside,
+            outside=self._outside if crosses else inside,
+        )
+
+    @property
+    def _outside(self) -> Link:
+        assert self.cluster.links.inter_host is not None, "a cluster of several hosts has a link between them"
+        return self.cluster.links.inter_host
+
+
+def _largest_run(hosts: Sequence[int]) -> int:
+    return int(np.bincount(np.asarray(hosts)).max())

@@ -1,0 +1,46 @@
+"""Collectives cost what their steps and bytes cost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagewright.cluster.cluster import Link
+from stagewright.errors import UsageError
+from stagewright.forecast.collective import Group, all_gather_s, all_reduce_s, reduce_scatter_s
+
+SLOW = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4)
+FAST = Link(bandwidth_bytes_per_s=1e11, latency_s=1e-6)
+
+
+def group(num_workers: int, num_on_host: int | None = None) -> Group:
+    return Group(num_workers=num_workers, num_on_host=num_on_host or num_workers, inside=FAST, outside=SLOW)
+
+
+def test_ring() -> None:
+    link = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-3)
+    four = Group(num_workers=4, num_on_host=4, inside=link)
+    assert all_reduce_s(four, 1e9) == pytest.approx(6e-3 + 1.5)
+    assert all_gather_s(four, 1e9) == reduce_scatter_s(four, 1e9) == pytest.approx(3e-3 + 0.75)
+
+
+def test_tree_and_hierarchy() -> None:
+    assert all_reduce_s(group(8), 8e9, "tree") == pytest.approx(2 * 3 * 1e-6 + 2 * 8e9 / 1e11)
+    within = 2 * 7 * 1e-6 + 2 * 7 / 8 * 1e9 / 1e11
+    across = 2 * 3 * 1e-4 + 2 * 3 / 4 * 1e9 / 8 / 1e9
+    assert all_reduce_s(group(32, 8), 1e9, "hierarchical") == pytest.approx(within + across)
+    assert all_reduce_s(group(32, 8), 1e9, "best") == pytest.approx(within + across)
+
+
+@given(n=st.integers(1, 64), small=st.floats(0, 1e9), more=st.floats(0, 1e9))
+def test_monotone(n: int, small: float, more: float) -> None:
+    for algorithm in ("ring", "tree", "hierarchical", "best"):
+        assert all_reduce_s(group(n), small, algorithm) <= all_reduce_s(group(n), small + more, algorithm)  # type: ignore[arg-type]
+    assert all_reduce_s(group(1), small) == 0.0
+    assert all_reduce_s(group(n), small) <= all_reduce_s(group(n + 1), small)
+
+
+def test_no_group() -> None:
+    with pytest.raises(UsageError, match="no group"):
+        Group(num_workers=2, num_on_host=3)

@@ -1,0 +1,45 @@
+"""The wavefront gives what the list of nodes gives."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from stagewright.forecast.order import FORWARD, schedule_order
+from stagewright.forecast.wavefront import plain_pipeline
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (1, 3), (2, 2), (3, 5), (5, 9), (8, 31)])
+def test_equal_to_the_order(schedule: str, p: int, m: int) -> None:
+    generator = np.random.default_rng(p * m)
+    candidates = 7
+    forward, backward = generator.random((2, p, candidates))
+    ahead, back = generator.random((2, max(p - 1, 0), candidates))
+    last = generator.random((p, candidates))
+    order = schedule_order(schedule, tuple(range(p)), m)
+    duration = np.zeros((order.num_nodes, candidates))
+    for node in range(order.num_nodes):
+        stage, is_forward = order.stage[node], order.kind[node] == FORWARD
+        if order.is_message[node]:
+            duration[node] = ahead[stage] if is_forward else back[stage - 1]
+        elif is_forward:
+            duration[node] = forward[stage]
+        else:
+            duration[node] = last[stage] if order.microbatch[node] == m - 1 else backward[stage]
+    _, end = order.times(duration)
+    found = plain_pipeline(schedule, m, forward, backward, ahead, back, backward_last_s=last, history=True)
+    np.testing.assert_allclose(found.step_s, end.max(axis=0), rtol=1e-12)
+    assert found.forward_end_s is not None
+    for node in np.flatnonzero(~order.is_message & (order.kind == FORWARD)):
+        np.testing.assert_allclose(found.forward_end_s[order.stage[node], order.microbatch[node]], end[node])
+
+
+def test_a_long_pipeline_is_a_matter_of_seconds() -> None:
+    """The benchmark has the figure; this only sees that nothing is quadratic."""
+    begin = time.perf_counter()
+    found = plain_pipeline("1f1b", 512, np.ones(256), np.ones(256), np.zeros(255), np.zeros(255))
+    assert found.step_s == 2 * (512 + 255)
+    assert time.perf_counter() - begin < 20

@@ -51,9 +51,9 @@ def test_two_workers(pool_of: Any, model: str, schedule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [3, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("num_workers", [3, 4])  # below, so that it changes last: a pool of workers costs seconds
 def test_more_workers(pool_of: Any, model: str, schedule: str, num_workers: int) -> None:
     if model == "mobilenet-v2" and schedule == "dualpipev" and num_workers == 4:
         pytest.skip("8 micro-batches of 12 samples leave some with one, which batch norm refuses")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.forecast.conftest import equal_units, make_costs
 
 from stagewright.forecast.memory import held_microbatches, worker_memory
 from stagewright.forecast.predict import step_seconds
 from stagewright.forecast.times import pipeline_times
 from stagewright.plan.value import Mesh, OptimizerSpec
 from stagewright.profile.value import Amount
-from tests.forecast.conftest import equal_units, make_costs
 
 durations = st.floats(0.01, 10.0)
 few = settings(deadline=None, max_examples=60)

@@ -103,7 +103,7 @@ class Pipeline:
         around: Callable[[Action], AbstractContextManager[Any]] | None = None,
         last_backward: Callable[[int], None] | None = None,
         stage_done: Callable[[int], None] | None = None,
-        watch: Callable[[Action], None] | None = None,
+        watch: Callable[[Action, int], None] | None = None,
     ) -> None:
         self.stages = stages
         self.stage_workers = stage_workers
@@ -118,7 +118,7 @@ class Pipeline:
         self._around = around or (lambda action: nullcontext())
         self._last_backward = last_backward or (lambda stage: None)
         self._stage_done = stage_done or (lambda stage: None)
-        self._watch = watch or (lambda action: None)
+        self._watch = watch or (lambda action, size: None)
         self._parameters: dict[int, list[nn.Parameter]] = {
             index: [one for one in stage.parameters() if one.requires_grad] for index, stage in stages.items()
         }
@@ -213,7 +213,7 @@ class _Step:
 
     def do(self, action: Action) -> None:
         pipeline = self.pipeline
-        pipeline._watch(action)
+        pipeline._watch(action, self.batch[action.microbatch].size)
         if action.kind is Kind.BACKWARD and self.left[action.stage] == 1:
             pipeline._last_backward(action.stage)
         with pipeline._around(action):

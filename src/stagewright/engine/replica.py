@@ -82,8 +82,6 @@ class Replica:
         self.step_number = 0
         self.dealer = Dealer(plan, model, self.graph)
         self._firsts: list[int] = []
-        self._sizes: list[int] = []
-        self._input_shapes: list[tuple[Any, torch.dtype]] = []
         self._shape_texts: dict[tuple[int, int], str] = {}
         self.summed_bytes = 0
         """Bytes that the last step gave to sums over replicas and holders of tied weights."""
@@ -210,20 +208,18 @@ class Replica:
         """Whether forwards must go through torch's own data-parallel wrapper."""
         return len(self.stage_workers) == 1 and self.plan.training and self.plan.mesh.data > 1
 
-    def _note(self, action: Action) -> None:
+    def _note(self, action: Action, size: int) -> None:
         names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
         name = names.get(action.kind, f"backward ({action.kind.value})")
-        shapes = self._shapes_at(action.stage, action.microbatch)
+        shapes = self._shapes_at(action.stage, size)
         activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch, shapes=shapes)
 
-    def _shapes_at(self, stage: int, microbatch: int) -> str:
-        """What a stage takes, as text, for the message of a fault; made once a size."""
-        size = self._sizes[microbatch % len(self._sizes)]
+    def _shapes_at(self, stage: int, size: int) -> str:
+        """What a stage takes of so many samples, as text, for the message of a fault; made once."""
         if (stage, size) not in self._shape_texts:
-            crossing = self.graph.crossing_shapes(self.cuts[stage - 1], size) if stage else self._input_shapes
-            self._shape_texts[stage, size] = ", ".join(
-                f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in crossing
-            )
+            crossing = self.graph.crossing_shapes(self.cuts[stage - 1], size) if stage else ()
+            texts = [f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in crossing]
+            self._shape_texts[stage, size] = ", ".join(texts) or f"a batch of {size}"
         return self._shape_texts[stage, size]
 
     def _around(self, action: Action) -> AbstractContextManager[Any]:
@@ -242,14 +238,10 @@ class Replica:
         if not parts and self.plan.training:  # fewer samples than replicas: this one takes part with a weight of 0
             parts = [replace(self.dealer.parts(batch, self.context.torch_device, 0)[0], weight=0.0)]
         self._firsts = [part.first_sample for part in parts]
-        self._sizes = [part.size for part in parts]
-        dealt = [
+        return [
             MicroBatch(self.graph.flatten(part.args, part.kwargs), part.target, part.size, part.weight)
             for part in parts
         ]
-        first = dealt[0].inputs if dealt else ()
-        self._input_shapes = [(one.shape, one.dtype) for one in first if isinstance(one, torch.Tensor)]
-        return dealt
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
         """Forward, backward and all sums of gradients of one batch; the optimiser is the caller's."""

@@ -1,0 +1,105 @@
+"""From a plan to its forecast: cuts, measurements and a cluster brought together.
+
+plan ─► measured model ─► cuts (where the plan leaves them open) ─► costs on this or another cluster ─► forecast
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stagewright.cluster.cluster import Cluster
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import PlanCosts, plan_costs
+from stagewright.forecast.predict import predict
+from stagewright.forecast.terms import EngineTerms
+from stagewright.forecast.topology import Topology
+from stagewright.forecast.value import Forecast
+from stagewright.plan.check import check_plan
+from stagewright.plan.value import Axis, Plan
+from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.split.compare import split as split_by
+from stagewright.split.conditions import Conditions
+
+__all__ = ["Prepared", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan with everything that its forecast needs."""
+
+    # The plan, its cuts chosen.
+    plan: Plan
+    # Its model, measured.
+    measured: MeasuredModel
+    # Where it would run.
+    cluster: Cluster
+    # The engine's own costs there.
+    terms: EngineTerms
+    # What each action costs.
+    costs: PlanCosts
+
+    def forecast(self) -> Forecast:
+        """The predicted step."""
+        return predict(self.costs, self.plan.cuts)
+
+    def changed(self, **changes: Any) -> Prepared:
+        """The same with another plan, cluster or terms: what if."""
+        given = {"plan": self.plan, "measured": self.measured, "cluster": self.cluster, "terms": self.terms, **changes}
+        return prepare(**given)
+
+
+def prepare(
+    plan: Plan,
+    measured: MeasuredModel,
+    cluster: Cluster,
+    terms: EngineTerms | None = None,
+    *,
+    innermost: Axis = "pipeline",
+    rescale: bool = False,
+) -> Prepared:
+    """Bring plan, measurements and cluster together; refuses what does not belong together."""
+    check_plan(plan)
+    profile = measured.profile
+    _check_kind(profile.device, cluster, rescale)
+    if measured.num_tensor != plan.mesh.tensor:
+        raise UsageError(
+            f"the model was measured for tensor={measured.num_tensor}, but the plan has tensor={plan.mesh.tensor}: "
+            "measure it again"
+        )
+    topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost)
+    if not plan.cuts and plan.num_stages > 1:
+        plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
+    costs = plan_costs(
+        plan,
+        profile,
+        topology,
+        cuts=cut_places(profile, plan.cuts),
+        sizes=chunk_sizes(plan),
+        tensor=measured.tensor,
+        model_terms=measured.terms,
+        engine_terms=terms,
+    )
+    return Prepared(plan=plan, measured=measured, cluster=cluster, terms=terms or EngineTerms(), costs=costs)
+
+
+def choose_cuts(plan: Plan, measured: MeasuredModel, topology: Topology) -> tuple[str, ...]:
+    """The cuts of the plan's policy, with the speeds of the stages' devices."""
+    workers = plan.stage_workers
+    speeds = topology.speeds()
+    conditions = Conditions(
+        num_microbatches=plan.microbatches,
+        recompute=plan.recompute != "none",
+        speeds=[speeds[worker] for worker in workers] if plan.split in ("optimal", "time") else None,
+    )
+    return split_by(measured.profile, plan.num_stages, plan.split, conditions).cut_names
+
+
+def _check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
+    kind = device.partition(":")[0]
+    others = sorted({group.kind for group in cluster.devices if group.kind != kind})
+    if others and not rescale:
+        raise UsageError(
+            f"the profile was measured on {device}, but the cluster has {others[0]} devices: profile the model on one, "
+            "or use --rescale to multiply its times by the cluster's speeds"
+        )

@@ -1,0 +1,210 @@
+"""Measure what a forecast needs of a model on this machine: its units, its loss, its optimiser.
+
+load at the micro-batch's size ─► capture ─► (split as one worker of a tensor axis) ─► profile ─► loss, optimiser
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stagewright.capture.graph import UnitGraph
+from stagewright.capture.preserve import preserved
+from stagewright.cluster.device import Device
+from stagewright.cluster.machine import default_devices
+from stagewright.engine.job import make_optimizer
+from stagewright.engine.microbatch import microbatch_sizes, shares
+from stagewright.engine.replica import capture_for
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.terms import ModelTerms
+from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.planner.lone_tensor import split_alone, watch_traffic
+from stagewright.profile.measure import profile as measure_units
+from stagewright.profile.storage import model_storages, storage_of
+from stagewright.profile.value import Profile
+from stagewright.zoo.model import Model
+
+__all__ = ["MeasuredModel", "chunk_sizes", "measure_model"]
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredModel:
+    """What one device was measured to take for one micro-batch of a model."""
+
+    # Its units.
+    profile: Profile
+    # Its loss and optimiser.
+    terms: ModelTerms
+    # What its units hand to the tensor axis; None: layers are whole.
+    tensor: tuple[TensorTraffic, ...] | None = None
+    # Workers that share its layers.
+    num_tensor: int = 1
+
+
+def chunk_sizes(plan: Plan) -> tuple[int, ...]:
+    """Samples of each micro-batch of the replica with most."""
+    return microbatch_sizes(max(shares(plan.batch, plan.mesh.data)), plan.microbatches)
+
+
+def measure_model(
+    plan: Plan,
+    *,
+    size: int | None = None,
+    cache: str | Path | bool = True,
+    repeats: int = 5,
+    progress: Progress | None = None,
+) -> MeasuredModel:
+    """Measure the plan's model at the size of its largest micro-batch, on the plan's first device."""
+    device = Device.parse(plan.devices[0] if plan.devices else default_devices(1)[0])
+    model = _load(plan, device, size or max(chunk_sizes(plan)))
+    graph = capture_for(plan, model)
+    tensor = None
+    if plan.mesh.tensor > 1:
+        axis = split_alone(graph, plan.mesh.tensor)
+        with preserved(graph.model):
+            tensor = watch_traffic(graph, axis, model.args, model.kwargs)
+        if len(tensor) != len(graph.calls):
+            raise UsageError(f"{plan.model.name} calls units inside units: its tensor axis can't be forecast")
+    profile = measure_units(
+        graph,
+        model.args,
+        model.kwargs,
+        name=plan.model.name,
+        device=device,
+        repeats=repeats,
+        training=plan.training,
+        cache=cache,
+        progress=progress,
+    )
+    with device.pinned(), preserved(graph.model):
+        terms = _terms(graph, model, plan.optimizer, repeats) if plan.training else ModelTerms()
+    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor)
+
+
+def _load(plan: Plan, device: Device, size: int) -> Model:
+    model = plan.model.load(batch=size, dtype=plan.dtype)
+    model.module.train(plan.training)
+    place = device.torch_device()
+    if place.type == "cpu":
+        return model
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(place), (model.args, model.kwargs, model.target)
+    )
+    return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
+
+
+def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) -> ModelTerms:
+    """Loss, optimiser and adding up of gradients, each the median of some rounds."""
+    parameters = [one for one in model.module.parameters() if one.requires_grad]
+    num_bytes = sum(one.numel() * one.element_size() for one in parameters)
+    with torch.no_grad():
+        result = graph(*model.args, **model.kwargs)
+    loss_forward, loss_backward, kept = _loss(model, result, repeats)
+    del result
+    gradients = [torch.zeros_like(one) for one in parameters]
+
+    def add() -> None:
+        for one, gradient in zip(parameters, gradients, strict=True):
+            assert one.grad is not None
+            one.grad += gradient
+
+    def begin() -> None:
+        for one in parameters:
+            one.grad = torch.zeros_like(one)
+
+    begin()
+    accumulate = _median(add, repeats)
+    optimizer = make_optimizer(dataclasses.replace(spec, learning_rate=1e-12), parameters)
+
+    def step() -> None:
+        optimizer.step()
+        for one in parameters:
+            one.grad = None
+
+    steps = []
+    for _ in range(repeats + 1):
+        begin()
+        steps.append(_seconds(step, parameters[0].device))
+    for one in parameters:
+        one.grad = None
+    return ModelTerms(
+        loss_forward_s=loss_forward,
+        loss_backward_s=loss_backward,
+        loss_kept_bytes=kept,
+        optimizer_s_per_byte=statistics.median(steps[1:]) / num_bytes,
+        accumulate_s_per_byte=accumulate / num_bytes,
+    )
+
+
+def _loss(model: Model, result: Any, repeats: int) -> tuple[float, float, int]:
+    """Forward, backward, and bytes kept, of the loss on the model's result."""
+    forward, backward = [], []
+    excluded = model_storages(model.module)
+    storages: dict[Any, int] = {}
+    alive: list[object] = []
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        key, num_bytes, storage = storage_of(tensor)
+        if num_bytes and key not in excluded:
+            storages[key] = num_bytes
+            alive.append(storage)
+        return tensor
+
+    for current in range(repeats + 1):
+        leaves = pytree.tree_map_only(
+            torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), result
+        )
+        place = next((one.device for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor)), None)
+        inputs = [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
+        found: list[torch.Tensor] = []
+        with torch.enable_grad():
+            if current == 0:
+                with torch.autograd.graph.saved_tensors_hooks(save, lambda one: one):
+                    found.append(model.loss(leaves, model.target))
+            else:
+                forward.append(_seconds(lambda: found.append(model.loss(leaves, model.target)), place))  # noqa: B023
+            if not found[0].requires_grad:
+                return statistics.median(forward or [0.0]), 0.0, sum(storages.values())
+            taken = _seconds(lambda: torch.autograd.grad(found[0], inputs, allow_unused=True), place)  # noqa: B023
+            if current:
+                backward.append(taken)
+    return statistics.median(forward), statistics.median(backward), sum(storages.values())
+
+
+def _median(call: Callable[[], object], repeats: int) -> float:
+    call()
+    return statistics.median(_seconds(call, None) for _ in range(repeats))
+
+
+def _seconds(call: Callable[[], object], place: torch.device | None) -> float:
+    on_cuda = place is not None and place.type == "cuda"
+    if on_cuda:
+        torch.cuda.synchronize(place)
+    start = time.perf_counter()
+    call()
+    if on_cuda:
+        torch.cuda.synchronize(place)
+    return time.perf_counter() - start
+
+
+def cut_places(profile: Profile, names: Sequence[str]) -> list[int]:
+    """The places of a plan's cuts among the profile's units; refuses those of another model."""
+    known = {unit.name: index for index, unit in enumerate(profile.units[:-1])}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"the plan cuts after {name!r}, but {profile.model!r} has no such unit; its units are "
+                f"{profile.units[0].name} … {profile.units[-1].name}: is it a plan for another model?"
+            )
+    return [known[name] for name in names]

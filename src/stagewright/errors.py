@@ -8,6 +8,7 @@
     │   ├── DataMissing          a data set or weights that are not on this machine; says how to get them
     │   └── CacheError           a cache that can't be read or written
     └── RunError                 the input was right, the run failed                       exit code 1
+        └── CorruptMessage       bytes that are not the message which was expected
 
 A message says what was wrong, with both values, where, and a fix that can be pasted.
 """
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 __all__ = [
     "CacheError",
     "CaptureError",
+    "CorruptMessage",
     "DataMissing",
     "RunError",
     "SplitError",
@@ -77,3 +79,7 @@ class CacheError(UsageError):
 
 class RunError(StagewrightError):
     """The input was right, but the run failed."""
+
+
+class CorruptMessage(RunError):
+    """Bytes that came over a link are not the message that was expected."""

@@ -13,6 +13,9 @@ import typer
 from stagewright import __version__
 from stagewright.cli.compare import compare
 from stagewright.cli.doctor import doctor
+from stagewright.cli.fabric import fabric
+from stagewright.cli.explain import explain
+from stagewright.cli.forecast import forecast
 from stagewright.cli.models import models
 from stagewright.cli.profile import profile
 from stagewright.cli.runs import runs
@@ -37,7 +40,10 @@ app.command()(runs)
 app.command()(profile)
 app.command()(split)
 app.command()(compare)
+app.command()(forecast)
+app.command()(explain)
 app.command()(train)
+app.add_typer(fabric)
 app.command()(worker)
 
 

@@ -71,7 +71,7 @@ def _ends(costs: PlanCosts, sums: list[DataSums]) -> tuple[list[float], float]:
     done = [end + optimizer_s(costs, at) for at, end in enumerate(ends)]
     world = costs.topology.group("data") if plan.mesh.data > 1 else None
     loss_s = all_reduce_s(world, 8.0) if world is not None else 0.0
-    return ends, max(done) + loss_s + terms.step_s
+    return ends, max(done) + loss_s + terms.step_s + terms.chunk_s * len(costs.shares)
 
 
 def optimizer_s(costs: PlanCosts, worker: int) -> float:

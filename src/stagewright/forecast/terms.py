@@ -1,7 +1,7 @@
 """What a step costs beside the units themselves, each a measured number: nothing here is a factor to please.
 
     per action   the executor's own work            per message     device time at both ends
-    per step     what begins and ends a step        per collective  the share of its time that the device works for it
+    per step     what begins and ends it, dealing   per collective  the share of its time that the device works for it
     loss         forward and backward, by sample    optimizer       by byte of parameters
     adding up    gradients of later micro-batches   crowding        compute when all devices of a host are busy
 
@@ -49,6 +49,8 @@ class EngineTerms:
     action_s: float = 0.0
     # Every step: what begins and ends it.
     step_s: float = 0.0
+    # … and for each of its micro-batches, before the first action: dealing it out.
+    chunk_s: float = 0.0
     # Time of the device for each message that it sends or receives.
     message_s: float = 0.0
     # … and for each byte of it.

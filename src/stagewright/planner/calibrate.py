@@ -109,7 +109,7 @@ def calibrate(devices: Sequence[str]) -> Calibration:
         folder = RunFolder.create(root, plan)
         launch(plan, folder, job=_JOB)
         found = json.loads((folder.path / "calibration.json").read_text(encoding="utf-8"))
-        action_s, step_s = _executor(devices[0], root)
+        action_s, step_s, chunk_s = _executor(devices[0], root)
     link = _fit(found["messages"])
     # An all-reduce of two workers takes two steps and moves its bytes once: S β.
     collective = _fit(found["sums"], steps=2)
@@ -121,6 +121,7 @@ def calibrate(devices: Sequence[str]) -> Calibration:
         terms=EngineTerms(
             action_s=action_s,
             step_s=step_s,
+            chunk_s=chunk_s,
             message_s_per_byte=max(0.0, found["with_messages_s"] - together) / found["message_bytes"],
             collective_share=min(1.0, max(0.0, found["with_sums_s"] - together) / found["sums_busy_s"]),
             crowding=max(0.0, together / alone - 1) if devices[0] != devices[1] else 1.0,
@@ -140,21 +141,24 @@ def _fit(times: Mapping[str, float], steps: int = 1) -> Link:
     return Link(bandwidth_bytes_per_s=line.bandwidth_bytes_per_s, latency_s=line.latency_s / steps)
 
 
-def _executor(device: str, root: str) -> tuple[float, float]:
-    """What passes between two actions, and around a step's actions, of a model so small that nothing else counts."""
-    chunks, steps = 16, 20
-    plan = Plan(
-        model=ModelSpec(name="mlp-mnist"), batch=chunks, microbatches=chunks, devices=(device,), steps=steps, warmup=3
-    )
-    result = run_plan(plan, root)
-    events = RunFolder.open(result["run"]).worker(0).events()
-    events = [one for one in events if one["name"] in "FB"]
-    gaps = [after["start_s"] - before["end_s"] for before, after in itertools.pairwise(events)]
-    action_s = statistics.median(gaps)
-    busy = statistics.median(
-        chunk[-1]["end_s"] - chunk[0]["start_s"] for chunk in _chunks(events, len(events) // steps)
-    )
-    return action_s, max(0.0, result["latency_s"] - busy)
+def _executor(device: str, root: str) -> tuple[float, float, float]:
+    """What passes between two actions, around a step's actions, and there for each micro-batch.
+
+    Of a model so small that nothing else counts, with many micro-batches and with one.
+    """
+    few, many, steps = 1, 16, 20
+    around: dict[int, float] = {}
+    action_s = 0.0
+    for chunks in (few, many):
+        model = ModelSpec(name="mlp-mnist")
+        plan = Plan(model=model, batch=many, microbatches=chunks, devices=(device,), steps=steps, warmup=3)
+        result = run_plan(plan, root)
+        events = [one for one in RunFolder.open(result["run"]).worker(0).events() if one["name"] in "FB"]
+        action_s = statistics.median(after["start_s"] - before["end_s"] for before, after in itertools.pairwise(events))
+        spans = [part[-1]["end_s"] - part[0]["start_s"] for part in _chunks(events, len(events) // steps)]
+        around[chunks] = max(0.0, result["latency_s"] - statistics.median(spans))
+    chunk_s = max(0.0, around[many] - around[few]) / (many - few)
+    return action_s, max(0.0, around[few] - chunk_s * few), chunk_s
 
 
 def _chunks(rows: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -1,0 +1,119 @@
+"""Options that `forecast` and `explain` share, and how a plan file becomes what a forecast needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stagewright.cli.screen import note, progress
+from stagewright.quantity import parse_rate, parse_s
+
+if TYPE_CHECKING:
+    from stagewright.plan.value import Plan
+    from stagewright.planner.forecasting import Prepared
+
+_IF = "What if"
+_WHERE = "Where"
+
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option("--cluster", metavar="FILE", help="Another cluster than this machine.", rich_help_panel=_WHERE),
+]
+Rescale = Annotated[
+    bool,
+    typer.Option(
+        "--rescale",
+        help="Use times of another kind of device, multiplied by the cluster's speeds.",
+        rich_help_panel=_WHERE,
+    ),
+]
+Innermost = Annotated[
+    str,
+    typer.Option(help="Axis of neighbours in rank: pipeline (the engine's) or tensor.", rich_help_panel=_WHERE),
+]
+FreeCommunication = Annotated[
+    bool, typer.Option("--free-communication", help="Links and collectives cost nothing.", rich_help_panel=_IF)
+]
+Bandwidth = Annotated[str | None, typer.Option(help="Of every link, like 10Gbit/s.", rich_help_panel=_IF)]
+Latency = Annotated[str | None, typer.Option(help="Of every link, like 1us.", rich_help_panel=_IF)]
+Devices = Annotated[int | None, typer.Option(min=1, help="As many devices, all alike.", rich_help_panel=_IF)]
+InfiniteDevices = Annotated[
+    bool,
+    typer.Option(
+        "--infinite-devices", help="As many as there are units (pipeline) or samples (data).", rich_help_panel=_IF
+    ),
+]
+PerfectBalance = Annotated[
+    bool, typer.Option("--perfect-balance", help="Every stage takes the mean of all.", rich_help_panel=_IF)
+]
+
+
+def prepared_from(
+    plan: Plan,
+    *,
+    cluster: Path | None,
+    rescale: bool,
+    innermost: str,
+    cache: str | None,
+    no_cache: bool,
+    repeats: int,
+) -> Prepared:
+    """Measure what is missing and bring it together; refuses wrong files before anything is measured."""
+    from stagewright.cluster.file import read_cluster
+    from stagewright.errors import UnknownName
+    from stagewright.forecast.terms import EngineTerms
+    from stagewright.plan.value import AXES
+    from stagewright.planner.calibrate import load_calibration
+    from stagewright.planner.forecasting import prepare
+    from stagewright.planner.measure import measure_model
+
+    if innermost not in AXES:
+        raise UnknownName("axis", innermost, AXES)
+    chosen = read_cluster(cluster) if cluster is not None else None
+    if chosen is not None and chosen.num_devices < plan.mesh.num_workers:
+        from stagewright.forecast.topology import Topology
+
+        Topology(mesh=plan.mesh, cluster=chosen)  # says so
+    calibration = load_calibration(cache, progress=note)
+    with progress(f"measuring {plan.model.name}") as report:
+        measured = measure_model(plan, cache=False if no_cache else cache or True, repeats=repeats, progress=report)
+    if chosen is None:
+        chosen = calibration.cluster(plan.mesh.num_workers)
+    # The executor's work is the same everywhere; how cores slow each other down is this machine's.
+    alike = calibration.kind == chosen.devices[0].kind
+    terms = calibration.terms if alike else EngineTerms(action_s=calibration.terms.action_s)
+    return prepare(plan, measured, chosen, terms, innermost=innermost, rescale=rescale)
+
+
+def what_if(
+    prepared: Prepared,
+    *,
+    free_communication: bool,
+    bandwidth: str | None,
+    latency: str | None,
+    devices: int | None,
+    infinite_devices: bool,
+    perfect_balance: bool,
+) -> Prepared:
+    """The same with what was asked changed."""
+    from stagewright.forecast.what_if import perfectly_balanced, with_links, without_communication
+    from stagewright.planner.resize import resized
+
+    if devices is not None or infinite_devices:
+        prepared = resized(prepared, devices)
+    if bandwidth is not None or latency is not None:
+        cluster = with_links(
+            prepared.cluster,
+            parse_rate(bandwidth) if bandwidth is not None else None,
+            parse_s(latency) if latency is not None else None,
+        )
+        prepared = prepared.changed(cluster=cluster)
+    costs = prepared.costs
+    if free_communication:
+        costs = without_communication(costs)
+    if perfect_balance:
+        costs = perfectly_balanced(costs)
+    return replace(prepared, costs=costs)

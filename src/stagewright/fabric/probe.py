@@ -1,8 +1,8 @@
 """What each pair of ranks has between them: round trips of small messages, then bursts in both directions.
 
     for each pair, the others wait      a ──64 B──► b ──64 B──► a         16 round trips
-                                        a ──64 KiB …──► b ──done──► a     4 × larger each, until one takes 25 ms
-                                        b ──64 KiB …──► a ──done──► b
+                                        a ──64 KiB …──► b ──rate──► a     4 × larger each, until one takes long enough
+                                        b ──64 KiB …──► a ──rate──► b
 
 Collectives hide who is slow, since everybody waits for everybody; a pair alone does not.
 """
@@ -29,10 +29,13 @@ MOST_PAIR_RANKS = 16  # with more, pairs are too many to try all
 _TRIPS = 16
 _PING_BYTES = 64
 _FIRST_BURST = 64 * 1024
-_MOST_BURST = 8 * 2**20
+_MOST_BURST = 4 * 2**20
 _ENOUGH_S = 0.025
 _TRIAL = 0xFFFFFF00
 _SIZE = struct.Struct("<I")
+_RATE = struct.Struct("<d")
+_HALF_S = 2e-3  # a second half that is shorter tells nothing
+_TRIPS_ENOUGH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ class PairProbe:
     destination: int
     # Half of the median round trip.
     latency_s: float
-    # Of the largest burst, without the latency.
+    # Of the largest burst: at its receiver and over its second half, when TCP has found its pace.
     bytes_per_s: float
     # Segments sent again during the bursts.
     retransmits: int
@@ -123,10 +126,10 @@ def _send_bursts(connection: socket.socket, burst: bytearray, latency_s: float) 
         begin = time.perf_counter()
         connection.sendall(_SIZE.pack(size))
         connection.sendall(view[:size])
-        receive_exactly(connection, 1)
+        (seen,) = _RATE.unpack(receive_exactly(connection, _RATE.size))
         taken_s = time.perf_counter() - begin
-        rate = size / max(taken_s - 2 * latency_s, 0.1 * taken_s)
-        if taken_s >= _ENOUGH_S or size * 4 > len(burst):
+        rate = seen or size / max(taken_s - 2 * latency_s, 0.1 * taken_s)
+        if taken_s >= max(_ENOUGH_S, 2 * _TRIPS_ENOUGH * latency_s) or size * 4 > len(burst):
             connection.sendall(_SIZE.pack(0))
             return rate
         size *= 4
@@ -138,13 +141,16 @@ def _take_bursts(connection: socket.socket, burst: bytearray) -> None:
         (size,) = _SIZE.unpack(receive_exactly(connection, _SIZE.size))
         if size == 0:
             return
-        got = 0
+        got, half_got, half_s = 0, 0, 0.0
         while got < size:
             more = connection.recv_into(view[: size - got])
             if not more:
                 raise RunError("a probe ended in the middle: the other rank closed the connection")
             got += more
-        connection.sendall(b".")
+            if not half_got and got >= size // 2:
+                half_got, half_s = got, time.perf_counter()
+        taken_s = time.perf_counter() - half_s
+        connection.sendall(_RATE.pack((size - half_got) / taken_s if taken_s >= _HALF_S else 0.0))
 
 
 def alpha_beta(probes: list[PairProbe]) -> tuple[float, float] | None:

@@ -5,7 +5,7 @@
 
 One thread. Nothing blocks but the wait for what must come next: sends go out as far as the kernel takes them, receives
 land in the buffer itself (or in a scratch slice where they are added), and where only one connection can bring news,
-the wait is the receive itself: one system call instead of two.
+the wait is the receive itself: one system call instead of two. Small messages go step by step with blocking calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ __all__ = ["Flow", "SocketEngine"]
 _HEADER = struct.Struct("<IHHI")
 _BARRIER = 0xFFFF
 _NOW = socket.MSG_DONTWAIT
+_ALL = socket.MSG_WAITALL
+_SMALL_BYTES = 16 * 1024  # fits into any socket buffer, so that a send never waits
 _VARIANTS_UP_TO = 4 * 2**20  # larger messages always carry the same payload, to save memory
 
 
@@ -74,6 +76,8 @@ class Flow:
         self._blockers = [transfer.blockers for transfer in program.sends]
         self.sent_s = [0.0] * program.num_steps
         self.received_s = [0.0] * program.num_steps
+        self.is_small = _largest_step(program) <= _SMALL_BYTES
+        self.operations: list[_Operation] | None = None
         self.reset(0)
 
     def reset(self, trial: int) -> None:
@@ -93,6 +97,28 @@ class Flow:
         return bool(np.array_equal(self.array[checked], values[checked]))
 
 
+class _Operation(NamedTuple):
+    """Of a small message: one whole send or receive, with everything that it needs."""
+
+    link: _Link
+    step: int
+    size: int
+    view: memoryview  # of the buffer
+    target: npt.NDArray[Any] | None  # of a receive that is added
+    arrived: npt.NDArray[Any] | None  # of a receive: its payload in the link's scratch
+    sends: bool
+
+
+def _largest_step(program: Program) -> int:
+    """The most bytes that one connection gets in one step, either way."""
+    totals: dict[tuple[bool, int, int, int], int] = {}
+    for sends, transfers in ((True, program.sends), (False, program.receives)):
+        for one in transfers:
+            key = (sends, one.step, one.peer, one.stream)
+            totals[key] = totals.get(key, 0) + one.size
+    return max(totals.values(), default=0)
+
+
 class _Link:
     """One connection, with what is half sent and half received on it."""
 
@@ -107,7 +133,7 @@ class _Link:
         self.found: tuple[Flow, Transfer, memoryview, npt.NDArray[Any] | None] | None = None
         self.out: tuple[Flow, Transfer, memoryview, bytes, int] | None = None  # …, header, bytes sent
         self.stalled = False  # the kernel took no more
-        self.scratch = memoryview(bytearray(scratch_bytes))
+        self.scratch = memoryview(bytearray(max(scratch_bytes, _SMALL_BYTES) + _HEADER.size))
 
 
 class SocketEngine:
@@ -154,6 +180,9 @@ class SocketEngine:
 
     def run(self, flow: Flow, trial: int) -> None:
         """One message alone, to its end."""
+        if flow.is_small:
+            self._run_small(flow, trial)
+            return
         self._trial = trial
         self._active = [flow]
         outgoing = [self._links[key] for key in flow.sends]
@@ -174,6 +203,55 @@ class SocketEngine:
                 self._wait((), outgoing, None)
             else:
                 return
+
+    def _run_small(self, flow: Flow, trial: int) -> None:
+        """Step by step, each send and each receive one system call: a send that fits into the buffers never waits."""
+        if flow.operations is None:
+            flow.operations = self._operations(flow)
+        clock, message = time.perf_counter, flow.message
+        now = clock()
+        for link, step, size, view, target, arrived, sends in flow.operations:
+            if sends:
+                try:
+                    link.socket.sendall(_HEADER.pack(trial, message, 0, size) + view)
+                except OSError:
+                    raise self._lost(link) from None
+                flow.sent_s[step] = now = clock()
+                continue
+            whole = _HEADER.size + size
+            try:
+                got = link.socket.recv_into(link.scratch, whole, _ALL)
+            except OSError:
+                raise self._lost(link) from None
+            if got != whole:
+                raise self._lost(link)
+            after = clock()
+            self.receive_wait_s[link.peer] += after - now
+            flow.received_s[step] = now = after
+            if _HEADER.unpack_from(link.scratch) != (trial, message, 0, size):
+                link.header[:] = link.scratch[: _HEADER.size]
+                self._trial = trial
+                raise self._out_of_step(link, flow, size)
+            assert arrived is not None
+            if target is not None:
+                np.add(target, arrived, out=target)
+            else:
+                view[:] = link.scratch[_HEADER.size : whole]
+
+    def _operations(self, flow: Flow) -> list[_Operation]:
+        """By step, sends first: then nobody waits for somebody who waits."""
+        found = []
+        for key, sends in flow.sends.items():
+            for transfer, view in sends:
+                found.append(_Operation(self._links[key], transfer.step, transfer.size, view, None, None, True))
+        dtype = flow.array.dtype
+        for key, receives in flow.receives.items():
+            link = self._links[key]
+            for transfer, view, target in receives:
+                count = transfer.size // dtype.itemsize
+                arrived = np.frombuffer(link.scratch, dtype=dtype, count=count, offset=_HEADER.size)
+                found.append(_Operation(link, transfer.step, transfer.size, view, target, arrived, False))
+        return sorted(found, key=lambda one: (one.step, not one.sends))
 
     def run_overlapped(self, flows: Sequence[Flow], launches_s: Sequence[float], trial: int) -> list[float]:
         """Several messages, each from its time on; returns when each had ended. Times are of `perf_counter`."""
@@ -324,7 +402,7 @@ class SocketEngine:
             if flow.message == message and trial == self._trial:
                 transfer, view, target = flow.receives[link.key][flow.next_receive[link.key]]
                 if transfer.size != size:
-                    raise self._out_of_step(link, flow, transfer)
+                    raise self._out_of_step(link, flow, transfer.size)
                 link.found = (flow, transfer, link.scratch[:size] if target is not None else view, target)
                 return True
         return False
@@ -366,12 +444,12 @@ class SocketEngine:
     def _check_header(self, link: _Link, flow: Flow, transfer: Transfer) -> None:
         trial, message, _, size = _HEADER.unpack(link.header)
         if (trial, message, size) != (self._trial, flow.message, transfer.size):
-            raise self._out_of_step(link, flow, transfer)
+            raise self._out_of_step(link, flow, transfer.size)
 
-    def _out_of_step(self, link: _Link, flow: Flow, transfer: Transfer) -> RunError:
+    def _out_of_step(self, link: _Link, flow: Flow, expected_bytes: int) -> RunError:
         trial, message, _, size = _HEADER.unpack(link.header)
         return RunError(
-            f"rank {self.rank} expects trial {self._trial}, message {flow.message}, {transfer.size} bytes from rank "
+            f"rank {self.rank} expects trial {self._trial}, message {flow.message}, {expected_bytes} bytes from rank "
             f"{link.peer}, which sent trial {trial}, message {message}, {size} bytes: the ranks lost step"
         )
 

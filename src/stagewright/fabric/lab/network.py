@@ -1,0 +1,150 @@
+"""What a lab's network is to be, as plain values; and the sentences about how it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.quantity import format_s, parse_rate, parse_s
+
+__all__ = ["LabNetwork", "parse_loss"]
+
+MOST_DELAY_S = 10.0
+LEAST_RATE = 1e3  # bytes/s
+_BURST_S = 0.5e-3  # what a link may send at once after a pause
+_MOST_PACKET = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabNetwork:
+    """Hosts and their links to one switch."""
+
+    # How many.
+    num_hosts: int
+    # Bytes/s of each host's link, both ways; None: not limited.
+    rates: tuple[float | None, ...]
+    # One way between two hosts.
+    delay_s: float = 0.0
+    # Share of packets that are lost on their way to each host.
+    losses: tuple[float, ...]
+    # The same on their way from each host.
+    losses_out: tuple[float, ...]
+    # Congestion control, pinned on every route.
+    congestion: str = "cubic"
+    # Least retransmission timeout; None: the kernel's 200 ms.
+    rto_min_s: float | None = None
+    # Largest packet.
+    mtu: int = 1500
+
+    @classmethod
+    def parse(
+        cls,
+        *,
+        hosts: int,
+        rate: str | None = None,
+        delay: str | None = None,
+        loss: str | None = None,
+        slow_links: Sequence[str] = (),
+        lossy_links: Sequence[str] = (),
+        congestion: str = "cubic",
+        rto_min: str | None = None,
+        mtu: int = 1500,
+    ) -> LabNetwork:
+        """From what was typed."""
+        if not 2 <= hosts <= 64:
+            raise UsageError(f"a lab of {hosts} hosts can't be made: use 2 to 64")
+        rates = [parse_rate(rate) if rate else None] * hosts
+        losses = [parse_loss(loss) if loss else 0.0] * hosts
+        losses_out = [0.0] * hosts
+        for text in slow_links:
+            host, value = _of_host(text, hosts, "--slow-link", "2:100mbit")
+            rates[host] = parse_rate(value)
+        for text in lossy_links:
+            host, value = _of_host(text, hosts, "--lossy-link", "2:5%")
+            losses[host] = losses_out[host] = parse_loss(value)
+        for one in rates:
+            if one is not None and one < LEAST_RATE:
+                raise UsageError(f"a link of {one * 8:g} bit/s is too slow: use at least 8kbit")
+        delay_s = parse_s(delay) if delay else 0.0
+        if delay_s > MOST_DELAY_S:
+            raise UsageError(f"a delay of {delay_s:g} s is too long: use at most {MOST_DELAY_S:g} s")
+        if not congestion.isalnum():
+            raise UsageError(f"{congestion!r} is not a congestion control; use cubic, reno or bbr")
+        return cls(
+            num_hosts=hosts,
+            rates=tuple(rates),
+            delay_s=delay_s,
+            losses=tuple(losses),
+            losses_out=tuple(losses_out),
+            congestion=congestion,
+            rto_min_s=parse_s(rto_min) if rto_min else None,
+            mtu=mtu,
+        )
+
+    @property
+    def loses(self) -> bool:
+        """Whether any link loses packets."""
+        return any(self.losses) or any(self.losses_out)
+
+    def address(self, host: int) -> str:
+        """Of a host; 198.18.0.0/15 is set aside for tests of networks."""
+        return f"198.18.0.{host + 1}"
+
+    def mac(self, host: int) -> str:
+        """The hardware address of a host."""
+        return f"02:00:c6:12:00:{host + 1:02x}"
+
+    def longest_bytes(self, host: int) -> int:
+        """The longest packet that a host gives its device (which may cut it): half a millisecond of its rate."""
+        rate = self.rates[host]
+        return _MOST_PACKET if rate is None else min(_MOST_PACKET, max(8 * self.mtu, round(rate * _BURST_S)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def describe(self) -> str:
+        """In words."""
+        parts = [f"{self.num_hosts} hosts {self.address(0)} … {self.address(self.num_hosts - 1).rpartition('.')[2]}"]
+        for rate in dict.fromkeys(self.rates):
+            hosts = [host for host, own in enumerate(self.rates) if own == rate]
+            who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
+            parts.append(("rate unlimited" if rate is None else f"rate {_bits(rate)}") + who)
+        if self.delay_s:
+            parts.append(f"delay {format_s(self.delay_s)} one way")
+        for loss in dict.fromkeys(self.losses):
+            hosts = [host for host, own in enumerate(self.losses) if own == loss]
+            if loss:
+                who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
+                parts.append(f"loss {loss:.3g}{who}" if loss < 1e-4 else f"loss {loss:.3%}{who}")
+        return ", ".join(parts)
+
+
+def parse_loss(text: str) -> float:
+    """A share from `1%` or `0.01`."""
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a loss; write it like 1% or 0.01") from None
+    if not 0 <= share < 1:
+        raise UsageError(f"a loss of {share:.0%} leaves nothing: use less than 100%")
+    return share
+
+
+def _of_host(text: str, hosts: int, option: str, example: str) -> tuple[int, str]:
+    host, colon, value = text.partition(":")
+    if not colon or not host.strip().isdigit():
+        raise UsageError(f"{option} {text!r} names no host; write it like {example}")
+    if int(host) >= hosts:
+        raise UsageError(f"{option} {text!r}: there is no host {int(host)}, only 0 to {hosts - 1}")
+    return int(host), value
+
+
+def _bits(bytes_per_s: float) -> str:
+    bits = bytes_per_s * 8
+    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits >= size:
+            return f"{bits / size:g} {unit}"
+    return f"{bits:g} bit/s"

@@ -1,12 +1,14 @@
-"""Speed-up of a pipeline over serial on pinned cores, beside the bubble bound and stock torch pipelining.
+"""Speed-up of a pipeline (or of replicas, or of divided layers) over serial on pinned cores.
 
     python benchmarks/pipeline_speedup.py --model deit-small --stages 2,3,4,6
+    python benchmarks/pipeline_speedup.py --model bert-minilm --stages 2 --no-stock
+    python benchmarks/pipeline_speedup.py --model mobilenet-v2 --axis data --microbatches 1 --microbatch-size 16
 
 Every figure is a ratio within one round of one run: serial (the user's own model on one of the pipeline's cores), our
 pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
 plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
-Inference is one stream of 48 micro-batches a stage (torch: one step of its forward-only schedule of as many); training
-is one step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead.
+Inference is one stream of `--stream` micro-batches a stage (torch: one step of as many, forward only); training is one
+step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead.
 """
 
 from __future__ import annotations
@@ -27,9 +29,12 @@ JOBS = Path(__file__).resolve().parent / "jobs"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit-small")
-    parser.add_argument("--stages", default="2", help="numbers of stages, with commas")
+    parser.add_argument("--stages", default="2", help="numbers of stages (or workers on another axis), with commas")
+    parser.add_argument("--axis", default="pipeline", choices=("pipeline", "data", "tensor"))
     parser.add_argument("--microbatches", type=int, default=24)
     parser.add_argument("--microbatch-size", type=int, default=2)
+    parser.add_argument("--stream", type=int, default=48, help="micro-batches a stage in an inference stream")
+    parser.add_argument("--serial", type=int, default=12, help="micro-batches that serial takes in a round, at most")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--split", default="optimal")
@@ -57,7 +62,7 @@ def main() -> None:
                 training=mode == "training",
             )
             for count in map(int, options.stages.split(",")):
-                row = measure(replace(base, mesh=Mesh(pipeline=count)), options, root)
+                row = measure(replace(base, mesh=Mesh(**{options.axis: count})), options, root)
                 rows.append(row)
                 print(describe(row), flush=True)
                 Path(options.output).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2) + "\n")
@@ -71,8 +76,10 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
 
     plan = resolve_plan(plan)
     num_stages = plan.num_stages
-    repeats = max(1, -(-48 * num_stages // plan.microbatches))
-    settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds, "stock": not options.no_stock}
+    num_workers = plan.mesh.num_workers
+    repeats = max(1, -(-options.stream * num_stages // plan.microbatches))
+    settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds}
+    settings |= {"stock": not options.no_stock and options.axis == "pipeline", "serial": options.serial}
     os.environ["PIPELINE_ROUNDS"] = json.dumps(settings)
     folder = RunFolder.create(root, plan)
     launch(plan, folder, job="pipeline_rounds:run_job")
@@ -87,14 +94,15 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     ]
     return {
         "mode": "training" if plan.training else "inference",
-        "stages": num_stages,
+        "stages": num_workers,
         "split": plan.split,
         "cuts": list(plan.cuts),
         "equal": equal,
-        "bound": num_stages * count / (count + num_stages - 1),
+        "axis": options.axis,
+        "bound": num_workers * count / (count + num_stages - 1),
         "rounds": slowest,
         "speedups": [one["serial"] / one["ours"] for one in slowest] if equal else None,
-        "ceilings": [num_stages * one["serial"] / one["together"] for one in slowest],
+        "ceilings": [num_workers * one["serial"] / one["together"] for one in slowest],
         "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
         "compute": [one["compute"] for one in workers],
     }
@@ -102,7 +110,8 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
 
 def describe(row: dict[str, Any]) -> str:
     """The row as text: the rivals, then each worker's medians."""
-    text = f"{row['mode']}, {row['stages']} stages ({row['split']}, bubble bound {row['bound']:.2f}): "
+    what = f"{row['stages']} stages ({row['split']})" if row["axis"] == "pipeline" else f"{row['axis']} {row['stages']}"
+    text = f"{row['mode']}, {what}, at best {row['bound']:.2f}: "
     text += f"{spread(row['speedups'])}, {statistics.median(row['speedups']) / row['bound']:.0%} of the bound" * bool(
         row["equal"]
     )
@@ -110,7 +119,7 @@ def describe(row: dict[str, Any]) -> str:
     if row["stock_speedups"]:
         ratios = [ours / stock for ours, stock in zip(row["speedups"] or [], row["stock_speedups"], strict=True)]
         text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
-    text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a micro-batch"
+    text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a sample"
     text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
     for worker, kinds in enumerate(row["compute"]):
         text += f"\n  worker {worker}: " + ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in kinds.items())

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,26 +62,27 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     replica = Replica(plan, model, context, graph)
     equality = prove(replica, batch, reference)
     del reference
-    count = plan.microbatches if plan.training else settings["stream"]
-    rivals: dict[str, Callable[[int], None]] = {"ours": ours(plan, replica, batch, count)}
+    pipelined = plan.mesh.pipeline > 1
+    count = settings["stream"] if pipelined and not plan.training else plan.microbatches
+    rivals = {"ours": ours(plan, replica, batch, count)}
     if settings["stock"]:
         rivals["stock"] = stock(plan, other, context, count)
-    alone = serial(plan, whole, replica.dealer, context)
-    for rival in rivals.values():
-        rival(-1)
-    alone(None)
+    alone, alone_samples = serial(plan, whole, replica.dealer, context, settings["serial"])
+    for name, rival in rivals.items():
+        if name != "ours" or not plan.training:  # a step of ours has just been proven
+            rival()
     gc.collect()
     gc.freeze()
     replica.pipeline.events = []
-    rounds = []
+    rounds: list[dict[str, float]] = []
+    samples = plan.batch * count / plan.microbatches
     for number in range(settings["rounds"]):
-        names = list(rivals) if number % 2 == 0 else list(rivals)[::-1]
         seconds = {
-            "serial": timed(lambda number: alone(number % plan.mesh.num_workers), number) / plan.microbatches,
-            "together": timed(lambda number: alone(None), number) / plan.microbatches,
+            "serial": timed(partial(alone, number % plan.mesh.num_workers)) / alone_samples,
+            "together": timed(partial(alone, None)) / alone_samples,
         }
-        for name in names:
-            seconds[name] = timed(rivals[name], number) / count
+        for name in list(rivals) if number % 2 == 0 else list(rivals)[::-1]:
+            seconds[name] = timed(rivals[name]) / samples
         rounds.append(seconds)
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,11 +91,11 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     (folder / "rounds.json").write_text(json.dumps(result))
 
 
-def timed(run: Callable[[int], None], number: int) -> float:
+def timed(run: Callable[[], None]) -> float:
     """Seconds between two barriers."""
     dist.barrier()
     start = time.perf_counter()
-    run(number)
+    run()
     dist.barrier()
     return time.perf_counter() - start
 
@@ -106,35 +108,33 @@ def medians(events: list[tuple[str, float]]) -> dict[str, float]:
     return {name: sorted(all_of)[len(all_of) // 2] for name, all_of in kinds.items()}
 
 
-def serial(plan: Any, model: Any, dealer: Any, context: Any) -> Callable[[int | None], None]:
-    """The user's own model over the same micro-batches, on one worker or, given None, on each (nothing is sent)."""
-    parts = dealer.parts(
-        Batch(args=model.args, kwargs=model.kwargs, target=model.target), context.torch_device, context.data
-    )
+def serial(plan: Any, model: Any, dealer: Any, context: Any, most: int) -> tuple[Callable[[int | None], None], int]:
+    """The user's own model over some micro-batches, on one worker or, given None, on each; and their samples."""
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    parts = dealer.parts(batch, context.torch_device)[:most]
     optimizer = torch.optim.SGD(model.module.parameters(), lr=1e-4)
 
     def run(worker: int | None) -> None:
         if worker not in (None, context.rank):
             return
-        if not plan.training:
-            with torch.no_grad():
-                for part in parts:
-                    model.module(*part.args, **part.kwargs)
-            return
         optimizer.zero_grad()
         for part in parts:
-            output = model.module(*part.args, **part.kwargs)
-            (model.loss(output, part.target) * part.weight).backward()
-        optimizer.step()
+            with torch.set_grad_enabled(plan.training):
+                output = model.module(*part.args, **part.kwargs)
+                if plan.training:
+                    (model.loss(output, part.target) * part.weight).backward()
+        if plan.training:
+            optimizer.step()
 
-    return run
+    run(None)
+    return run, sum(part.size for part in parts)
 
 
-def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[int], None]:
-    """Our pipeline."""
+def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[], None]:
+    """Our way."""
     optimizer = torch.optim.SGD(replica.module.parameters(), lr=1e-4)
 
-    def run(number: int) -> None:
+    def run() -> None:
         if not plan.training:
             for _ in replica.stream(batch, count // plan.microbatches):
                 pass
@@ -146,7 +146,7 @@ def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[int
     return run
 
 
-def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[int], None]:
+def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]:
     """torch.distributed.pipelining on the same cuts."""
     graph = capture_for(plan, model)
     cuts = cut_indices(graph, plan.cuts)
@@ -181,7 +181,7 @@ def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[int], No
     optimizer = torch.optim.SGD(stage.parameters(), lr=1e-4)
     args = (flat[0].repeat(count // plan.microbatches, *[1] * (flat[0].ndim - 1)),) if index == 0 else ()
 
-    def run(number: int) -> None:
+    def run() -> None:
         if not plan.training:
             with torch.no_grad():
                 schedule.step(*args)

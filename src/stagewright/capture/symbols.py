@@ -7,6 +7,7 @@ behind a ``SymInt`` (``node.expr``) and the kinds of symbols are private to torc
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -48,13 +49,18 @@ def size_at(size: Any, batch: int) -> int:
     """The value of one size when the batch has ``batch`` samples."""
     if not isinstance(size, torch.SymInt):
         return int(size)
-    expression = size.node.expr
-    return int(expression.subs(dict.fromkeys(expression.free_symbols, batch)))
+    return int(_at(size.node.expr, batch))
 
 
 def answer_at(condition: Any, batch: int) -> bool:
     """The truth of a symbolic condition (an expression) when the batch has ``batch`` samples."""
-    return bool(condition.subs(dict.fromkeys(condition.free_symbols, batch)))
+    return bool(_at(condition, batch))
+
+
+@lru_cache(maxsize=1 << 16)
+def _at(expression: Any, batch: int) -> Any:
+    """An expression's value; remembered, for every message of every step asks again."""
+    return expression.subs(dict.fromkeys(expression.free_symbols, batch))
 
 
 def linear(size: Any) -> tuple[int, int] | None:

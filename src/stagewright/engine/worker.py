@@ -50,6 +50,7 @@ LAUNCHER = "STAGEWRIGHT_LAUNCHER"
 """The variable with the local launcher's process id: it watches, so that its workers need not."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,7 @@ def run_worker(
         device = choose_device(plan, place)
         record.device = device.text
         pin_process(device)
+        _keep_freed_memory()
         store = _connect(place, hang_s)
         if run_folder is None:
             run_folder = _agree_on_folder(store, place, plan)
@@ -226,6 +228,15 @@ def _follow_the_agent(place: Place) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if place.launcher is not None and os.getppid() != place.launcher:
         raise SystemExit(1)  # it ended before we asked to follow it
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what tensors give back: else every step asks the kernel for the same pages again, zeroed."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
+            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _connect(place: Place, hang_s: float) -> Store:

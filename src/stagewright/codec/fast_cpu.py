@@ -5,7 +5,7 @@
 Minimum and maximum are taken of integers that sort like the floats they are made of: exact, NaN at the ends, and whole
 vectors at a time. The transform is Pease's: every stage is the same (neighbours in, halves out), in the same order of
 additions as `rotation`. Nothing here is allowed to reorder or fuse arithmetic. Kernels are compiled at their first use
-and kept on the disk.
+and kept on the disk; numbers that other files define come as arguments, or a kept kernel would not see them change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ _MAGIC, _SMALLEST, _ZERO, _ONE = _F(MAGIC), _F(SMALLEST), _F(0), _F(1)
 _EIGHTH = _F(0.125)
 _INFINITE = _F(np.inf)
 _SIGNS = np.array([-(2**31) if SIGN_BITS >> at & 1 else 0 for at in range(BLOCK)], dtype=np.int32)
-_SHARES = np.array([_F(1.0 / ((1 << bits) - 1)) if bits else _F(0) for bits in range(9)], dtype=np.float32)
 _jit = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
 
 
@@ -50,20 +49,20 @@ def _transform(a: Any, b: Any) -> None:
 
 
 @_jit
-def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: int, rotated: bool) -> None:
+def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: int, rotated: bool, signs: Any) -> None:
     """Rows of 64, of which the first ``real`` are values and take part in minimum and maximum."""
     work = np.empty(BLOCK, np.int32)
     floats = work.view(np.float32)
     other = np.empty(BLOCK, np.float32)
     cell = np.empty(1, np.int32)
     cell_float = cell.view(np.float32)
-    share, full, left = _SHARES[bits], np.int32((1 << bits) - 1), np.int32(shift)
+    share, full, left = _ONE / _F((1 << bits) - 1), np.int32((1 << bits) - 1), np.int32(shift)
     for block in range(len(scales)):
         for i in range(BLOCK):
             work[i] = np.int32(values[block, i]) << left
         if rotated:
             for i in range(BLOCK):
-                work[i] ^= _SIGNS[i]
+                work[i] ^= signs[i]
             _transform(floats, other)
             for i in range(BLOCK):
                 floats[i] *= _EIGHTH
@@ -155,7 +154,7 @@ def _expand(codes: Any, block: int, bits: int, minimum: Any, scale: Any, floats:
 
 
 @_jit
-def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, rotated: bool) -> None:
+def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, rotated: bool, signs: Any) -> None:
     """Rows of 64. ``kind`` 0: float32 into ``out``; 1: the bits of bf16 into ``half``."""
     work = np.empty((1, BLOCK), np.int32)
     floats = work.view(np.float32)
@@ -176,7 +175,7 @@ def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, 
             for i in range(BLOCK):
                 floats[0, i] *= _EIGHTH
             for i in range(BLOCK):
-                work[0, i] ^= _SIGNS[i]
+                work[0, i] ^= signs[i]
         if kind == 0:
             for i in range(BLOCK):
                 out[block, i] = floats[0, i]
@@ -204,10 +203,10 @@ def encode(
     stored, about = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
     if whole:
         rows = flat[: whole * BLOCK].view(whole, BLOCK).numpy()
-        _encode(rows, shift, BLOCK, stored[:whole], about[:whole], bits, rotated)
+        _encode(rows, shift, BLOCK, stored[:whole], about[:whole], bits, rotated, _SIGNS)
     if rest:
         last = torch.nn.functional.pad(flat[whole * BLOCK :], (0, BLOCK - rest)).view(1, BLOCK).numpy()
-        _encode(last, shift, BLOCK if rotated else rest, stored[whole:], about[whole:], bits, rotated)
+        _encode(last, shift, BLOCK if rotated else rest, stored[whole:], about[whole:], bits, rotated, _SIGNS)
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: int, rotated: bool) -> None:
@@ -224,7 +223,7 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: i
 
     def run(rows: torch.Tensor, first: int, end: int) -> None:
         floats, halves = (_NO_FLOATS, rows.view(torch.int16).numpy()) if is_half else (rows.numpy(), _NO_HALVES)
-        _decode(stored[first:end], about[first:end], floats, halves, int(is_half), bits, rotated)
+        _decode(stored[first:end], about[first:end], floats, halves, int(is_half), bits, rotated, _SIGNS)
 
     if whole:
         run(flat[: whole * BLOCK].view(whole, BLOCK), 0, whole)

@@ -18,7 +18,9 @@ from stagewright.codec.packing import BLOCK
 
 __all__ = ["SIGN_BITS", "hadamard", "rotate", "rotate_back", "signs"]
 
-SIGN_BITS = 0x9E3779B97F4A7C15  # 2^64 / golden ratio; bit i is set where value i changes its sign
+SIGN_BITS = (
+    0x3C6EF372FE94F82A  # 2^65 / golden ratio, mod 2^64; bit i is set where value i changes its sign: not value 0
+)
 
 
 @lru_cache(maxsize=16)

@@ -38,7 +38,7 @@ class SortCodec(Codec):
         return num_blocks(num_values(shape)) * packed_bytes(self.bits) + self._groups(num_values(shape)) * 8
 
     def _groups(self, count: int) -> int:
-        return 2**self.split_bits if count else 0
+        return 1 << self.split_bits if count else 0
 
     def _sorted(self, flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Places in sorted order, the group of each, and minima and steps of the groups."""
@@ -49,7 +49,7 @@ class SortCodec(Codec):
         ends = torch.tensor(sizes, device=flat.device).cumsum(0)
         group = torch.repeat_interleave(torch.arange(groups, device=flat.device), ends.diff(prepend=ends.new_zeros(1)))
         minima = ordered[(ends - torch.tensor(sizes, device=flat.device)).clamp(max=count - 1)]
-        steps = (ordered[(ends - 1).clamp(min=0)] - minima).clamp(min=0) / (2**self.value_bits - 1)
+        steps = (ordered[(ends - 1).clamp(min=0)] - minima).clamp(min=0) / ((1 << self.value_bits) - 1)
         return places, group, minima, steps
 
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
@@ -65,7 +65,7 @@ class SortCodec(Codec):
         minima = torch.where(good, minima, 0.0)
         step = steps[group]
         inside = torch.where(step > 0, torch.round((flat[places] - minima[group]) / step), 0.0)
-        inside = inside.nan_to_num(0.0).clamp(0, 2**self.value_bits - 1).to(torch.int32)
+        inside = inside.nan_to_num(0.0).clamp(0, (1 << self.value_bits) - 1).to(torch.int32)
         codes = torch.zeros(blocks * BLOCK, dtype=torch.int32, device=flat.device)
         codes[places] = (group << self.value_bits).to(torch.int32) | inside
         pack(codes.view(blocks, BLOCK), self.bits, payload[: blocks * size].view(blocks, size))
@@ -81,7 +81,7 @@ class SortCodec(Codec):
         codes = unpack(payload[: blocks * size].view(blocks, size), self.bits).view(-1)[:count]
         about = payload[blocks * size : blocks * size + self._groups(count) * 8].clone().view(torch.float32).view(-1, 2)
         group = (codes >> self.value_bits).long()
-        inside = (codes & (2**self.value_bits - 1)).float()
+        inside = (codes & ((1 << self.value_bits) - 1)).float()
         flat = about[group, 0] + inside * about[group, 1]
         if dtype is torch.float16:
             flat = flat.clamp(-LARGEST[dtype], LARGEST[dtype])

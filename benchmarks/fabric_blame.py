@@ -2,8 +2,8 @@
 
     python benchmarks/fabric_blame.py [--trials 100] [--first 0] [--json FILE]
 
-Each seed draws a network of 4 hosts, what is wrong with which of them and by how much, makes that lab, sends mlp-mnist's
-gradients and judges. Right means: the right kind and the right host.
+Each seed draws a network of 4 hosts, what is wrong with which of them and by how much, makes that lab, sends the
+gradients of mlp-mnist and judges. Right means: the right kind and the right host.
 """
 
 from __future__ import annotations

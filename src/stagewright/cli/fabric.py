@@ -12,7 +12,7 @@ import typer
 
 from stagewright.cli.options import Json
 from stagewright.cli.screen import note, print_json, progress, screen
-from stagewright.errors import UsageError
+from stagewright.errors import RunError, UsageError
 from stagewright.quantity import parse_bytes, parse_s
 
 if TYPE_CHECKING:
@@ -229,11 +229,10 @@ def run(
     if measured.error == "interrupted":
         raise KeyboardInterrupt
     if measured.error is not None:
-        note(f"stagewright: {measured.error}; {result.trials} finished trials are kept in {folder.path}")
-        raise typer.Exit(1)
+        raise RunError(f"{measured.error}; {result.trials} finished trials are kept in {folder.path}")
     if not result.verified:
-        note("stagewright: the sums are wrong, or no trial counts")
-        raise typer.Exit(1)
+        wrong = sum(layer.wrong for layer in result.layers)
+        raise RunError(f"{wrong} buffers of {result.trials} trials held wrong sums")
     if missed:
         for line in missed:
             note(f"above: {line}")

@@ -98,7 +98,7 @@ def test_no_agent_there() -> None:
     place = Place(name="nowhere", host="127.0.0.1", port=1)
     with (
         pytest.raises(UsageError, match="no agent answers at nowhere"),
-        Coordinator(explicit([8], 1), [place], Settings(token=b"x" * 16)),
+        Coordinator(explicit([8], 1), [place], Settings(token=b"x" * 16, meet_s=0.3)),
     ):
         pass
 

@@ -196,11 +196,20 @@ def run(
         root, workload, {"engine": engine, "streams": streams, "hosts": [place.name for place in places]}
     )
     floor = None
-    if not same_host and not no_floor:
-        note("floor: the same on this host's loopback …")
-        floor = _floor(workload, settings).trials
-    with _progress(workload) as report:
-        measured = _measure(workload, places, settings, report)
+    try:
+        if not same_host and not no_floor:
+            note("floor: the same on this host's loopback …")
+            floor = _floor(workload, settings).trials
+        with _progress(workload) as report:
+            measured = _measure(workload, places, settings, report)
+    except BaseException:
+        folder.remove()
+        raise
+    if measured.error is not None and not measured.trials.num_trials:
+        folder.remove()
+        if measured.error == "interrupted":
+            raise KeyboardInterrupt
+        raise RunError(measured.error)
     if lab is not None:
         measured.trials.void[:] = lab.late_trials(measured.trials)
     result = summarise(

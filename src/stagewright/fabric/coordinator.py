@@ -70,6 +70,8 @@ class Settings:
     steps: bool = True
     # What agents share.
     token: bytes = b""
+    # How long an agent may take to answer.
+    meet_s: float = 5.0
     # Without any trial for this long, the run has failed.
     hang_s: float = 60.0
 
@@ -213,7 +215,7 @@ class Coordinator:
     def _meet(self, rank: int, place: Place) -> _Member:
         if place.port is not None:
             try:
-                connection = socket.create_connection((place.host, place.port), timeout=5.0)
+                connection = _call(place.host, place.port, self._settings.meet_s)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 channel = meet_agent(connection, self._settings.token)
             except (OSError, RunError) as error:
@@ -327,3 +329,15 @@ class Coordinator:
         if dead:
             measured.dead = [member.rank for member in dead]
             measured.error = "; ".join(member.error or "" for member in dead)
+
+
+def _call(host: str, port: int, limit_s: float) -> socket.socket:
+    """A connection to an agent; one that is about to start is waited for."""
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=limit_s)
+        except ConnectionRefusedError:
+            if time.monotonic() + 0.2 > until_s:
+                raise
+            time.sleep(0.2)

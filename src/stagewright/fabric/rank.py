@@ -86,7 +86,7 @@ class Rank:
             while (order := self._orders.get()).kind != "finish":
                 try:
                     getattr(self, f"_{order.kind}")(order.fields)
-                except (StagewrightError, OSError, KeyError, TypeError, ValueError) as error:
+                except Exception as error:  # the coordinator must hear of it, whatever it is
                     self._tell("fault", {"error": _sentence(error)})
         finally:
             self._gone.set()
@@ -407,7 +407,7 @@ def _clear(engine: SocketEngine | TorchEngine) -> None:
 
 def _sentence(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
-    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError | TypeError | ValueError) else text
+    return text if isinstance(error, StagewrightError | OSError) else f"{type(error).__name__}: {text}"
 
 
 def main(descriptor: int, host: str) -> None:

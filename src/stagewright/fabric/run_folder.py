@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -66,6 +67,8 @@ class FabricFolder:
         if not (path / "fabric.json").is_file():
             beside = path.parent.iterdir() if path.parent.is_dir() else ()
             known = sorted((one.name for one in beside if (one / "fabric.json").is_file()), reverse=True)
+            if not known:
+                raise UsageError(f"{path} is not the folder of a fabric run, and there is none in {path.parent}")
             raise UnknownName("fabric run", path.name, known, hint=f"(in {path.parent})")
         return cls(path)
 
@@ -77,6 +80,10 @@ class FabricFolder:
         if any(len(steps) for steps in measured.steps):
             self._write_steps(measured)
         save_text(json.dumps(result, indent=2) + "\n", self.path / "result.json")
+
+    def remove(self) -> None:
+        """As if it had never been: nothing was measured."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def trials(self) -> TrialTable:
         """The raw trials."""

@@ -72,6 +72,10 @@ class TorchEngine:
         )
         self._device = torch.device("cpu")
         if backend == "nccl":
+            if not torch.cuda.device_count():
+                raise UsageError(
+                    "the nccl engine needs a GPU on every host, and there is none here: use gloo or sockets"
+                )
             self._device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self._device)
         distributed.init_process_group(backend, store=store, rank=rank, world_size=workload.num_ranks, timeout=timeout)

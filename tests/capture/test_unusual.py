@@ -31,6 +31,7 @@ class Checkpointed(nn.Module):
         return value
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_reentrant_checkpointing_is_refused_with_the_other_form() -> None:
     with pytest.raises(CaptureError, match="use the form with use_reentrant=False"):
         capture(Checkpointed(reentrant=True), (torch.randn(4, 8, requires_grad=True),))

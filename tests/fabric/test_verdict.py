@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -103,3 +105,11 @@ def test_modes() -> None:
         for a, b, c in [(0.09, 0.001, 0.01), (0.001, 0.09, 0.01), (0.01, 0.01, 0.01), (0.09, 0.001, 0.08)]
     ]
     assert kinds == [["rate"], ["latency"], [], ["host"]]
+
+
+def test_loss_everywhere_is_the_networks() -> None:
+    everywhere = links({(one, two): 100 for one in range(RANKS) for two in range(RANKS)})
+    hit = pairs({(1, 0): 1e6})
+    hit = [replace(pair, retransmits=2) if (pair.source, pair.destination) == (1, 0) else pair for pair in hit]
+    assert judge(trials(), hit, everywhere, same_host=False).kind == "lossy-network"
+    assert judge(trials(), hit, links(), same_host=False).kind == "none", "one lost segment is no slow link"

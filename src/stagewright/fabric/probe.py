@@ -36,6 +36,7 @@ _SIZE = struct.Struct("<I")
 _RATE = struct.Struct("<d")
 _HALF_S = 2e-3  # a second half that is shorter tells nothing
 _TRIPS_ENOUGH = 8
+_AGAIN = 3  # bursts of the largest size, of which the best counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class PairProbe:
     destination: int
     # Half of the median round trip.
     latency_s: float
-    # Of the largest burst: at its receiver and over its second half, when TCP has found its pace.
+    # Of the best of the largest bursts: at its receiver and over its second half, when TCP has found its pace.
     bytes_per_s: float
     # Segments sent again during the bursts.
     retransmits: int
@@ -121,7 +122,7 @@ def _trips(connection: socket.socket, *, first: bool) -> float:
 
 def _send_bursts(connection: socket.socket, burst: bytearray, latency_s: float) -> float:
     view = memoryview(burst)
-    size, rate = _FIRST_BURST, 0.0
+    size, best, again = _FIRST_BURST, 0.0, _AGAIN
     while True:
         begin = time.perf_counter()
         connection.sendall(_SIZE.pack(size))
@@ -129,10 +130,14 @@ def _send_bursts(connection: socket.socket, burst: bytearray, latency_s: float) 
         (seen,) = _RATE.unpack(receive_exactly(connection, _RATE.size))
         taken_s = time.perf_counter() - begin
         rate = seen or size / max(taken_s - 2 * latency_s, 0.1 * taken_s)
-        if taken_s >= max(_ENOUGH_S, 2 * _TRIPS_ENOUGH * latency_s) or size * 4 > len(burst):
+        if taken_s < max(_ENOUGH_S, 2 * _TRIPS_ENOUGH * latency_s) and size * 4 <= len(burst):
+            size *= 4
+            continue
+        # A busy host may slow one burst; a slow link slows all.
+        best, again = max(best, rate), again - 1
+        if again == 0:
             connection.sendall(_SIZE.pack(0))
-            return rate
-        size *= 4
+            return best
 
 
 def _take_bursts(connection: socket.socket, burst: bytearray) -> None:

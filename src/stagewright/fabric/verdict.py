@@ -1,7 +1,7 @@
 """Who is slow and why: from what ranks waited for, what pairs showed alone, and what the kernel sent again.
 
     late host     its own time (duration − waits) is longer than everybody else's: it computes, or sleeps, or starves
-    lossy link    segments to or from it are sent again, many more than elsewhere
+    lossy link    segments to or from it are sent again, many more than elsewhere (or everywhere: the network)
     slow link     a pair alone is slower than others alone; if most pairs of a host are, it is that host's link
 
 A mean per rank names the wrong one, since everybody waits for the slow one, its neighbour the longest. Modes say what a
@@ -29,6 +29,7 @@ _LATE_SHARE = 0.25  # of a trial
 _LOSS_SHARE = 2e-3  # segments sent again, of all
 _LOSS_FACTOR = 4.0
 _LOSS_LEAST = 6
+_BUSY_SEGMENTS = 500  # connections that carried less tell nothing alone
 _SLOW_FACTOR = 2.0
 _FAR_S = 0.5e-3
 _RTO_S = 0.18  # Linux waits 200 ms at least
@@ -40,7 +41,7 @@ class Verdict:
     """Who is to blame."""
 
     # What is wrong; none where nothing stands out.
-    kind: Literal["none", "late-host", "lossy-link", "slow-link", "far-link"]
+    kind: Literal["none", "late-host", "lossy-link", "lossy-network", "slow-link", "far-link"]
     # The rank whose host or link it is; None where it is a pair, or nobody.
     rank: int | None
     # The two ranks between which it is, where one host is not enough.
@@ -125,7 +126,18 @@ def _lossy_link(num_ranks: int, pairs: Sequence[PairProbe], links: Sequence[Mapp
     share = np.where(used, again / np.maximum(sent, 1), 0.0)
     found = _stands_out(share, again, used)
     if found is None:
-        return None
+        busy = used & (sent > _BUSY_SEGMENTS)
+        overall = float(again.sum() / sent.sum())
+        everywhere = busy.any() and float(np.mean(share[busy] >= _LOSS_SHARE / 2)) > 0.5
+        if overall < _LOSS_SHARE or again.sum() < 4 * _LOSS_LEAST or not everywhere:
+            return None
+        return Verdict(
+            kind="lossy-network",
+            rank=None,
+            pair=None,
+            sentence="packets are lost on every link, on none more than on the others",
+            evidence=(f"{again.sum():.0f} of {sent.sum():.0f} segments ({overall:.2%}) were sent again",),
+        )
     ranks, inside, outside = found
     told = "; ".join(
         f"{source} → {destination} {again[source, destination]:.0f} of {sent[source, destination]:.0f}"
@@ -177,6 +189,7 @@ def _slow_link(trials: TrialTable, pairs: Sequence[PairProbe]) -> Verdict | None
         return None
     num_ranks = trials.num_ranks
     rate, latency = np.full((num_ranks, num_ranks), np.nan), np.full((num_ranks, num_ranks), np.nan)
+    disturbed = {(pair.source, pair.destination) for pair in pairs if pair.retransmits}
     for pair in pairs:
         rate[pair.source, pair.destination] = pair.bytes_per_s
         latency[pair.source, pair.destination] = pair.latency_s
@@ -188,6 +201,8 @@ def _slow_link(trials: TrialTable, pairs: Sequence[PairProbe]) -> Verdict | None
         ranks, inside, outside = found
         if kind == "far-link" and inside - outside < max(_FAR_S, typical_s):
             continue
+        if len(ranks) == 2 and ranks in disturbed:
+            continue  # one lost segment slows one burst: that is no slow link
         who = f"the link of rank {ranks[0]}" if len(ranks) == 1 else f"the link between rank {ranks[0]} and {ranks[1]}"
         if kind == "slow-link":
             told = f"alone it carries {8e-6 / inside:.0f} Mbit/s, other pairs {8e-6 / outside:.0f} Mbit/s"

@@ -145,22 +145,28 @@ def change_table(changes: Sequence[Mapping[str, Any]], title: str) -> Table:
     """Two runs, a row a layer."""
     table = Table(title=escape(title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left")
     table.add_column("layer", style="bold", no_wrap=True)
-    for name in ("bytes", "p50", "p50 then", "ratio", "95 % interval", "p99", "p99 then"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    for name in ("bytes", "p50", "then", "ratio (95 %)", "", "p99", "then", "ratio (95 %)", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for change in changes:
         table.add_row(
             escape(change["name"]),
             str(change["num_bytes"]),
             _time(change["first_p50_s"]),
             _time(change["second_p50_s"]),
-            f"{change['ratio']:.2f} ×",
-            f"{change['ratio_low']:.2f} – {change['ratio_high']:.2f}",
+            *_change(change, ""),
             _time(change["first_p99_s"]),
             _time(change["second_p99_s"]),
-            "no difference" if not change["differs"] else "slower" if change["ratio"] > 1 else "faster",
+            *_change(change, "tail_"),
         )
     return table
+
+
+def _change(change: Mapping[str, Any], what: str) -> tuple[str, str]:
+    ratio = change[f"{what}ratio"]
+    if ratio is None:
+        return "–", ""
+    told = f"{ratio:.2f} × ({change[f'{what}ratio_low']:.2f} – {change[f'{what}ratio_high']:.2f})"
+    return told, "alike" if not change[f"{what}differs"] else "slower" if ratio > 1 else "faster"
 
 
 def _time(seconds: float | None) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from stagewright.cli.app import app
 
@@ -33,13 +36,30 @@ data alone: [JSON](json.md).
 def cli_page() -> str:
     """The whole page."""
     parts = [HEAD, _section("stagewright", [])]
-    parts += [_section(f"stagewright {verb}", [verb]) for verb in verbs()]
+    for verb in verbs():
+        parts.append(_section(f"stagewright {verb}", [verb]))
+        parts += [_section(f"stagewright {verb} {one}", [verb, one]) for one in _below(verb)]
     return "\n".join(parts)
 
 
 def verbs() -> list[str]:
     """Every verb, in the order of the program's own list."""
-    return [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    return _names(app) + [group.name for group in _groups()]
+
+
+def _groups() -> list[Any]:
+    """Verbs that have verbs of their own."""
+    return [group.typer_instance.info for group in app.registered_groups if group.typer_instance]
+
+
+def _below(verb: str) -> list[str]:
+    """The verbs of a verb."""
+    inside = [group.typer_instance for group in app.registered_groups if group.typer_instance]
+    return [name for group in inside if group.info.name == verb for name in _names(group)]
+
+
+def _names(program: typer.Typer) -> list[str]:
+    return [command.name or command.callback.__name__ for command in program.registered_commands if command.callback]
 
 
 def _section(title: str, arguments: list[str]) -> str:

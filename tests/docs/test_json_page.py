@@ -125,10 +125,22 @@ def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fabric(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    few = ("fabric", "run", "--sizes", "8", "--ranks", "3", "--trials", "20", "--root", str(tmp_path))
+    found = [output(*few, "--late", delay, cache=cache) for delay in ("1:0", "1:20ms")]
+    assert found[1]["layers"][0]["modes"], "a straggler"
+    for one in found:
+        checker.check_object("fabric-run", one, "fabric run")
+    compared = output("fabric", "compare", *(one["folder"] for one in found), cache=cache)
+    checker.check_object("fabric-compare", compared, "fabric compare")
+
+
+@pytest.mark.slow
 def test_every_field_is_there(checker: Checker) -> None:
     """Runs after all others of this file: what the page documents was printed by one of them."""
     if not {"models", "split", "compare", "doctor"} <= {name for name, _ in checker.seen}:
         pytest.skip("the other tests of this file did not run")
     fields = {(name, field) for name, fields in checker.page.items() for field in fields}
-    not_here = {("gpu", field) for field in checker.page["gpu"]}
+    # A GPU, and a lab, which needs root.
+    not_here = {(name, field) for name in ("gpu", "lab-network") for field in checker.page[name]}
     assert fields - not_here - checker.seen == set(), "documented, but not there"

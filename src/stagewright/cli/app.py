@@ -11,12 +11,15 @@ import sys
 import typer
 
 from stagewright import __version__
+from stagewright.cli.codecs import codecs
 from stagewright.cli.compare import compare
 from stagewright.cli.doctor import doctor
-from stagewright.cli.fabric import fabric
 from stagewright.cli.explain import explain
+from stagewright.cli.fabric import fabric
+from stagewright.cli.fit import fit
 from stagewright.cli.forecast import forecast
 from stagewright.cli.models import models
+from stagewright.cli.plan import plan
 from stagewright.cli.profile import profile
 from stagewright.cli.runs import runs
 from stagewright.cli.split import split
@@ -40,9 +43,12 @@ app.command()(runs)
 app.command()(profile)
 app.command()(split)
 app.command()(compare)
+app.command()(plan)
 app.command()(forecast)
 app.command()(explain)
+app.command()(fit)
 app.command()(train)
+app.add_typer(codecs)
 app.add_typer(fabric)
 app.command()(worker)
 

@@ -4,6 +4,7 @@
       index.json                         what it is, counters, the files and their sizes; written last
       model/worker-00000.safetensors     parameters and buffers that worker 0 owns, by the model's own names
       optimizer/worker-00000.safetensors its optimiser's tensors, as "exp_avg/NAME"; other values in the header
+      codec/worker-00000.safetensors     what its ends of links remember, for the same links alone; where codecs do
 
 Written into a hidden folder beside its place and renamed when every file is on the disk: a folder with that name is
 whole. Safetensors and JSON alone: nothing here is pickled. ``torch.distributed.checkpoint`` with its default storage
@@ -48,6 +49,7 @@ def write_checkpoint(
     optimizer: Mapping[str, torch.Tensor],
     scalars: Mapping[str, Any],
     content: Mapping[str, Any],
+    codec: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write what this worker owns; every worker calls this, ``together`` waits for all, worker 0 makes it appear.
 
@@ -58,7 +60,7 @@ def write_checkpoint(
     try:
         if rank == 0:
             shutil.rmtree(hidden, ignore_errors=True)
-            for part in ("model", "optimizer"):
+            for part in ("model", "optimizer", "codec"):
                 (hidden / part).mkdir(parents=True)
         together()
         name = f"worker-{rank:05d}.safetensors"
@@ -66,8 +68,12 @@ def write_checkpoint(
             write_safetensors(hidden / "model" / name, model)
         if optimizer or scalars:
             write_safetensors(hidden / "optimizer" / name, optimizer, {"scalars": json.dumps(dict(scalars))})
+        if codec:
+            write_safetensors(hidden / "codec" / name, codec)
         together()
         if rank == 0:
+            with contextlib.suppress(OSError):  # not empty: it is needed
+                (hidden / "codec").rmdir()
             files = sorted(hidden.glob("*/*.safetensors"))
             sizes = {one.relative_to(hidden).as_posix(): one.stat().st_size for one in files}
             index = {"format": FORMAT, "files": sizes, "content": dict(content)}
@@ -138,7 +144,7 @@ class Checkpoint:
             raise UsageError(f"the checkpoint's {path / 'index.json'} can't be read: {error}") from None
         if not isinstance(index, dict) or index.get("format") != FORMAT:
             raise UsageError(f"{path} is no checkpoint of this version: its format is not {FORMAT!r}")
-        homes: dict[str, dict[str, Path]] = {"model": {}, "optimizer": {}}
+        homes: dict[str, dict[str, Path]] = {"model": {}, "optimizer": {}, "codec": {}}
         scalars: dict[str, Any] = {}
         for name, size in index["files"].items():
             one = path / name
@@ -163,6 +169,14 @@ class Checkpoint:
         names = [one for one in self._homes["optimizer"] if one.partition("/")[2] == name]
         found: dict[str, Any] = {one.removesuffix(ending): self._read("optimizer", one) for one in names}
         return found | {one.partition("/")[0]: v for one, v in self._scalars.items() if one.partition("/")[2] == name}
+
+    def codec_state(self, rank: int) -> dict[str, torch.Tensor]:
+        """What a worker's ends of links remembered."""
+        path = self.path / "codec" / f"worker-{rank:05d}.safetensors"
+        if not path.is_file():
+            return {}
+        with _opened(path) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
     def _read(self, part: str, name: str) -> torch.Tensor:
         with _opened(self._homes[part][name]) as file:

@@ -26,8 +26,10 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.preserve import preserved
+from stagewright.codec.header import DTYPES
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.dropout import key_stage, random_key
+from stagewright.engine.link_codec import FakeLink
 
 __all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "make_reference"]
 
@@ -105,14 +107,22 @@ def make_reference(
     seed: int,
     device: torch.device,
     deferred: bool,
+    cuts: Sequence[int] = (),
+    links: Sequence[tuple[str, str]] = (),
 ) -> Reference:
-    """Run one step serially with the plain model; the model is left as it was."""
+    """Run one step serially with the plain model; the model is left as it was.
+
+    ``links``: for each of the ``cuts``, the codecs of both directions. Where there is one, the model runs through its
+    graph with what the codecs make of activations and gradients at the cuts: serial under the same quantisation.
+    """
     model = graph.model
     found = Reference()
     replicas = sorted({part.replica for part in parts})
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         run = _runner(graph, parts[0], seed, device, training=training)
+        if any(codec != "none" for link in links for codec in link):
+            run = _coded_runner(graph, cuts, links, seed, device, training=training)
     for replica in replicas:
         own = [part for part in parts if part.replica == replica]
         with preserved(model), DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
@@ -151,6 +161,38 @@ def _runner(graph: UnitGraph, first: Part, seed: int, device: torch.device, *, t
     def run(part: Part) -> Any:
         with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
             return graph.unflatten(whole(*_copies(graph.flatten(part.args, part.kwargs))))
+
+    return run
+
+
+def _coded_runner(
+    graph: UnitGraph,
+    cuts: Sequence[int],
+    links: Sequence[tuple[str, str]],
+    seed: int,
+    device: torch.device,
+    *,
+    training: bool,
+) -> Callable[[Part], Any]:
+    """The model stage by stage, with a link of the same codecs between two stages."""
+    stages = graph.stages(cuts)
+    coded = [graph.needs_gradient(cut) for cut in cuts]
+    if training:
+        for stage in stages:
+            key_stage(stage)
+
+    def run(part: Part) -> Any:
+        key = {"seed": seed, "step": 0, "first_sample": part.first_sample}
+        values: Sequence[Any] = _copies(graph.flatten(part.args, part.kwargs))
+        for at, stage in enumerate(stages):
+            with random_key(**key, device=device) if training else nullcontext():
+                values = stage(*values)
+            if at < len(cuts):
+                values = [
+                    FakeLink.apply(value, *links[at]) if wanted and value.dtype in DTYPES else value  # type: ignore[no-untyped-call]
+                    for value, wanted in zip(values, coded[at], strict=True)
+                ]
+        return graph.unflatten(values)
 
     return run
 

@@ -73,7 +73,12 @@ class Evaluator:
             stage_workers=replica.stage_workers,
             schedule=replica.plan.schedule,
             num_microbatches=replica.plan.microbatches,
-            links=Links(shapes=shapes, needs_gradient=[(False,) * len(graph.cuts[cut].crossing) for cut in cuts]),
+            links=Links(
+                shapes=shapes,
+                needs_gradient=[(False,) * len(graph.cuts[cut].crossing) for cut in cuts],
+                codecs=replica.codecs,
+                coded=[graph.needs_gradient(cut) for cut in cuts],
+            ),
             context=replica.context,
             unflatten=graph.unflatten,
             loss=replica.model.loss,

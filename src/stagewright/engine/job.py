@@ -21,13 +21,15 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from stagewright.cluster.atomic_file import save_text
+from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare_with, make_reference
 from stagewright.engine.fault import activity
+from stagewright.engine.link_codec import fake_links
 from stagewright.engine.memory import reset_process_peak
 from stagewright.engine.pipeline import StepOutcome
-from stagewright.engine.replica import Replica, capture_for, on_device
+from stagewright.engine.replica import Replica, capture_for, cut_indices, on_device
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import OptimizerSpec, Plan
@@ -49,6 +51,11 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         plan = dataclasses.replace(plan, cuts=agreed_cuts(plan, model, graph, context))
         if context.rank == 0:
             run_folder.write_plan(plan)
+    chosen = with_chosen_codecs(plan, model, graph, context, batch)
+    if chosen is not plan:
+        plan = chosen
+        if context.rank == 0:
+            run_folder.write_plan(plan)
     reference = None
     if context.rank == 0:
         activity.begin("serial reference")
@@ -61,6 +68,8 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
             seed=plan.seed,
             device=context.torch_device,
             deferred=plan.batch_norm == "deferred",
+            cuts=cut_indices(graph, plan.cuts),
+            links=fake_links(plan),
         )
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
@@ -121,6 +130,8 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
             value.copy_(before[name])
     replica.zero_gradients()
     replica.step_number = 0
+    if replica.codecs is not None:
+        replica.codecs.forget()
     return equality
 
 

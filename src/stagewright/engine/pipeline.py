@@ -21,6 +21,7 @@ from torch import nn
 from stagewright.capture.stage import Stage
 from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
 from stagewright.engine.context import WorkerContext
+from stagewright.engine.link_codec import LinkCodecs
 from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
 from stagewright.plan.actions import Action, Actions, Kind, forward_actions, schedule_actions
 from stagewright.plan.schedules import SCHEDULES
@@ -66,6 +67,10 @@ class Links:
     """``shapes(cut, batch_size)``: every value that crosses."""
     needs_gradient: Sequence[Sequence[bool]]
     """For each cut and value, whether a gradient travels back."""
+    codecs: LinkCodecs | None = None
+    """How activations and gradients are written on the links; None: as they are."""
+    coded: Sequence[Sequence[bool]] = ()
+    """For each cut and value, whether it is an activation that a codec takes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +130,10 @@ class Pipeline:
         self.splits_backward = schedule in SCHEDULES and SCHEDULES[schedule].splits_backward
         self._last = len(stage_workers) - 1
         self._own = context.pipeline
-        self._outboxes = {False: Outbox(context.forward_group), True: Outbox(context.backward_group)}
+        self._outboxes = {
+            False: Outbox(context.forward_group, links.codecs),
+            True: Outbox(context.backward_group, links.codecs),
+        }
 
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
         """Forward and backward of every micro-batch; parameters' gradients are added to ``grad``."""
@@ -176,6 +184,9 @@ class _Step:
         for action in self.actions:
             if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
                 self.left[action.stage] += 1
+        codecs = pipeline._links.codecs
+        if codecs is not None:
+            codecs.begin(pipeline._links.coded, batch, training=training)
         self.mailboxes = {
             (peer, backward): Mailbox(
                 pipeline.context.backward_group if backward else pipeline.context.forward_group,
@@ -183,6 +194,7 @@ class _Step:
                 iter(order),
                 self.shapes,
                 pipeline.context.torch_device,
+                codecs=codecs,
             )
             for (peer, backward), order in self.orders(actions).items()
         }
@@ -208,6 +220,8 @@ class _Step:
             outbox.flush()
             for edge, sent in outbox.take_bytes().items():
                 self.outcome.sent_bytes[edge] = self.outcome.sent_bytes.get(edge, 0) + sent
+        if self.pipeline._links.codecs is not None:
+            self.pipeline._links.codecs.finish()
         self.outcome.waited_s = sum(mailbox.waited_s for mailbox in self.mailboxes.values())
         return self.outcome
 

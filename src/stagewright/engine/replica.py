@@ -29,6 +29,7 @@ from stagewright.engine.dropout import key_stage, random_key
 from stagewright.engine.fault import activity
 from stagewright.engine.full_state import full_values
 from stagewright.engine.gradients import GradientSum, holders_of_tied
+from stagewright.engine.link_codec import make_link_codecs
 from stagewright.engine.memory import MemoryTracker
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
 from stagewright.engine.recompute import RecomputedForward
@@ -97,6 +98,7 @@ class Replica:
             self._norms.install()
         self.data_axis = self._make_data_axis()
         self._sums = self._gradient_sums(every) if plan.training else None
+        self.codecs = make_link_codecs(plan)
         self.pipeline = self._pipeline()
         self.memory.follow_module(self.module)
 
@@ -192,7 +194,12 @@ class Replica:
             stage_workers=self.stage_workers,
             schedule=plan.schedule,
             num_microbatches=plan.microbatches,
-            links=Links(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in self.cuts]),
+            links=Links(
+                shapes=shapes,
+                needs_gradient=[graph.needs_gradient(cut) for cut in self.cuts],
+                codecs=self.codecs,
+                coded=[graph.needs_gradient(cut) for cut in self.cuts],
+            ),
             context=self.context,
             unflatten=graph.unflatten,
             loss=self.model.loss,

@@ -23,6 +23,7 @@ from torch import nn
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.checkpoint import Checkpoint, write_checkpoint, write_safetensors
+from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
@@ -75,6 +76,8 @@ class Trainer:
         if not plan.cuts and plan.num_stages > 1:
             activity.begin("split")
             plan = replace(plan, cuts=agreed_cuts(plan, model, graph, context))
+        example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+        plan = with_chosen_codecs(plan, model, graph, context, example)
         activity.begin("build stages")
         self.plan, self.model, self.context = plan, model, context
         self._state = HeldState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
@@ -144,11 +147,13 @@ class Trainer:
             model=state.owned(state.full(state.held())),
             optimizer=tensors,
             scalars=scalars,
+            codec=self.replica.codecs.state() if self.replica.codecs is not None else {},
             content={
                 "step": self.step_number,
                 "seed": self.plan.seed,
                 "mesh": str(self.plan.mesh),
                 "optimizer": {"kind": kind, "groups": _groups(self.optimizer)},
+                "codec": _codec_setting(self.plan),
                 "caller": dict(content or {}),
             },
         )
@@ -178,6 +183,9 @@ class Trainer:
             self._load_optimizer(saved)
             if optimizer_options:
                 _take_groups(self.optimizer, saved.content["optimizer"]["groups"])
+        if self.replica.codecs is not None:  # what links remember is of use to the same links alone
+            same = saved.content.get("codec") == _codec_setting(self.plan)
+            self.replica.codecs.load_state(saved.codec_state(self.context.rank) if same else {})
         self.replica.step_number = int(saved.content["step"])
         self._together()
         caller: dict[str, Any] = saved.content["caller"]
@@ -254,6 +262,13 @@ def _try_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:
         batch = model.example(size)
         with contextlib.suppress(UsageError):  # said again where a batch of this size comes
             graph.flatten(batch.args, batch.kwargs)
+
+
+def _codec_setting(plan: Plan) -> dict[str, Any]:
+    """All that decides what the ends of links remember."""
+    cuts = range(plan.num_stages - 1)
+    names = [[plan.codec_of(cut, backward=way) for cut in cuts] for way in (False, True)]
+    return {"mesh": str(plan.mesh), "cuts": list(plan.cuts), "microbatches": plan.microbatches, "names": names}
 
 
 def _groups(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:

@@ -97,6 +97,8 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
     trainer = Trainer(plan, model, context)
+    if context.rank == 0 and (trainer.plan.codec, trainer.plan.codec_backward) != (plan.codec, plan.codec_backward):
+        run_folder.write_plan(trainer.plan)  # codecs that were chosen on the first batch
     activity.begin("read samples")
     training = _Training(plan, task, trainer, options, run_folder)
     if options.checkpoint is not None:

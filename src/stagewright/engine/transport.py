@@ -6,7 +6,8 @@
 
 Each direction has a process group of its own. On one edge and direction, both sides know the order of the messages from
 the schedule, so receives are posted in the order in which the peer sends (NCCL has no tags). With Gloo, data moves only
-once the receive is posted: posting ahead is what hides the link behind compute.
+once the receive is posted: posting ahead is what hides the link behind compute. Where a link has a codec, the sender
+encodes before it sends and the receiver decodes what it takes; bytes are then counted as they travel.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from stagewright.engine.link_codec import LinkCodecs
 
 __all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
 
@@ -60,6 +64,8 @@ class Outbox:
 
     group: Any
     """The direction's process group."""
+    codecs: LinkCodecs | None = None
+    """How tensors are written, if not as they are."""
     num_bytes: dict[int, int] = field(default_factory=dict)
     """Bytes sent since ``take_bytes``, by edge."""
     _pending: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
@@ -67,7 +73,10 @@ class Outbox:
     def send(self, message: Message, tensors: Sequence[torch.Tensor], to: int) -> None:
         """Send tensors to a world rank without waiting."""
         for position, tensor in enumerate(tensors):
-            tensor = tensor.detach().contiguous()
+            tensor = tensor.detach()
+            if self.codecs is not None:
+                tensor = self.codecs.encode(message, position, tensor)
+            tensor = tensor.contiguous()
             work = dist.isend(tensor, dst=to, group=self.group, tag=_tag(message, position))
             self._pending.append((work, tensor))
             self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + tensor.numel() * tensor.element_size()
@@ -106,9 +115,10 @@ class Mailbox:
         shapes: Callable[[Message], Sequence[TensorShape]],
         device: torch.device,
         ahead: int = AHEAD,
+        codecs: LinkCodecs | None = None,
     ) -> None:
         self._group, self._source, self._order, self._shapes = group, source, order, shapes
-        self._device = device
+        self._device, self._codecs = device, codecs
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
         self._ahead = ahead
         self.waited_s = 0.0
@@ -126,7 +136,11 @@ class Mailbox:
             work.wait()
         self.waited_s += time.perf_counter() - start
         self._post()
-        return [tensor for _, tensor in received]
+        tensors = [tensor for _, tensor in received]
+        if self._codecs is None:
+            return tensors
+        expected = self._shapes(message)
+        return [self._codecs.decode(message, at, expected[at], tensor) for at, tensor in enumerate(tensors)]
 
     def _post(self, at_least: int | None = None) -> bool:
         """Post receives until enough are open; whether any message was left to post."""
@@ -137,7 +151,11 @@ class Mailbox:
                 return False
             buffers = []
             for position, expected in enumerate(self._shapes(message)):
-                buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._device)
+                size = None if self._codecs is None else self._codecs.num_bytes(message, position, expected)
+                if size is None:
+                    buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._device)
+                else:
+                    buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
                 work = dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
                 buffers.append((work, buffer))
             self._posted[message] = buffers

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 
+from stagewright.codec.name import check_codec
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import OptimizerSpec, Plan
@@ -35,6 +36,7 @@ def check_plan(plan: Plan) -> None:
     _check_stages(plan)
     _check_schedule(plan)
     _check_features(plan)
+    _check_codecs(plan)
 
 
 def _check_names(plan: Plan) -> None:
@@ -213,3 +215,20 @@ def _check_features(plan: Plan) -> None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
+
+
+def _check_codecs(plan: Plan) -> None:
+    num_cuts = plan.num_stages - 1
+    for key, chosen in (("codec", plan.codec), ("codec_backward", plan.codec_backward)):
+        names = [chosen] if isinstance(chosen, str) else chosen or []
+        for name in names:
+            check_codec(name)
+        if isinstance(chosen, tuple) and len(chosen) != num_cuts:
+            raise UsageError(
+                f"{key} has {len(chosen)} codecs for {num_cuts} cuts: give one for each cut, or one for all"
+            )
+        if plan.mesh.pipeline == 1 and any(name != "none" for name in names):
+            raise UsageError(
+                f"{key} = {names[0]!r} compresses the links of a pipeline, and {plan.mesh} has none: leave it out, "
+                "or use a mesh with pipeline=2 or more"
+            )

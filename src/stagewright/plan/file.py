@@ -66,6 +66,8 @@ _PLAN: dict[str, Reader] = {
     "stages": integer,
     "recompute": either(choice(*RECOMPUTES), list_of(flag)),
     "shard": flag,
+    "codec": either(text, list_of(text)),
+    "codec_backward": either(text, list_of(text)),
     "dtype": choice(*DTYPES),
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,

@@ -169,6 +169,11 @@ class Plan:
     recompute: Recompute = "none"
     # Whether replicas share parameters, gradients and optimiser states (FSDP2) instead of each having all.
     shard: bool = False
+    # How activations are written on the links between workers, and their gradients unless the next key says otherwise:
+    # a codec's name, "auto" (what pays, measured on the first batch), or one for each cut.
+    codec: str | tuple[str, ...] = "none"
+    # The same for gradients; None: as `codec`.
+    codec_backward: str | tuple[str, ...] | None = None
     # Of parameters and activations.
     dtype: Literal["float32", "bfloat16"] = "float32"
     # Batch norm's running statistics: of each micro-batch (plain), or as of the full batch (deferred).
@@ -226,6 +231,18 @@ class Plan:
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
         """The stages that the worker at a place along the pipeline holds."""
         return tuple(stage for stage, worker in enumerate(self.stage_workers) if worker == pipeline)
+
+    def codec_of(self, cut: int, *, backward: bool = False) -> str:
+        """How what crosses a cut is written on its link."""
+        chosen = self.codec if not backward or self.codec_backward is None else self.codec_backward
+        return chosen if isinstance(chosen, str) else chosen[cut]
+
+    @property
+    def has_codecs(self) -> bool:
+        """Whether anything is compressed."""
+        return any(
+            self.codec_of(at, backward=way) != "none" for at in range(self.num_stages - 1) for way in (False, True)
+        )
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs forward again in the backward pass, for all micro-batches or all but the last."""

@@ -1,0 +1,135 @@
+"""A pipeline's step over links of 0.1, 1 and 10 Gb/s, with and without codecs. Needs root, `ip` and `tc`.
+
+    python benchmarks/codec_links.py [--model deit-tiny] [--codecs none,bf16,hadamard4/block8,auto]
+
+Two machines are two network namespaces on this one, with a cable (veth) between them whose both ends let through so
+many bits a second (tbf). Each pair of a link and a codec is one run of `torchrun … -m stagewright worker`, proved equal
+to serial under the same quantisation before it is timed. Writes JSON; prints a table last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAMES = [f"sw-{side}-{os.getpid()}" for side in "ab"]
+PORTS = [f"sw{side}{os.getpid()}"[:15] for side in "ab"]
+ADDRESSES = ["198.18.77.1", "198.18.77.2"]
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+
+@contextlib.contextmanager
+def machines(gigabits: float) -> Iterator[None]:
+    """Two namespaces and a slow cable between them; gone afterwards, with all that runs in them."""
+    try:
+        for name in NAMES:
+            ip("netns", "add", name)
+        ip("link", "add", PORTS[0], "netns", NAMES[0], "type", "veth", "peer", PORTS[1], "netns", NAMES[1])
+        for name, port, address in zip(NAMES, PORTS, ADDRESSES, strict=True):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", port)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", port, "up")
+            burst = max(64, int(gigabits * 1e9 / 8 * 0.002 / 1024))  # two milliseconds of the rate
+            limit = ["rate", f"{gigabits * 1000:.0f}mbit", "burst", f"{burst}kb", "latency", "100ms"]
+            subprocess.run(["tc", "-n", name, "qdisc", "add", "dev", port, "root", "tbf", *limit], check=True)
+        yield
+    finally:
+        for name in NAMES:
+            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in inside.stdout.split():  # none but those that were started below live in there
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def run(plan: Any, folder: Path) -> dict[str, Any]:
+    """One run on both machines; its workers' results."""
+    from stagewright.plan.file import read_plan, write_plan
+
+    folder.mkdir()
+    write_plan(plan, folder / "wanted.toml")
+    started = []
+    for rank, (name, port) in enumerate(zip(NAMES, PORTS, strict=True)):
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+        command += ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--max-restarts", "0"]
+        command += ["--master-addr", ADDRESSES[0], "--master-port", "29519"]
+        command += ["-m", "stagewright", "worker", str(folder / "wanted.toml"), "--run-folder", str(folder / "run")]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": port}
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        )
+    ended = [(process.communicate(timeout=500)[1], process.returncode) for process in started]
+    if any(code for _, code in ended):
+        raise SystemExit("\n".join(text for text, _ in ended))
+    workers = [json.loads((folder / "run" / "workers" / str(rank) / "result.json").read_text()) for rank in (0, 1)]
+    steps = [max(times) for times in zip(*(one["step_s"] for one in workers), strict=True)]
+    chosen = read_plan(folder / "run" / "plan.toml")
+    return {
+        "step_s": statistics.median(steps),
+        "steps_s": steps,
+        "equal": workers[0]["equality"]["equal"],
+        "sent_bytes": [sum(one["sent_bytes"].values()) for one in workers],
+        "codec": [chosen.codec, chosen.codec_backward],
+    }
+
+
+def main() -> None:
+    from stagewright.engine.resolve import resolve_plan
+    from stagewright.plan.value import Mesh, ModelSpec, Plan
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="deit-tiny")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--microbatches", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--gigabits", default="0.1,1,10")
+    parser.add_argument("--codecs", default="none,bf16,hadamard4/block8,auto")
+    parser.add_argument("--out", type=Path, default=Path("codec_links.json"))
+    options = parser.parse_args()
+    base = Plan(
+        model=ModelSpec(name=options.model),
+        batch=options.batch,
+        mesh=Mesh(pipeline=2),
+        microbatches=options.microbatches,
+        split="blocks",
+        steps=options.steps,
+        warmup=2,
+        devices=tuple(f"cpu:{core}" for core in sorted(os.sched_getaffinity(0))[:2]),
+    )
+    base = resolve_plan(base)
+    result: dict[str, Any] = {"model": options.model, "batch": options.batch, "cuts": list(base.cuts), "links": {}}
+    with tempfile.TemporaryDirectory() as root:
+        for gigabits in map(float, options.gigabits.split(",")):
+            with machines(gigabits):
+                for name in options.codecs.split(","):
+                    forward, _, backward = name.partition("/")
+                    plan = dataclasses.replace(base, codec=forward, codec_backward=backward or None)
+                    found = run(plan, Path(root) / f"{gigabits}-{name.replace('/', '-')}")
+                    result["links"].setdefault(str(gigabits), {})[name] = found
+                    options.out.write_text(json.dumps(result, indent=1) + "\n")
+                    print(f"{gigabits:5} Gb/s {name:20} {found['step_s'] * 1e3:8.1f} ms a step", flush=True)
+    print(f"\n{options.model}, batch {options.batch}, step in ms (bytes there and back, MB)")
+    for gigabits, codecs in result["links"].items():
+        plain = codecs["none"]["step_s"] if "none" in codecs else float("nan")
+        for name, one in codecs.items():
+            sent = sum(one["sent_bytes"]) / 1e6
+            words = f"{one['step_s'] * 1e3:9.1f} ({sent:.2f})  {plain / one['step_s']:.2f}×  equal: {one['equal']}"
+            print(f"{gigabits:>5} Gb/s {name:18} {words} {one['codec'] if name == 'auto' else ''}")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ so that they sum to the whole model's, measured in the same rounds: what is comp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -196,8 +197,12 @@ def plan_costs(
     model_terms: ModelTerms | None = None,
     engine_terms: EngineTerms | None = None,
     codecs: Sequence[LinkCodec] | None = None,
+    whole: Profile | None = None,
 ) -> PlanCosts:
-    """The costs of a plan whose cuts are known; `sizes` are the samples of each micro-batch of one replica."""
+    """The costs of a plan whose cuts are known; `sizes` are the samples of each micro-batch of one replica.
+
+    ``whole`` is the profile with whole layers, where `profile` is that of one worker of a tensor axis.
+    """
     model_terms, engine_terms = model_terms or ModelTerms(), engine_terms or EngineTerms()
     if plan.training and not profile.training:
         raise UsageError(
@@ -211,7 +216,11 @@ def plan_costs(
     speeds = topology.speeds()
     forward_scale, backward_scale = _glue(profile)
     bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, len(units) - 1), strict=True))
+    held = _Sums([unit.parameter_bytes for unit in units])
+    kept = _Sums([unit.kept_bytes for unit in units])
     tensor_group, data_group = topology.group("tensor"), topology.group("data")
+    sizes_seen = {one for unit in traffic for one in (*unit.forward_bytes, *unit.backward_bytes)}
+    sum_s = {one: all_reduce_s(tensor_group, one) for one in sizes_seen}
     workers = plan.stage_workers
     stages = []
     for index, (first, last) in enumerate(bounds):
@@ -220,7 +229,7 @@ def plan_costs(
         backward_input = sum(unit.backward_input.median_s for unit in own) * backward_scale * slow
         backward_weight = sum(unit.backward_weight.median_s for unit in own) * backward_scale * slow
         exchanged = traffic[first : last + 1]
-        parameter_bytes = amount_of([unit.parameter_bytes for unit in units], first, last)
+        parameter_bytes = held.of(first, last)
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
         hidden = (1 - engine_terms.collective_share) * sum(gathers)
         stages.append(
@@ -231,17 +240,13 @@ def plan_costs(
                 forward_s=forward,
                 backward_input_s=backward_input if plan.training else 0.0,
                 backward_weight_s=backward_weight if plan.training else 0.0,
-                tensor_forward_s=sum(
-                    all_reduce_s(tensor_group, one) for unit in exchanged for one in unit.forward_bytes
-                ),
-                tensor_backward_s=sum(
-                    all_reduce_s(tensor_group, one) for unit in exchanged for one in unit.backward_bytes
-                ),
+                tensor_forward_s=sum(sum_s[one] for unit in exchanged for one in unit.forward_bytes),
+                tensor_backward_s=sum(sum_s[one] for unit in exchanged for one in unit.backward_bytes),
                 gather_s=sum(gathers) - min(hidden, forward),
                 accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
                 parameter_bytes=parameter_bytes,
                 buffer_bytes=sum(unit.buffer_bytes for unit in own),
-                kept_bytes=amount_of([unit.kept_bytes for unit in units], first, last),
+                kept_bytes=kept.of(first, last),
                 input_bytes=units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes,
                 gradient_rise_bytes=_rise(profile, first, last),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
@@ -260,7 +265,7 @@ def plan_costs(
         gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
         tied_bytes=_tied([unit.parameter_bytes for unit in units], bounds, workers),
-        serial_s=_serial_s(plan, profile, model_terms, samples) / max(speeds),
+        serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
     )
 
@@ -312,6 +317,19 @@ def _rise(profile: Profile, first: int, last: int) -> int:
         highest = max(highest, level)
         level -= unit.kept_bytes.total
     return highest
+
+
+class _Sums:
+    """Amounts of ranges of units, by running sums."""
+
+    def __init__(self, amounts: Sequence[Amount]) -> None:
+        self._upto = [0, *itertools.accumulate(one.total for one in amounts)]
+        self._shares = [(index, earlier, part) for index, one in enumerate(amounts) for earlier, part in one.shares]
+
+    def of(self, first: int, last: int) -> int:
+        """What the units first … last hold, everything counted once."""
+        twice = sum(part for index, earlier, part in self._shares if earlier >= first and index <= last)
+        return self._upto[last + 1] - self._upto[first] - twice
 
 
 def _tied(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagewright.forecast.collective import all_reduce_s
+from stagewright.forecast.collective import Group, all_reduce_s
 from stagewright.forecast.costs import PlanCosts, reduce_scatter_of
 from stagewright.forecast.order import BACKWARD, BACKWARD_WEIGHT
 from stagewright.forecast.times import Times
@@ -22,6 +22,7 @@ __all__ = ["BUCKET_BYTES", "DataSums", "data_sums"]
 
 BUCKET_BYTES = 8 << 20  # as the engine's
 _PASSES = 4
+_MOST_BUCKETS = 64  # of more, several that follow each other count as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +56,10 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
         exposed = scatter * costs.engine_terms.collective_share
         return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=3 * own_bytes)
     group = costs.topology.group("data")
-    ready, sizes = _buckets(costs, times, worker)
-    taken = [all_reduce_s(group, size) for size in sizes]
+    own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
+    merged = max(1, own_bytes // (_MOST_BUCKETS * BUCKET_BYTES))
+    ready, sizes = _buckets(costs, times, worker, merged * BUCKET_BYTES)
+    taken = [_one_by_one_s(group, size, merged) for size in sizes]
     share = costs.engine_terms.collective_share
     slowed = 0.0
     spans: list[tuple[float, float]] = []
@@ -73,8 +76,13 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
     return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
 
 
+def _one_by_one_s(group: Group, num_bytes: float, count: int) -> float:
+    """Buckets that follow each other."""
+    return count * all_reduce_s(group, num_bytes / count)
+
+
 def _buckets(
-    costs: PlanCosts, times: Times, worker: int
+    costs: PlanCosts, times: Times, worker: int, bucket_bytes: int
 ) -> tuple[tuple[list[float], list[tuple[float, float]]], list[float]]:
     """When each bucket is full, inside which last backward, and how many bytes it has."""
     moments: list[float] = []
@@ -96,9 +104,9 @@ def _buckets(
         for size, seconds in units:
             left = size * scale
             while left > 0:
-                took = min(left, BUCKET_BYTES - bucket)
+                took = min(left, bucket_bytes - bucket)
                 bucket, left, filled = bucket + took, left - took, filled + took
-                if bucket >= BUCKET_BYTES:
+                if bucket >= bucket_bytes:
                     share = (passed + seconds * (1 - left / max(size * scale, 1e-9))) / total_s if total_s else 1.0
                     moments.append(end if whole else begin + share * (end - begin))
                     windows.append((begin, end))

@@ -49,6 +49,11 @@ class WorkerMemory:
     times_s: tuple[float, ...] = ()
     held_bytes: tuple[int, ...] = ()
 
+    @property
+    def counted_bytes(self) -> int:
+        """The peak without posted receives: what a CPU worker counts of itself, and holds to its limit."""
+        return self.peak_bytes - self.messages_bytes
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "times_s": list(self.times_s), "held_bytes": list(self.held_bytes)}
 
@@ -118,10 +123,13 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
             changes.append((kept, 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
             extra = int(share * stage.kept_bytes) if again else 0
-            if extra:  # everything is there again, for this one micro-batch
+            if (
+                extra
+            ):  # everything is there again, for this one micro-batch; each half of a split backward runs it again
                 moments.append(start)
                 changes.append((extra, 0))
-            freed = extra if kind == BACKWARD_INPUT else extra + kept
+            halves = 2 if kind == BACKWARD_WEIGHT and index > 0 else 1
+            freed = 0 if kind == BACKWARD_INPUT else halves * extra + kept
             if kind != BACKWARD_INPUT and index not in seen:
                 seen.add(index)
                 made = stage.parameter_bytes // divide

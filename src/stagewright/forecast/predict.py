@@ -20,8 +20,8 @@ __all__ = ["predict", "step_seconds"]
 _MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
 
 
-def predict(costs: PlanCosts, cut_names: tuple[str, ...] = ()) -> Forecast:
-    """The forecast of a plan."""
+def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool = True) -> Forecast:
+    """The forecast of a plan; with its timeline or without."""
     plan = costs.plan
     times = pipeline_times(costs)
     sums = [data_sums(costs, times, worker) for worker in range(plan.mesh.pipeline)]
@@ -46,7 +46,7 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = ()) -> Forecast:
         links=_links(costs),
         tensor_bytes=costs.tensor_bytes,
         data_bytes=max(one.num_bytes for one in sums),
-        segments=_segments(costs, times, sums, ends),
+        segments=_segments(costs, times, sums, ends) if timeline else (),
     )
 
 

@@ -9,8 +9,9 @@ tensor are alike, so one stands for all: the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class Topology:
     places: Integers = field(init=False)
     # The host of each device.
     hosts: Integers = field(init=False)
+    # What was asked before.
+    _known: dict[Any, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         cluster, mesh = self.cluster, self.mesh
@@ -53,13 +56,24 @@ class Topology:
         numbers = np.arange(mesh.num_workers).reshape([mesh.size(axis) for axis in order])
         object.__setattr__(self, "places", np.transpose(numbers, [order.index(axis) for axis in AXES]))
 
+    def _once(self, key: Any, find: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
     def speeds(self) -> list[float]:
         """How fast the slowest worker at each place along the pipeline is, relative to the profiled device."""
+        return self._once("speeds", self._speeds)  # type: ignore[no-any-return]
+
+    def _speeds(self) -> list[float]:
         speeds = np.array([one.speed for one in self.cluster.members])
         return [float(one) for one in speeds[self.places].min(axis=(0, 1))]
 
     def memory_limits(self) -> list[int | None]:
         """The least memory at each place along the pipeline; None: not limited."""
+        return self._once("limits", self._memory_limits)  # type: ignore[no-any-return]
+
+    def _memory_limits(self) -> list[int | None]:
         without = 2**62
         sizes = np.array([without if one.memory_bytes is None else one.memory_bytes for one in self.cluster.members])
         limits = sizes[self.places].min(axis=(0, 1))
@@ -67,17 +81,25 @@ class Topology:
 
     def num_on_host(self) -> int:
         """The most workers that share a host."""
-        return int(np.bincount(self.hosts[self.places.reshape(-1)]).max())
+        return self._once("host", lambda: int(np.bincount(self.hosts[self.places.reshape(-1)]).max()))  # type: ignore[no-any-return]
 
     def link(self, first: int, second: int) -> Link:
         """The slowest link between two places along the pipeline, over all replicas."""
         if first == second:
             return FREE
-        across = (self.hosts[self.places[:, :, first]] != self.hosts[self.places[:, :, second]]).any()
-        return self._outside if across else self.cluster.links.intra_host
+        return self._outside if self._crosses(first, second) else self.cluster.links.intra_host
+
+    def _crosses(self, first: int, second: int) -> bool:
+        def find() -> bool:
+            return bool((self.hosts[self.places[:, :, first]] != self.hosts[self.places[:, :, second]]).any())
+
+        return self._once((first, second), find)  # type: ignore[no-any-return]
 
     def group(self, axis: Axis) -> Group:
         """The workers along an axis, and what is between them; where such groups differ, the most scattered one."""
+        return self._once(axis, lambda: self._group(axis))  # type: ignore[no-any-return]
+
+    def _group(self, axis: Axis) -> Group:
         at = AXES.index(axis)
         lines = np.moveaxis(self.hosts[self.places], at, -1).reshape(-1, self.mesh.size(axis))
         on_host = min(_largest_run(line) for line in np.unique(lines, axis=0))

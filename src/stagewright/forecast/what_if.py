@@ -84,17 +84,18 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
     path = step_seconds(silent)
     ideal = serial / num_devices
     rebuilt = replace(_bare(costs, recompute=True), model_terms=costs.model_terms)
+    silent_s, linked_s = step_seconds(without_communication(rebuilt)), step_seconds(_links_only(rebuilt))
+    rebuilt_s, step = step_seconds(rebuilt), step_seconds(costs)
     # Adding up gradients belongs to the engine's overhead: serial in one piece has none.
     steps = [
         ("imbalance", most - mean),
         ("bubble", path - most),
         ("repeated work", mean - ideal),
-        ("recomputation", step_seconds(without_communication(rebuilt)) - path),
-        ("transfer", step_seconds(_links_only(rebuilt)) - step_seconds(without_communication(rebuilt))),
-        ("collectives", step_seconds(rebuilt) - step_seconds(_links_only(rebuilt))),
-        ("overhead", step_seconds(costs) - step_seconds(rebuilt)),
+        ("recomputation", silent_s - path),
+        ("transfer", linked_s - silent_s),
+        ("collectives", rebuilt_s - linked_s),
+        ("overhead", step - rebuilt_s),
     ]
-    step = step_seconds(costs)
     if measured_s is not None:
         steps.append(("unexplained", measured_s - step))
         step = measured_s

@@ -21,7 +21,7 @@ from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 
-__all__ = ["Prepared", "prepare"]
+__all__ = ["Prepared", "check_kind", "prepare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def prepare(
     """Bring plan, measurements and cluster together; refuses what does not belong together."""
     check_plan(plan)
     profile = measured.profile
-    _check_kind(profile.device, cluster, rescale)
+    check_kind(profile.device, cluster, rescale)
     if measured.num_tensor != plan.mesh.tensor:
         raise UsageError(
             f"the model was measured for tensor={measured.num_tensor}, but the plan has tensor={plan.mesh.tensor}: "
@@ -79,6 +79,7 @@ def prepare(
         tensor=measured.tensor,
         model_terms=measured.terms,
         engine_terms=terms,
+        whole=measured.whole,
     )
     return Prepared(plan=plan, measured=measured, cluster=cluster, terms=terms or EngineTerms(), costs=costs)
 
@@ -95,7 +96,8 @@ def choose_cuts(plan: Plan, measured: MeasuredModel, topology: Topology) -> tupl
     return split_by(measured.profile, plan.num_stages, plan.split, conditions).cut_names
 
 
-def _check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
+def check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
+    """Refuse a profile of another kind of device, unless it is to be rescaled."""
     kind = device.partition(":")[0]
     others = sorted({group.kind for group in cluster.devices if group.kind != kind})
     if others and not rescale:

@@ -50,6 +50,8 @@ class MeasuredModel:
     tensor: tuple[TensorTraffic, ...] | None = None
     # Workers that share its layers.
     num_tensor: int = 1
+    # Its units with whole layers, where they are shared: what serial is made of.
+    whole: Profile | None = None
 
 
 def chunk_sizes(plan: Plan) -> tuple[int, ...]:
@@ -69,8 +71,10 @@ def measure_model(
     device = Device.parse(plan.devices[0] if plan.devices else default_devices(1)[0])
     model = _load(plan, device, size or max(chunk_sizes(plan)))
     graph = capture_for(plan, model)
-    tensor = None
+    tensor, whole = None, None
     if plan.mesh.tensor > 1:
+        alone = dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, tensor=1))
+        whole = measure_model(alone, size=size or max(chunk_sizes(plan)), cache=cache, repeats=repeats).profile
         axis = split_alone(graph, plan.mesh.tensor)
         with preserved(graph.model):
             tensor = watch_traffic(graph, axis, model.args, model.kwargs)
@@ -89,7 +93,7 @@ def measure_model(
     )
     with device.pinned(), preserved(graph.model):
         terms = _terms(graph, model, plan.optimizer, repeats) if plan.training else ModelTerms()
-    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor)
+    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
 
 
 def _load(plan: Plan, device: Device, size: int) -> Model:

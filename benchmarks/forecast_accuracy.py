@@ -1,0 +1,168 @@
+"""How true forecasts are: plans forecast from a profile, and then run.
+
+    python benchmarks/forecast_accuracy.py --rounds 3 --json
+
+Each plan is forecast before it is run, in every round anew: the model's units, loss and optimiser are measured on one
+of the plan's devices, the engine's own costs with two workers, then the plan is proven equal to serial and timed. What
+counts is the median over the rounds, of forecasts and of measured steps. Plans take turns, so that a slow phase of the
+machine hits all of them; `--only 3` or `--only 0-4` runs some. Memory is the peak of the fullest worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+# model, options of the model, batch, and what makes the plan; three of each strategy at least.
+PLANS: tuple[dict[str, Any], ...] = (
+    {"model": "bert-minilm", "sequence_length": 128, "batch": 16, "mesh": "serial"},
+    {"model": "bert-minilm", "sequence_length": 128, "batch": 16, "mesh": "serial", "microbatches": 4},
+    {"model": "bert-minilm", "sequence_length": 128, "batch": 16, "mesh": "data=2"},
+    {"model": "bert-minilm", "sequence_length": 128, "batch": 16, "mesh": "tensor=2"},
+    {"model": "bert-minilm", "sequence_length": 128, "batch": 16, "mesh": "pipeline=2", "microbatches": 4},
+    {
+        "model": "bert-minilm",
+        "sequence_length": 128,
+        "batch": 16,
+        "mesh": "pipeline=2",
+        "microbatches": 8,
+        "schedule": "gpipe",
+    },
+    {"model": "deit-tiny", "batch": 16, "mesh": "serial"},
+    {"model": "deit-tiny", "batch": 16, "mesh": "data=2", "microbatches": 2},
+    {"model": "deit-tiny", "batch": 16, "mesh": "tensor=2"},
+    {"model": "deit-tiny", "batch": 16, "mesh": "pipeline=2", "microbatches": 4},
+    {"model": "deit-tiny", "batch": 16, "mesh": "pipeline=2", "microbatches": 4, "recompute": "always"},
+    {"model": "deit-tiny", "batch": 16, "mesh": "pipeline=2", "microbatches": 4, "schedule": "interleaved"},
+    {"model": "deit-tiny", "batch": 16, "mesh": "pipeline=2", "microbatches": 4, "schedule": "zbv"},
+    {"model": "gpt-layers:6", "sequence_length": 128, "batch": 8, "mesh": "serial", "recompute": "always"},
+    {"model": "gpt-layers:6", "sequence_length": 128, "batch": 8, "mesh": "data=2"},
+    {"model": "gpt-layers:6", "sequence_length": 128, "batch": 8, "mesh": "pipeline=2", "microbatches": 4},
+    {"model": "resnet-50", "image_size": 96, "batch": 16, "mesh": "pipeline=2", "microbatches": 4},
+    {"model": "mobilenet-v2", "image_size": 96, "batch": 16, "mesh": "data=2"},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="one plan or a range of them, from 0")
+    parser.add_argument("--devices", default="", help="devices with semicolons; otherwise the machine's first")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", default="")
+    options = parser.parse_args()
+    from stagewright.cluster.machine import default_devices
+
+    low, _, high = options.only.partition("-")
+    chosen = PLANS[int(low) : int(high or low) + 1] if options.only else PLANS
+    devices = tuple(options.devices.split(";")) if options.devices else default_devices(2)
+    found: list[dict[str, list[float]]] = [
+        {name: [] for name in ("forecast_s", "measured_s", "forecast_memory_bytes", "measured_memory_bytes")}
+        for _ in chosen
+    ]
+    for current in range(options.rounds):
+        terms = measure_machine(devices)
+        for index, about in enumerate(chosen):
+            plan = make_plan(about, devices, options.steps)
+            row = forecast_and_run(plan, terms, options.repeats)
+            for name, value in row.items():
+                found[index][name].append(value)
+            error = row["forecast_s"] / row["measured_s"] - 1
+            print(
+                f"round {current}: {describe(about)}: {row['forecast_s']:.4f} s, measured {row['measured_s']:.4f} s "
+                f"({error:+.1%}), memory {row['forecast_memory_bytes'] / row['measured_memory_bytes'] - 1:+.1%}",
+                file=sys.stderr,
+                flush=True,
+            )
+    rows = [
+        {"plan": describe(about), **{name: statistics.median(values) for name, values in one.items()}}
+        for about, one in zip(chosen, found, strict=True)
+    ]
+    report(rows, options)
+
+
+def measure_machine(devices: tuple[str, ...]) -> Any:
+    """The engine's own costs, now."""
+    from stagewright.planner.calibrate import calibrate
+
+    return calibrate(devices)
+
+
+def make_plan(about: dict[str, Any], devices: tuple[str, ...], steps: int) -> Any:
+    from stagewright.engine.resolve import resolve_plan
+    from stagewright.plan.value import Mesh, ModelSpec, Plan
+
+    rest = {name: value for name, value in about.items() if name not in ("model", "sequence_length", "image_size")}
+    mesh = Mesh.parse(rest.pop("mesh"))
+    model = ModelSpec(
+        name=about["model"], sequence_length=about.get("sequence_length"), image_size=about.get("image_size")
+    )
+    return resolve_plan(
+        Plan(model=model, mesh=mesh, devices=devices[: mesh.num_workers], steps=steps, warmup=2, **rest)
+    )
+
+
+def forecast_and_run(plan: Any, calibration: Any, repeats: int) -> dict[str, float]:
+    """Forecast first, then run."""
+    from stagewright.engine.compare import run_plan
+    from stagewright.planner.forecasting import prepare
+    from stagewright.planner.measure import measure_model
+
+    measured = measure_model(plan, cache=False, repeats=repeats)
+    forecast = prepare(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.terms).forecast()
+    del measured
+    with tempfile.TemporaryDirectory() as root:
+        result = run_plan(replace(plan, cuts=plan.cuts), root)
+    assert result["equal"], "a plan that is not equal to serial has no time"
+    return {
+        "forecast_s": forecast.step_s,
+        "measured_s": result["latency_s"],
+        "forecast_memory_bytes": max(memory_of(worker, plan) for worker in forecast.workers),
+        "measured_memory_bytes": max(result["peak_memory_bytes"]),
+    }
+
+
+def memory_of(worker: Any, plan: Any) -> int:
+    """As the engine measures it: a CPU worker counts its own tensors, without posted receives; CUDA's allocator all."""
+    on_cuda = plan.devices[0].startswith("cuda")
+    return int(worker.memory.peak_bytes if on_cuda else worker.memory.counted_bytes)
+
+
+def describe(about: dict[str, Any]) -> str:
+    words = [about["model"], about["mesh"], f"batch {about['batch']}"]
+    words += [f"{about['microbatches']} micro-batches"] if "microbatches" in about else []
+    words += [about[name] for name in ("schedule",) if name in about]
+    words += ["recomputed"] if about.get("recompute") == "always" else []
+    return ", ".join(words)
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    errors = [abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
+    memory = [abs(row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1) for row in rows]
+    data = {
+        "plans": rows,
+        "mean_error": statistics.mean(errors),
+        "worst_error": max(errors),
+        "worst_memory_error": max(memory),
+        "rounds": options.rounds,
+    }
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2)
+    if options.json:
+        print(json.dumps(data, indent=2))
+        return
+    for row, error, of_memory in zip(rows, errors, memory, strict=True):
+        print(f"{row['plan']:60} {row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s {error:6.1%} {of_memory:6.1%}")
+    print(f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}, memory at most {max(memory):.1%} off")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""``stagewright plan``: search for the best plan and write it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stagewright.cli.forecast_options import ClusterFile, Innermost, Rescale
+from stagewright.cli.options import (
+    CacheDir,
+    ImageSize,
+    Json,
+    ModelName,
+    NumClasses,
+    Repeats,
+    Seed,
+    SequenceLength,
+    Units,
+)
+from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.errors import UsageError
+from stagewright.zoo import catalogue
+
+if TYPE_CHECKING:
+    from stagewright.cluster.cluster import Cluster
+    from stagewright.plan.value import Plan
+    from stagewright.planner.source import Source
+
+__all__ = ["plan"]
+
+_SEARCH = "What to search"
+
+
+def plan(
+    model: ModelName,
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.")] = 256,
+    cluster: ClusterFile = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the best plan.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the best three here, where they fit.")] = False,
+    json: Json = False,
+    top: Annotated[int, typer.Option(min=1, help="How many to show.", rich_help_panel=_SEARCH)] = 10,
+    schedules: Annotated[
+        str, typer.Option(help="Of pipelines, with commas.", rich_help_panel=_SEARCH)
+    ] = "1f1b,gpipe,interleaved,zbv",
+    recompute: Annotated[
+        str, typer.Option(help="Ways to recompute, with commas.", rich_help_panel=_SEARCH)
+    ] = "none,always",
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.", rich_help_panel=_SEARCH)] = "adamw",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=_SEARCH)] = "float32",
+    analytic: Annotated[
+        bool,
+        typer.Option(
+            "--analytic",
+            help="From a configuration and the hardware's peak; nothing is built.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = False,
+    efficiency: Annotated[
+        float, typer.Option(help="With --analytic: the share of the peak that is reached.", rich_help_panel=_SEARCH)
+    ] = 0.5,
+    root: Annotated[Path, typer.Option(help="Where run folders of --verify go.")] = Path("runs"),
+    image_size: ImageSize = None,
+    sequence_length: SequenceLength = None,
+    num_classes: NumClasses = None,
+    seed: Seed = 0,
+    units: Units = "auto",
+    rescale: Rescale = False,
+    innermost: Innermost = "pipeline",
+    repeats: Repeats = 3,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Search data × tensor × pipeline × micro-batches × schedule × recomputation × shard for the quickest plan."""
+    if ":" not in model:
+        catalogue.entry(model)
+    if output is not None and not output.parent.is_dir():
+        raise UsageError(f"can't write {output}: there is no folder {output.parent}; make it first")
+    from stagewright.cluster.file import read_cluster
+    from stagewright.forecast.terms import EngineTerms
+    from stagewright.plan.check import DTYPES, OPTIMIZERS, RECOMPUTES
+    from stagewright.plan.schedules import SCHEDULES
+    from stagewright.plan.value import AXES, ModelSpec, OptimizerSpec, Plan
+
+    wanted = [name.strip() for name in schedules.split(",")]
+    ways = [name.strip() for name in recompute.split(",")]
+    _check("schedule", wanted, SCHEDULES)
+    _check("way to recompute", ways, RECOMPUTES)
+    _check("optimizer", [optimizer], OPTIMIZERS)
+    _check("dtype", [dtype], DTYPES)
+    _check("axis", [innermost], AXES)
+    spec = ModelSpec(
+        name=model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes, seed=seed
+    )
+    base = Plan(
+        model=spec,
+        batch=batch,
+        units=units,
+        dtype=dtype,  # type: ignore[arg-type]
+        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]
+    )
+    chosen = read_cluster(cluster) if cluster is not None else None
+    terms = EngineTerms()
+    source: Source
+    if analytic:
+        if chosen is None:
+            raise UsageError("--analytic needs the hardware: give --cluster FILE")
+        source = _analytic(base, chosen, efficiency)
+    else:
+        source, chosen, terms = _measured(base, chosen, cache_dir, repeats, rescale)
+    from stagewright.planner.search import search
+
+    found = search(
+        base,
+        source,
+        chosen,
+        terms,
+        top=top,
+        schedules=wanted,
+        recomputes=ways,
+        innermost=innermost,  # type: ignore[arg-type]
+        progress=note,
+    )
+    verified = None
+    if verify:
+        from stagewright.planner.verify import verify as run_best
+
+        verified = run_best(found.best, root, cache=cache_dir, progress=note)
+    best = found.best[0]
+    if output is not None:
+        from stagewright.plan.file import write_plan
+
+        write_plan(best.plan, output)
+        note(f"wrote {output}")
+    if json:
+        print_json(_data(model, batch, found, verified))
+        return
+    from stagewright.report.plan_table import plan_remarks, plan_table, verified_table
+
+    console = screen()
+    console.print(plan_table(found, f"{model}: batch {batch} on {chosen.num_devices} devices, forecast"))
+    if verified is not None:
+        console.print(verified_table(verified))
+    for line in plan_remarks(found):
+        console.print(line, markup=False)
+
+
+def _check(kind: str, names: list[str], known: Any) -> None:
+    from stagewright.errors import UnknownName
+
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, name, list(known))
+
+
+def _analytic(base: Plan, cluster: Cluster, efficiency: float) -> Source:
+    from stagewright.planner.analytic import AnalyticModel, TransformerShape, peak_of
+
+    if not 0 < efficiency <= 1:
+        raise UsageError(f"an efficiency of {efficiency} is not possible: give a number above 0 and up to 1")
+    return AnalyticModel(
+        name=base.model.name,
+        shape=TransformerShape.of(base.model),
+        peak=peak_of(cluster),
+        kind=cluster.devices[0].kind,
+        item_bytes=2 if base.dtype == "bfloat16" else 4,
+        efficiency=efficiency,
+    )
+
+
+def _measured(
+    base: Plan, cluster: Cluster | None, cache: str | None, repeats: int, rescale: bool
+) -> tuple[Source, Cluster, Any]:
+    from stagewright.cluster.machine import default_devices, probe_machine, spread_cores
+    from stagewright.planner.calibrate import load_calibration
+    from stagewright.planner.forecasting import check_kind
+    from stagewright.planner.measure import MeasuredModel, measure_model
+    from stagewright.planner.source import MeasuredSource
+
+    calibration = load_calibration(cache, progress=note)
+    device = default_devices(1)[0]
+    if cluster is None:
+        machine = probe_machine()
+        count = len(machine.gpus) or len(spread_cores())
+        share = None if machine.gpus or machine.memory_bytes is None else machine.memory_bytes // count
+        share = machine.gpus[0].memory_bytes if machine.gpus else share
+        cluster = calibration.cluster(count, share)
+    check_kind(device, cluster, rescale)
+
+    def measure(plan: Plan, size: int) -> MeasuredModel:
+        layers = f" as one of {plan.mesh.tensor}" if plan.mesh.tensor > 1 else ""
+        with progress(f"measuring {plan.model.name}, {size} samples{layers}") as report:
+            return measure_model(plan, size=size, cache=cache or True, repeats=repeats, progress=report)
+
+    # The largest is what each replica of plain data parallel computes at once, as far as that can be measured soon.
+    small = 1 if base.batch < 4 else 2
+    large = max(small, min(64, base.batch // min(cluster.num_devices, base.batch)))
+    source = MeasuredSource(plan=replace(base, devices=(device,)), small=small, large=large, measure=measure)
+    alike = calibration.kind == cluster.devices[0].kind
+    return source, cluster, calibration.terms if alike else replace(calibration.terms, crowding=0.0)
+
+
+def _data(model: str, batch: int, found: Any, verified: Any) -> dict[str, Any]:
+    """The JSON of this verb (documented in docs/json.md)."""
+
+    def row(one: Any) -> dict[str, Any]:
+        return {
+            "mesh": str(one.plan.mesh),
+            "strategy": one.plan.mesh.strategy,
+            "microbatches": one.plan.microbatches,
+            "schedule": one.plan.schedule,
+            "recompute": one.plan.recompute,
+            "shard": one.plan.shard,
+            "codec": one.codec,
+            "cuts": list(one.plan.cuts),
+            "step_s": one.forecast.step_s,
+            "samples_per_s": one.forecast.samples_per_s,
+            "speedup": one.forecast.speedup,
+            "peak_memory_bytes": one.forecast.peak_memory_bytes,
+            "fits": one.forecast.fits,
+            "reason": one.reason,
+        }
+
+    return {
+        "model": model,
+        "batch": batch,
+        "best": [row(one) for one in found.best],
+        "data_parallel": None if found.data_parallel is None else row(found.data_parallel),
+        "losers": found.losers,
+        "num_plans": found.num_plans,
+        "num_exact": found.num_exact,
+        "num_unfit": found.num_unfit,
+        "seconds": found.seconds,
+        "verified": None if verified is None else verified.to_dict(),
+    }

@@ -1,0 +1,140 @@
+"""How large it can be: for each strategy, with and without recomputation, the most layers, samples or tokens that fit.
+
+    measured at two sizes ─► memory of a plan at any size, by a straight line for each unit ─► the largest that fits
+    (layers: one block more is as large as the blocks that there are)
+
+Found by halving the distance between what fits and what does not; the limit itself is then checked by running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from stagewright.cluster.cluster import Cluster, DeviceGroup
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import plan_costs
+from stagewright.forecast.memory import worker_memory
+from stagewright.forecast.times import pipeline_times
+from stagewright.forecast.topology import Topology
+from stagewright.plan.check import check_plan
+from stagewright.plan.value import Mesh, Plan
+from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.split.compare import split as split_by
+from stagewright.split.conditions import Conditions
+
+__all__ = ["Fit", "What", "fit_strategies", "peak_bytes"]
+
+What: TypeAlias = Literal["batch", "layers", "sequence"]
+_MOST = 1 << 20
+# A model at a size: the number of layers, samples or tokens that is asked for, and the plan that it is for.
+SizedModel = Callable[[Plan, int], tuple[Plan, MeasuredModel]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The largest size of one strategy."""
+
+    # Its name, and whether it recomputes.
+    strategy: str
+    recompute: bool
+    # The largest size that fits; 0: none.
+    largest: int
+    # The memory of the fullest worker there, and one size above.
+    peak_bytes: int
+    above_bytes: int
+    # The memory at the size that was given.
+    now_bytes: int
+    # Why it can't be used at all.
+    refused: str = ""
+    # The plan at the limit; None where none fits.
+    plan: Plan | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        data = asdict(self)
+        del data["plan"]
+        return data
+
+
+def peak_bytes(plan: Plan, measured: MeasuredModel) -> int:
+    """The memory of a plan's fullest worker, as it counts itself."""
+    group = DeviceGroup(kind="cpu", count=plan.mesh.num_workers)
+    topology = Topology(mesh=plan.mesh, cluster=Cluster(devices=(group,)))
+    profile = measured.profile
+    if not plan.cuts and plan.num_stages > 1:
+        conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
+        plan = replace(plan, cuts=split_by(profile, plan.num_stages, plan.split, conditions).cut_names)
+    costs = plan_costs(
+        plan,
+        profile,
+        topology,
+        cuts=cut_places(profile, plan.cuts),
+        sizes=chunk_sizes(plan),
+        tensor=measured.tensor,
+        model_terms=measured.terms,
+        whole=measured.whole,
+    )
+    times = pipeline_times(costs)
+    return max(worker_memory(costs, times, worker).counted_bytes for worker in range(plan.mesh.pipeline))
+
+
+def fit_strategies(
+    base: Plan, num_devices: int, limit_bytes: int, sized: SizedModel, what: What, *, now: int, microbatches: int
+) -> list[Fit]:
+    """One row a strategy and way to recompute."""
+    rows = []
+    for strategy, mesh, shard in _strategies(num_devices):
+        for recompute in ("none", "always"):
+            plan = replace(
+                base,
+                mesh=mesh,
+                shard=shard,
+                recompute=recompute,
+                microbatches=microbatches if mesh.pipeline > 1 else 1,
+                cuts=(),
+                stages=None,
+                devices=(),
+            )
+            rows.append(_fit(strategy, plan, limit_bytes, sized, now, _least(plan, what)))
+    return rows
+
+
+def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
+    found = [("serial", Mesh(), False)]
+    if num_devices > 1:
+        found += [
+            ("data", Mesh(data=num_devices), False),
+            ("data, sharded", Mesh(data=num_devices), True),
+            ("tensor", Mesh(tensor=num_devices), False),
+            ("pipeline", Mesh(pipeline=num_devices), False),
+        ]
+    return found
+
+
+def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int) -> Fit:
+    def need(size: int) -> int:
+        chosen, measured = sized(plan, size)
+        check_plan(chosen)
+        return peak_bytes(chosen, measured)
+
+    row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none"}
+    try:
+        at_now = need(max(now, least))
+        if need(least) > limit:
+            return Fit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
+        good, bad = least, least
+        while need(bad) <= limit and bad < _MOST:
+            good, bad = bad, 2 * bad
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if need(middle) <= limit else (good, middle)
+    except UsageError as error:
+        return Fit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
+    chosen = sized(plan, good)[0]
+    return Fit(**row, largest=good, peak_bytes=need(good), above_bytes=need(good + 1), now_bytes=at_now, plan=chosen)
+
+
+def _least(plan: Plan, what: What) -> int:
+    """The smallest batch, number of layers or of tokens that a plan can have."""
+    return {"batch": plan.microbatches * plan.mesh.data, "layers": plan.num_stages, "sequence": 1}[what]

@@ -1,0 +1,411 @@
+"""Search for the best plan: every mesh × micro-batch × schedule × recomputation × shard, bounded, the best few exactly.
+
+    all choices ─► rules of plans ─► a lower bound of the step ─► in its order: exact forecast, memory
+                                     stop when the next bound is above the worst of the best ten
+    the best meshes under GPipe or 1F1B ─► the same with the other schedules, exactly
+
+The bound of worker w: what it computes, after the forwards before it and before the backwards behind them. It never
+exceeds the forecast, so that nothing better is thrown away. Plain data parallel is always forecast, to stand beside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stagewright.cluster.cluster import Cluster
+from stagewright.errors import SplitError, UsageError
+from stagewright.forecast.costs import PlanCosts, plan_costs
+from stagewright.forecast.link_codec import PLAIN, LinkCodec
+from stagewright.forecast.memory import STATES
+from stagewright.forecast.predict import optimizer_s, predict
+from stagewright.forecast.terms import EngineTerms
+from stagewright.forecast.topology import Topology
+from stagewright.forecast.value import Forecast
+from stagewright.forecast.what_if import explain_parts
+from stagewright.plan.check import check_plan
+from stagewright.plan.schedules import SCHEDULES
+from stagewright.plan.value import Axis, Mesh, Plan
+from stagewright.planner.measure import chunk_sizes, cut_places
+from stagewright.planner.source import Source
+from stagewright.quantity import format_bytes
+from stagewright.split.compare import split as split_by
+from stagewright.split.conditions import Conditions
+
+__all__ = ["Candidate", "Found", "Ranked", "search"]
+
+_MOST_NODES = 40_000  # of a schedule that must be listed node by node
+_MOST_EXACT = 200
+_MOST_CHUNKS = 1024
+_MOST_MESHES = 4  # on which schedules beyond GPipe and 1F1B are tried
+_PLAIN = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A plan that might be the best."""
+
+    # The plan, with its cuts.
+    plan: Plan
+    # What it costs.
+    costs: PlanCosts
+    # The least that its step can take.
+    bound_s: float
+    # The codec on its links.
+    codec: str = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A candidate with its forecast."""
+
+    # The plan.
+    plan: Plan
+    # Its codec's name.
+    codec: str
+    # Its forecast.
+    forecast: Forecast
+    # What it costs.
+    costs: PlanCosts
+
+    @property
+    def reason(self) -> str:
+        """What keeps it from n ×, the two largest parts."""
+        parts = explain_parts(self.costs)
+        step = parts.step_s
+        largest = sorted((one for one in parts.parts if one.seconds > 0), key=lambda one: -one.seconds)[:2]
+        return ", ".join(f"{one.name} {one.seconds / step:.0%}" for one in largest if one.seconds > 0.01 * step) or "–"
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a search came to."""
+
+    # The best, best first.
+    best: list[Ranked] = field(default_factory=list)
+    # Plain data parallel over all devices, fitting or not; None where the batch is too small.
+    data_parallel: Ranked | None = None
+    # How many plans there were, how many were forecast exactly, how many did not fit.
+    num_plans: int = 0
+    num_exact: int = 0
+    num_unfit: int = 0
+    # For each strategy without a place among the best, why.
+    losers: dict[str, str] = field(default_factory=dict)
+    # How long it took.
+    seconds: float = 0.0
+
+
+def search(
+    base: Plan,
+    source: Source,
+    cluster: Cluster,
+    terms: EngineTerms | None = None,
+    *,
+    top: int = 10,
+    schedules: Sequence[str] = ("1f1b", "gpipe", "interleaved", "zbv"),
+    recomputes: Sequence[str] = ("none", "always"),
+    shards: Sequence[bool] = (False, True),
+    codecs: Mapping[str, LinkCodec] | None = None,
+    innermost: Axis = "pipeline",
+    most_tensor: int = 64,
+    num_devices: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Found:
+    """The best plans for a model and a batch on a cluster."""
+    begun = time.perf_counter()
+    maker = _Maker(base, source, cluster, terms or EngineTerms(), innermost)
+    count = num_devices or cluster.num_devices
+    known = dict(codecs or {"none": PLAIN})
+    found = Found()
+    plain = [name for name in schedules if name in _PLAIN]
+    others = [name for name in schedules if name not in _PLAIN]
+    choices = _choices(base, source, count, plain or list(_PLAIN), recomputes, shards, known, most_tensor)
+    candidates = [one for plan, codec in choices if (one := maker.candidate(plan, codec, known[codec])) is not None]
+    if progress is not None:
+        progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begun:.1f} s …")
+    # One serial to compare with: the quickest way that one device has been seen or computed to take.
+    maker.serial_s = min((one.costs.serial_s for one in candidates), default=None)
+    candidates = [replace(one, costs=maker.same_serial(one.costs)) for one in candidates]
+    nearest = maker.unfit
+    found.num_unfit = maker.num_unfit
+    _rank(maker, candidates, found, top, nearest)
+    if not plain:
+        found.best.clear()
+    more = []
+    for ranked in found.best[:_MOST_MESHES]:
+        for name in others if ranked.plan.mesh.pipeline > 1 else ():
+            plan = replace(ranked.plan, schedule=name, cuts=())  # type: ignore[arg-type]
+            if _allowed(plan, source.num_units):
+                candidate = maker.candidate(plan, ranked.codec, known[ranked.codec])
+                more += [candidate] if candidate is not None else []
+    _rank(maker, more, found, top, nearest)
+    candidates += more
+    found.num_plans = len(candidates)
+    found.data_parallel = _data_parallel(maker, base, count)
+    if not found.best:
+        raise UsageError(_nothing_fits(base, found.data_parallel, nearest, count))
+    held = {one.plan.mesh.strategy for one in found.best}
+    found.losers = {strategy: why for strategy, why in nearest.items() if strategy not in held}
+    best_s = found.best[0].forecast.step_s
+    for candidate in candidates:
+        strategy = candidate.plan.mesh.strategy
+        if strategy not in held and strategy not in found.losers:
+            found.losers[strategy] = f"at best {candidate.bound_s / best_s:.2f} × the time of the best"
+    found.seconds = time.perf_counter() - begun
+    return found
+
+
+def _rank(maker: _Maker, candidates: list[Candidate], found: Found, top: int, nearest: dict[str, str]) -> None:
+    """Forecast candidates in the order of their bounds, as long as one can still be among the best."""
+    candidates.sort(key=lambda one: one.bound_s)
+    for candidate in candidates[:_MOST_EXACT]:
+        if len(found.best) >= top and candidate.bound_s >= found.best[-1].forecast.step_s:
+            break
+        ranked = maker.exact(candidate)
+        found.num_exact += 1
+        if not ranked.forecast.fits:
+            found.num_unfit += 1
+            nearest.setdefault(candidate.plan.mesh.strategy, f"does not fit: {_needs(ranked.forecast)}")
+            continue
+        found.best.append(ranked)
+        found.best.sort(key=lambda one: one.forecast.step_s)
+        del found.best[top:]
+
+
+def _choices(
+    base: Plan,
+    source: Source,
+    count: int,
+    schedules: Sequence[str],
+    recomputes: Sequence[str],
+    shards: Sequence[bool],
+    codecs: Mapping[str, LinkCodec],
+    most_tensor: int,
+) -> Iterator[tuple[Plan, str]]:
+    """Every plan that might be worth a look."""
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    for tensor in source.tensor_sizes(min(count, most_tensor)):
+        if tensor not in divisors:
+            continue
+        for pipeline in divisors:
+            if pipeline > source.num_units or count % (tensor * pipeline):
+                continue
+            data = count // (tensor * pipeline)
+            share = -(-base.batch // data)
+            if base.batch < data:
+                continue
+            mesh = Mesh(data=data, tensor=tensor, pipeline=pipeline)
+            for chunks in _numbers(share):
+                for schedule in schedules if pipeline > 1 else ("1f1b",):
+                    for recompute in recomputes if base.training else ("none",):
+                        for shard in shards if data > 1 and pipeline == 1 and base.training else (False,):
+                            for codec in codecs if pipeline > 1 else ("none",):
+                                plan = replace(
+                                    base,
+                                    mesh=mesh,
+                                    microbatches=chunks,
+                                    schedule=schedule,  # type: ignore[arg-type]
+                                    recompute=recompute,  # type: ignore[arg-type]
+                                    shard=shard,
+                                    stages=None,
+                                    cuts=(),
+                                    placement="auto",
+                                    devices=(),
+                                )
+                                if _allowed(plan, source.num_units):
+                                    yield plan, codec
+
+
+def _numbers(share: int) -> list[int]:
+    """Numbers of micro-batches: halves of the share, down to single samples."""
+    found, size = [], share
+    while size >= 1:
+        chunks = -(-share // size)
+        if chunks <= _MOST_CHUNKS and chunks not in found:
+            found.append(chunks)
+        if size == 1:
+            break
+        size = -(-size // 2)
+    return found
+
+
+def _allowed(plan: Plan, num_units: int) -> bool:
+    if plan.num_stages > num_units or plan.batch < plan.microbatches * plan.mesh.data:
+        return False
+    if plan.recompute != "none" and SCHEDULES[plan.schedule].splits_backward:
+        return False  # either half of the backward pass would run forward again
+    if plan.schedule not in _PLAIN and 4 * plan.num_stages * plan.microbatches > _MOST_NODES:
+        return False
+    try:
+        check_plan(plan)
+    except UsageError:
+        return False
+    return True
+
+
+class _Maker:
+    """Makes candidates, and remembers what they share."""
+
+    def __init__(self, base: Plan, source: Source, cluster: Cluster, terms: EngineTerms, innermost: Axis) -> None:
+        self.base, self.source, self.cluster, self.terms, self.innermost = base, source, cluster, terms, innermost
+        self.serial_s: float | None = None
+        self.unfit: dict[str, str] = {}
+        self.num_unfit = 0
+        self._topologies: dict[Mesh, Topology] = {}
+        self._cuts: dict[tuple[int, int, bool, tuple[float, ...]], tuple[str, ...] | None] = {}
+
+    def candidate(self, plan: Plan, codec: str, costs_of: LinkCodec) -> Candidate | None:
+        topology = self.topology(plan.mesh)
+        sizes = chunk_sizes(plan)
+        cuts = self.cuts(plan, topology, max(sizes))
+        if cuts is None:
+            return None
+        plan = replace(plan, cuts=cuts)
+        costs = self.same_serial(self.costs(plan, topology, sizes, costs_of))
+        needed = least_memory(costs)
+        if needed is not None:
+            self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {needed}")
+            self.num_unfit += 1
+            return None
+        return Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
+
+    def same_serial(self, costs: PlanCosts) -> PlanCosts:
+        return costs if self.serial_s is None else replace(costs, serial_s=self.serial_s)
+
+    def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = PLAIN) -> PlanCosts:
+        measured = self.source.model(max(sizes), plan.mesh.tensor)
+        return plan_costs(
+            plan,
+            measured.profile,
+            topology,
+            cuts=cut_places(measured.profile, plan.cuts),
+            sizes=sizes,
+            tensor=measured.tensor,
+            model_terms=measured.terms,
+            engine_terms=self.terms,
+            codecs=[codec] * (plan.num_stages - 1),
+            whole=measured.whole,
+        )
+
+    def topology(self, mesh: Mesh) -> Topology:
+        if mesh not in self._topologies:
+            self._topologies[mesh] = Topology(mesh=mesh, cluster=self.cluster, innermost=self.innermost)
+        return self._topologies[mesh]
+
+    def cuts(self, plan: Plan, topology: Topology, size: int) -> tuple[str, ...] | None:
+        """The best cuts for so many stages; those of another size of micro-batch are taken as well."""
+        if plan.num_stages == 1:
+            return ()
+        speeds = topology.speeds()
+        by_stage = tuple(speeds[worker] for worker in plan.stage_workers)
+        key = plan.num_stages, plan.mesh.tensor, plan.recompute != "none", by_stage
+        if key not in self._cuts:
+            profile = self.source.model(size, plan.mesh.tensor).profile
+            conditions = Conditions(speeds=by_stage, recompute=key[2])
+            try:
+                self._cuts[key] = split_by(profile, plan.num_stages, "optimal", conditions).cut_names
+            except SplitError:
+                self._cuts[key] = None
+        return self._cuts[key]
+
+    def exact(self, candidate: Candidate) -> Ranked:
+        return Ranked(
+            plan=candidate.plan,
+            codec=candidate.codec,
+            forecast=predict(candidate.costs, candidate.plan.cuts, timeline=False),
+            costs=candidate.costs,
+        )
+
+
+def lower_bound_s(costs: PlanCosts) -> float:
+    """The least that a step can take, whatever the schedule does."""
+    plan = costs.plan
+    chunks = sum(costs.shares)
+    before = 0.0
+    busy = [0.0] * plan.mesh.pipeline
+    fill = [-1.0] * plan.mesh.pipeline
+    splits = SCHEDULES[plan.schedule].splits_backward
+    for index, stage in enumerate(costs.stages):
+        again = stage.forward_s + stage.tensor_forward_s if costs.recomputes(index) else 0.0
+        forward = stage.forward_s + stage.tensor_forward_s
+        first_half = (stage.backward_input_s + stage.tensor_backward_s) if index or not splits else 0.0
+        backward = stage.backward_input_s + stage.backward_weight_s + stage.tensor_backward_s
+        busy[stage.worker] += chunks * (forward + backward)
+        if plan.recompute == "always":
+            busy[stage.worker] += chunks * again
+        if fill[stage.worker] < 0:
+            fill[stage.worker] = before
+        share = min(costs.shares)
+        before += share * (forward + (first_half if splits else backward))
+    ends = [busy[worker] + fill[worker] + optimizer_s(costs, worker) for worker in range(plan.mesh.pipeline)]
+    return max(ends)
+
+
+def least_memory(costs: PlanCosts) -> str | None:
+    """What a worker needs at the very least, where its device has less; None where it may fit."""
+    plan = costs.plan
+    states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+    divide = plan.mesh.data if plan.shard else 1
+    chunks = len(costs.shares)
+    for worker, limit in enumerate(costs.topology.memory_limits()):
+        limit = min((one for one in (limit, plan.memory_bytes) if one is not None), default=None)
+        if limit is None:
+            continue
+        needed = 0.0
+        for index, stage in enumerate(costs.stages):
+            if stage.worker != worker:
+                continue
+            held = chunks if plan.schedule == "gpipe" else min(chunks, plan.mesh.pipeline - worker)
+            held = held if plan.schedule in _PLAIN else 1
+            kept = stage.input_bytes if costs.recomputes(index) else stage.kept_bytes
+            needed += stage.parameter_bytes * (1 + states) / divide
+            needed += held * kept * min(costs.shares) if plan.training else 0
+        if needed > limit:
+            return f"{format_bytes(needed)} of {format_bytes(limit)}"
+    return None
+
+
+def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
+    """Replicas alone: whole if they fit, else with the fewest micro-batches that do, else as they are."""
+    if base.batch < count:
+        return None
+    found: Ranked | None = None
+    for chunks in _numbers(-(-base.batch // count)):
+        plan = replace(
+            base,
+            mesh=Mesh(data=count),
+            microbatches=chunks,
+            schedule="1f1b",
+            recompute="none",
+            shard=False,
+            stages=None,
+            cuts=(),
+            placement="auto",
+            devices=(),
+        )
+        try:
+            check_plan(plan)
+        except UsageError:
+            continue
+        topology = maker.topology(plan.mesh)
+        costs = maker.same_serial(maker.costs(plan, topology, chunk_sizes(plan)))
+        found = maker.exact(Candidate(plan=plan, costs=costs, bound_s=0.0))
+        if found.forecast.fits:
+            return found
+    return found
+
+
+def _needs(forecast: Forecast) -> str:
+    worst = max(forecast.workers, key=lambda one: one.memory.peak_bytes - (one.memory_limit_bytes or 0))
+    return f"{format_bytes(worst.memory.peak_bytes)} of {format_bytes(worst.memory_limit_bytes or 0)}"
+
+
+def _nothing_fits(base: Plan, data_parallel: Ranked | None, nearest: Mapping[str, str], count: int) -> str:
+    tried = "; ".join(f"{strategy} {why}" for strategy, why in nearest.items())
+    if not tried and data_parallel is None:
+        return (
+            f"a batch of {base.batch} gives work to no mesh of {count} devices: use --batch {count} or more, or fewer "
+            "devices"
+        )
+    return f"no plan for a batch of {base.batch} fits on {count} devices ({tried}): use a smaller batch or more memory"

@@ -1,0 +1,154 @@
+"""Where a search takes its costs from: a model measured at two sizes of micro-batch, and in between by a straight line.
+
+seconds and bytes of a unit = a + b · samples        measured at the smallest and the largest size
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.terms import ModelTerms
+from stagewright.plan.value import Mesh, Plan
+from stagewright.planner.measure import MeasuredModel, measure_model
+from stagewright.profile.value import Amount, Profile, Time, UnitProfile
+
+__all__ = ["MeasuredSource", "Source", "between"]
+
+
+class Source(Protocol):
+    """What a search asks of a model."""
+
+    @property
+    def num_units(self) -> int:
+        """Places where it could be cut, and one."""
+
+    def tensor_sizes(self, most: int) -> list[int]:
+        """Numbers of workers that its layers can be divided among."""
+
+    def model(self, size: int, tensor: int) -> MeasuredModel:
+        """What a micro-batch of that size costs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MeasuredSource:
+    """A model that is measured when it is asked for."""
+
+    # A plan with the model, its dtype, its optimiser and a device.
+    plan: Plan
+    # The sizes of micro-batches that are measured.
+    small: int
+    large: int
+    # Measures a plan's model at a size.
+    measure: Callable[[Plan, int], MeasuredModel] = lambda plan, size: measure_model(plan, size=size)
+    _found: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
+    _lines: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
+    _refused: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def num_units(self) -> int:
+        return len(self._at(self.small, 1).profile.units)
+
+    def tensor_sizes(self, most: int) -> list[int]:
+        found = [1]
+        for size in range(2, most + 1):
+            try:
+                self._at(self.small, size)
+            except UsageError as error:
+                self._refused[size] = str(error)
+                continue
+            found.append(size)
+        return found
+
+    def refusal(self, tensor: int) -> str | None:
+        """Why layers can't be divided among so many."""
+        return self._refused.get(tensor)
+
+    def model(self, size: int, tensor: int) -> MeasuredModel:
+        if self.small == self.large or size == self.small:
+            return self._at(self.small, tensor)
+        if (size, tensor) not in self._lines:
+            self._lines[size, tensor] = between(self._at(self.small, tensor), self._at(self.large, tensor), size)
+        return self._lines[size, tensor]
+
+    def _at(self, size: int, tensor: int) -> MeasuredModel:
+        if (size, tensor) not in self._found:
+            plan = replace(
+                self.plan, mesh=Mesh(tensor=tensor), batch=size, microbatches=1, devices=self.plan.devices[:1]
+            )
+            self._found[size, tensor] = self.measure(plan, size)
+        return self._found[size, tensor]
+
+
+def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredModel:
+    """The line through two measurements, at another size; nothing falls below nothing."""
+    first, second = small.profile, large.profile
+    share = (size - first.batch_size) / (second.batch_size - first.batch_size)
+
+    def line(one: float, other: float) -> float:
+        return max(0.0, one + share * (other - one))
+
+    def time(one: Time, other: Time) -> Time:
+        # Beyond noise, a larger batch never takes less.
+        return Time(median_s=max(line(one.median_s, other.median_s), 1e-9 if one.median_s else 0.0), spread_s=0.0)
+
+    def amount(one: Amount, other: Amount) -> Amount:
+        shares = one.shares
+        if [index for index, _ in one.shares] == [index for index, _ in other.shares]:
+            pairs = zip(one.shares, other.shares, strict=True)
+            shares = tuple((index, round(line(mine, theirs))) for (index, mine), (_, theirs) in pairs)
+        return Amount(total=round(line(one.total, other.total)), shares=shares)
+
+    def unit(one: UnitProfile, other: UnitProfile) -> UnitProfile:
+        return replace(
+            one,
+            macs=round(line(one.macs, other.macs)),
+            forward=time(one.forward, other.forward),
+            backward_input=time(one.backward_input, other.backward_input),
+            backward_weight=time(one.backward_weight, other.backward_weight),
+            output_bytes=round(line(one.output_bytes, other.output_bytes)),
+            kept_bytes=amount(one.kept_bytes, other.kept_bytes),
+            recompute_kept_bytes=round(line(one.recompute_kept_bytes, other.recompute_kept_bytes)),
+            crossing_bytes=round(line(one.crossing_bytes, other.crossing_bytes)),
+        )
+
+    profile: Profile = replace(
+        first,
+        batch_size=size,
+        units=tuple(unit(one, other) for one, other in zip(first.units, second.units, strict=True)),
+        whole_forward=time(first.whole_forward, second.whole_forward),
+        whole_backward=time(first.whole_backward, second.whole_backward),
+        whole_macs=round(line(first.whole_macs, second.whole_macs)),
+    )
+    mine, theirs = small.terms, large.terms
+    terms = ModelTerms(
+        loss_forward_s=line(mine.loss_forward_s, theirs.loss_forward_s),
+        loss_backward_s=line(mine.loss_backward_s, theirs.loss_backward_s),
+        loss_kept_bytes=round(line(mine.loss_kept_bytes, theirs.loss_kept_bytes)),
+        optimizer_s_per_byte=(mine.optimizer_s_per_byte + theirs.optimizer_s_per_byte) / 2,
+        accumulate_s_per_byte=(mine.accumulate_s_per_byte + theirs.accumulate_s_per_byte) / 2,
+    )
+    tensor = None
+    if small.tensor is not None and large.tensor is not None:
+        tensor = tuple(
+            TensorTraffic(
+                forward_bytes=tuple(
+                    round(line(a, b)) for a, b in zip(one.forward_bytes, other.forward_bytes, strict=True)
+                ),
+                backward_bytes=tuple(
+                    round(line(a, b)) for a, b in zip(one.backward_bytes, other.backward_bytes, strict=True)
+                ),
+            )
+            for one, other in zip(small.tensor, large.tensor, strict=True)
+        )
+    whole = None
+    if small.whole is not None and large.whole is not None:
+        lone = (
+            MeasuredModel(profile=small.whole, terms=small.terms),
+            MeasuredModel(profile=large.whole, terms=large.terms),
+        )
+        whole = between(*lone, size).profile
+    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=small.num_tensor, whole=whole)

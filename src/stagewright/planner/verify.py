@@ -1,0 +1,113 @@
+"""Prove a search's forecasts by running its best plans on this machine.
+
+the best three ─► run, each proven equal to serial ─► measured beside forecast, regret of having taken the first
+off by more than a tenth ─► the machine's calibration is measured again, for the next forecast
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stagewright.cluster.machine import default_devices
+from stagewright.engine.compare import run_plan
+from stagewright.errors import RunError, UsageError
+from stagewright.planner.calibrate import load_calibration
+from stagewright.planner.search import Ranked
+
+__all__ = ["Verified", "VerifiedPlan", "verify"]
+
+_TOLERANCE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedPlan:
+    """A plan that was run."""
+
+    # Its mesh, as text.
+    mesh: str
+    # A step, predicted and measured.
+    forecast_s: float
+    measured_s: float
+    # The peak memory of its workers, predicted and measured.
+    forecast_memory_bytes: int
+    measured_memory_bytes: int
+    # Whether it was equal to serial.
+    equal: bool
+    # Its run folder.
+    run: str
+
+    @property
+    def error(self) -> float:
+        """Forecast over measured, less 1."""
+        return self.forecast_s / self.measured_s - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "error": self.error}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What running came to."""
+
+    # The plans that were run, in the order of their forecasts.
+    plans: tuple[VerifiedPlan, ...]
+    # Plans that could not be run here, and why.
+    left_out: tuple[str, ...]
+    # How much longer the first takes than the quickest of those that were run; 0: it was the quickest.
+    regret: float
+    # Whether the machine was measured again because forecasts were off.
+    recalibrated: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "plans": [one.to_dict() for one in self.plans],
+            "left_out": list(self.left_out),
+            "regret": self.regret,
+            "recalibrated": self.recalibrated,
+        }
+
+
+def verify(
+    ranked: Sequence[Ranked],
+    root: str | Path,
+    *,
+    count: int = 3,
+    cache: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Verified:
+    """Run the first few plans where they fit on this machine."""
+    tell = progress or (lambda text: None)
+    found: list[VerifiedPlan] = []
+    left_out: list[str] = []
+    for one in ranked[:count]:
+        plan = one.plan
+        try:
+            devices = default_devices(plan.mesh.num_workers)
+            tell(f"running {plan.mesh}, {plan.microbatches} micro-batches …")
+            result = run_plan(replace(plan, devices=devices), root)
+        except (UsageError, RunError) as error:
+            left_out.append(f"{plan.mesh}: {str(error).splitlines()[0]}")
+            continue
+        found.append(
+            VerifiedPlan(
+                mesh=str(plan.mesh),
+                forecast_s=one.forecast.step_s,
+                measured_s=result["latency_s"],
+                forecast_memory_bytes=max(worker.memory.counted_bytes for worker in one.forecast.workers),
+                measured_memory_bytes=max(result["peak_memory_bytes"]),
+                equal=bool(result["equal"]),
+                run=result["run"],
+            )
+        )
+    if not found:
+        raise UsageError(f"none of the best plans can be run on this machine: {left_out[0]}")
+    regret = found[0].measured_s / min(one.measured_s for one in found) - 1
+    off = abs(statistics.median(one.error for one in found)) > _TOLERANCE
+    if off:
+        tell("forecasts were off by more than a tenth: measuring this machine again …")
+        load_calibration(cache, fresh=True)
+    return Verified(plans=tuple(found), left_out=tuple(left_out), regret=regret, recalibrated=off)

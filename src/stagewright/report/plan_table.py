@@ -1,0 +1,97 @@
+"""The best plans of a search, what they are beside, and what came of running them."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from stagewright.planner.search import Found, Ranked
+from stagewright.planner.verify import Verified
+from stagewright.quantity import format_bytes, format_s
+
+__all__ = ["plan_remarks", "plan_table", "verified_table"]
+
+
+def plan_table(found: Found, title: str) -> Table:
+    """The best first; plain data parallel last, always."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table.add_column("", justify="right")
+    table.add_column("mesh", style="bold", no_wrap=True)
+    table.add_column("micro-batches", justify="right")
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("recompute", no_wrap=True)
+    for name in ("step", "samples/s", "speed-up", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("what it loses by")
+    for place, one in enumerate(found.best, start=1):
+        table.add_row(str(place), *_cells(one))
+    if found.data_parallel is not None and all(_key(one) != _key(found.data_parallel) for one in found.best):
+        table.add_section()
+        table.add_row("", *_cells(found.data_parallel), style="dim")
+    return table
+
+
+def _key(one: Ranked) -> tuple[object, ...]:
+    return str(one.plan.mesh), one.plan.microbatches, one.plan.recompute, one.plan.shard
+
+
+def _cells(one: Ranked) -> list[str]:
+    forecast, plan = one.forecast, one.plan
+    memory = format_bytes(forecast.peak_memory_bytes) + ("" if forecast.fits else " (too much)")
+    return [
+        str(plan.mesh) + (" sharded" if plan.shard else ""),
+        str(plan.microbatches),
+        plan.schedule if plan.mesh.pipeline > 1 else "–",
+        str(plan.recompute),
+        format_s(forecast.step_s),
+        f"{forecast.samples_per_s:.4g}",
+        f"{forecast.speedup:.2f} ×",
+        memory,
+        one.reason,
+    ]
+
+
+def plan_remarks(found: Found) -> list[str]:
+    """How the search went, and why strategies that are not among the best lose."""
+    lines = [
+        f"{found.num_plans} plans, {found.num_exact} of them forecast exactly, {found.num_unfit} of these did not fit, "
+        f"in {found.seconds:.1f} s"
+    ]
+    lines += [f"{strategy}: {why}" for strategy, why in found.losers.items()]
+    if found.data_parallel is None:
+        lines.append("plain data parallel: the batch has fewer samples than there are devices")
+    elif not found.data_parallel.forecast.fits:
+        lines.append("plain data parallel does not fit")
+    else:
+        gain = found.data_parallel.forecast.step_s / found.best[0].forecast.step_s
+        lines.append(f"the best is {gain:.2f} × as fast as plain data parallel")
+    return lines
+
+
+def verified_table(verified: Verified) -> Table:
+    """Predicted beside measured."""
+    table = Table(
+        title="run on this machine",
+        caption=f"regret of taking the first: {verified.regret:.1%}"
+        + ("; forecasts were off, so this machine was measured again" if verified.recalibrated else "")
+        + "".join(f"\nnot run: {why}" for why in verified.left_out),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title_justify="left",
+        caption_justify="left",
+    )
+    table.add_column("mesh", style="bold")
+    for name in ("forecast", "measured", "error", "memory forecast", "measured memory"):
+        table.add_column(name, justify="right")
+    table.add_column("equal")
+    for one in verified.plans:
+        table.add_row(
+            one.mesh,
+            format_s(one.forecast_s),
+            format_s(one.measured_s),
+            f"{one.error:+.1%}",
+            format_bytes(one.forecast_memory_bytes),
+            format_bytes(one.measured_memory_bytes),
+            "[green]yes[/green]" if one.equal else "[red]NO[/red]",
+        )
+    return table

@@ -140,3 +140,12 @@ def test_trials_survive_their_file(tmp_path: Path) -> None:
 
 def test_no_trials_are_a_table_too() -> None:
     assert TrialTable.join([], 0).num_trials == 0
+
+
+def test_tiny_buffers_do_not_block() -> None:
+    workload = explicit([33024, 803840], 4, trials=3, warmup=0)
+    with Coordinator(workload, [LOCAL] * 4, Settings(buffer_bytes=4096, probe=False)) as coordinator:
+        measured = coordinator.run()
+    assert measured.error is None
+    assert measured.trials.num_trials == 3
+    assert measured.trials.num_wrong == 0

@@ -53,6 +53,10 @@ def run(
     sizes: Annotated[
         str | None, typer.Option(metavar="LIST", help="Sizes with commas: 2600,1MiB.", rich_help_panel=_WHAT)
     ] = None,
+    chakra: Annotated[
+        Path | None,
+        typer.Option(metavar="PREFIX", help="Chakra traces PREFIX.0.et, …; --ranks rescales.", rich_help_panel=_WHAT),
+    ] = None,
     begin: Annotated[
         str | None, typer.Option("-b", metavar="SIZE", help="Sweep from this size.", rich_help_panel=_WHAT)
     ] = None,
@@ -132,6 +136,10 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="CDF and trials: .png, .svg, .pdf.", rich_help_panel=_SHOW)
     ] = None,
     root: Annotated[Path, typer.Option(help="Where run folders go.", rich_help_panel=_SHOW)] = Path("runs"),
+    chakra_out: Annotated[
+        Path | None,
+        typer.Option("--chakra-out", metavar="PREFIX", help="Write what is sent as traces.", rich_help_panel=_SHOW),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Send a workload between hosts, or between processes here, and show what it took."""
@@ -154,20 +162,22 @@ def run(
     places = _places(hosts, lab)
     limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
     number = ranks if ranks is not None else len(places) if places else 4
-    chosen = [
-        name for name, value in (("--model", model), ("--plan", plan), ("--sizes", sizes), ("-b", begin)) if value
-    ]
+    sources = {"--model": model, "--plan": plan, "--sizes": sizes, "--chakra": chakra, "-b": begin}
+    chosen = [name for name, value in sources.items() if value is not None]
     if len(chosen) != 1:
         what = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
-        raise UsageError(f"{what}: give one of --model MODEL, --plan FILE, --sizes LIST, or -b SIZE -e SIZE")
+        ways = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
+        raise UsageError(f"{what}: give one of {ways}")
     workload, job_steps = _workload(
         model=model,
         plan=plan,
         sizes=sizes,
+        chakra=chakra,
         begin=begin,
         end=end,
         factor=factor,
         number=number,
+        ranks=ranks,
         trials=trials,
         schooling=(samples, batch, epochs),
         bucket=bucket,
@@ -176,6 +186,10 @@ def run(
         limits=limits,
     )
     workload = _with_late(workload, late or [])
+    if chakra_out is not None:
+        from stagewright.fabric.chakra import to_chakra
+
+        note(f"wrote {', '.join(map(str, to_chakra(workload, chakra_out)))}")
     if not places:
         from stagewright.fabric.coordinator import Place
 
@@ -363,10 +377,12 @@ def _workload(
     model: str | None,
     plan: Path | None,
     sizes: str | None,
+    chakra: Path | None,
     begin: str | None,
     end: str | None,
     factor: int,
     number: int,
+    ranks: int | None,
     trials: int | None,
     schooling: tuple[int, int, int],
     bucket: str | None,
@@ -414,6 +430,10 @@ def _workload(
             wanted, profile_of(wanted), name=plan.name, algorithm=algorithm, gaps=gaps, trials=count, **limits
         )
         return workload, count
+    if chakra is not None:
+        from stagewright.fabric.chakra import from_chakra
+
+        return from_chakra(chakra, num_ranks=ranks, algorithm=algorithm, trials=count, **limits), count
     if begin is not None:
         if end is None:
             raise UsageError(f"a sweep from {begin} needs an end: add -e 64M")

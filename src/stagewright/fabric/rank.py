@@ -184,7 +184,11 @@ class Rank:
                 options=self._options,
             )
             self._engine = SocketEngine(
-                connections, workload.num_ranks, scratch_bytes=SLICE_BYTES + 64, spin_s=self._spin_s
+                connections,
+                workload.num_ranks,
+                scratch_bytes=SLICE_BYTES + 64,
+                spin_s=self._spin_s,
+                buffer_bytes=self._options.get("buffer_bytes"),
             )
             told["congestion"] = next((congestion_control(one) for one in connections.sockets.values()), None)
         else:

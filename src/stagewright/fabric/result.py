@@ -96,6 +96,8 @@ class FabricResult:
     verdict: Verdict
     # What lies between pairs, each direction.
     pairs: tuple[Mapping[str, Any], ...]
+    # The kernel's view of each connection at the end (TCP_INFO), from both ends.
+    connections: tuple[Mapping[str, Any], ...]
     # What each rank told of its host.
     hosts: tuple[Mapping[str, Any], ...]
     # How the network was made, where it is a lab.
@@ -125,6 +127,7 @@ class FabricResult:
             "projected_ideal_s": self.projected_ideal_s,
             "verdict": self.verdict.to_dict(),
             "pairs": [dict(pair) for pair in self.pairs],
+            "connections": [dict(one) for one in self.connections],
             "hosts": [dict(host) for host in self.hosts],
             "network": None if self.network is None else dict(self.network),
             "wall_s": self.wall_s,
@@ -183,6 +186,7 @@ def summarise(
         projected_ideal_s=_projected(steps, workload, ideals),
         verdict=verdict,
         pairs=tuple(pair.to_dict() for pair in measured.pairs),
+        connections=tuple(measured.links),
         hosts=tuple(measured.hosts),
         network=network,
         wall_s=measured.wall_s,

@@ -32,7 +32,8 @@ _HEADER = struct.Struct("<IHHI")
 _BARRIER = 0xFFFF
 _NOW = socket.MSG_DONTWAIT
 _ALL = socket.MSG_WAITALL
-_SMALL_BYTES = 16 * 1024  # fits into any socket buffer, so that a send never waits
+_SMALL_BYTES = 16 * 1024  # fits into a socket buffer, so that a send never waits
+_ROOMY_BYTES = 64 * 1024  # a buffer that was asked for and is smaller may not hold it
 _VARIANTS_UP_TO = 4 * 2**20  # larger messages always carry the same payload, to save memory
 
 
@@ -76,7 +77,7 @@ class Flow:
         self._blockers = [transfer.blockers for transfer in program.sends]
         self.sent_s = [0.0] * program.num_steps
         self.received_s = [0.0] * program.num_steps
-        self.is_small = _largest_step(program) <= _SMALL_BYTES
+        self.largest_step = _largest_step(program)
         self.operations: list[_Operation] | None = None
         self.reset(0)
 
@@ -139,10 +140,19 @@ class _Link:
 class SocketEngine:
     """Runs flows over the connections of one rank."""
 
-    def __init__(self, connections: Connections, num_ranks: int, *, scratch_bytes: int, spin_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        connections: Connections,
+        num_ranks: int,
+        *,
+        scratch_bytes: int,
+        spin_s: float = 0.0,
+        buffer_bytes: int | None = None,
+    ) -> None:
         self.rank = connections.rank
         self.num_ranks = num_ranks
         self.spin_s = spin_s
+        self._small_bytes = _SMALL_BYTES if buffer_bytes is None or buffer_bytes >= _ROOMY_BYTES else -1
         self.receive_wait_s = [0.0] * num_ranks
         self.send_wait_s = [0.0] * num_ranks
         self._links = {key: _Link(key, one, scratch_bytes) for key, one in connections.sockets.items()}
@@ -180,7 +190,7 @@ class SocketEngine:
 
     def run(self, flow: Flow, trial: int) -> None:
         """One message alone, to its end."""
-        if flow.is_small:
+        if flow.largest_step <= self._small_bytes:
             self._run_small(flow, trial)
             return
         self._trial = trial

@@ -23,6 +23,7 @@ from stagewright.quantity import parse_bytes
 __all__ = ["MOST_BYTES", "MOST_TRIALS", "Message", "Workload", "explicit", "parse_nccl_size", "sweep_sizes"]
 
 MOST_BYTES = 2**31  # of one message: the buffers are in memory, one for each rank
+MOST_TOTAL_BYTES = 2**33
 MOST_TRIALS = 10_000_000
 MOST_MESSAGES = 4096
 
@@ -79,6 +80,9 @@ class Workload:
             raise UsageError(f"{len(self.delays_s)} delays for {self.num_ranks} ranks: give one for each")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
             raise UsageError(f"a time limit of {self.time_limit_s} s leaves no time: use more than 0")
+        total = sum(message.num_bytes for message in self.messages)
+        if total > MOST_TOTAL_BYTES:
+            raise UsageError(f"the messages of a trial have {total} bytes; a rank holds at most {MOST_TOTAL_BYTES}")
         for message in self.messages:
             if not 0 < message.num_bytes <= MOST_BYTES:
                 raise UsageError(

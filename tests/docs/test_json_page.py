@@ -125,6 +125,13 @@ def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_codecs(checker: Checker, cache: Path) -> None:
+    checker.check_object("codecs-list", output("codecs", "list", cache=cache), "codecs list")
+    few = ("digits-vit", "--batch", "4", "--repeats", "1", "--codecs", "block4,topk:10")
+    checker.check_object("codecs-bench", output("codecs", "bench", *few, cache=cache), "codecs bench")
+
+
+@pytest.mark.slow
 def test_fabric(checker: Checker, cache: Path, tmp_path: Path) -> None:
     few = ("fabric", "run", "--sizes", "8", "--ranks", "3", "--trials", "20", "--root", str(tmp_path))
     found = [output(*few, "--late", delay, cache=cache) for delay in ("1:0", "1:20ms")]

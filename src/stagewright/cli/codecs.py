@@ -49,7 +49,7 @@ def list_codecs(json: Json = False) -> None:
     values = 64 * 128 * 512
     rows = [(name, get(name).summary, get(name).num_bytes(shape, torch.float32) * 8 / values) for name in codec_names()]
     if json:
-        print_json([{"codec": name, "summary": summary, "bits_per_value": bits} for name, summary, bits in rows])
+        print_json({"codecs": [{"codec": name, "summary": text, "bits_per_value": bits} for name, text, bits in rows]})
         return
     from stagewright.report.codec_table import list_table
 

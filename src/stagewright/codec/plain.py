@@ -60,8 +60,7 @@ class Bf16(Codec):
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
         small = values.view(-1)
         if values.dtype is torch.float32:  # NaN has one pattern, so that every device writes the same bytes
-            small = torch.where(small.isnan(), torch.nan, small.to(torch.bfloat16)).to(torch.bfloat16)
-            small = small.view(torch.int16).masked_fill(values.view(-1).isnan(), 0x7FC0)
+            small = small.to(torch.bfloat16).view(torch.int16).masked_fill_(small.isnan(), 0x7FC0)
         data = small.view(torch.uint8)
         payload[: data.numel()] = data
         payload[data.numel() :] = 0

@@ -5,6 +5,7 @@ model ─► capture ─► cut ─► one batch forward and backward ─► the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class CodecRow:
             "cut": self.cut,
             "direction": "backward" if self.backward else "forward",
             **self.cost.to_dict(),
+            "error": self.cost.error if math.isfinite(self.cost.error) else None,
             "copy_s": self.copy_s,
             "encode_bytes_per_s": raw / self.cost.encode_s,
             "decode_bytes_per_s": raw / self.cost.decode_s,

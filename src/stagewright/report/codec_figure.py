@@ -58,13 +58,14 @@ def codec_figure(bench: CodecBench) -> Figure:
     right.set_xscale("log")
     right.set_yscale("log")
     right.axhline(1.0, color=INK, linewidth=1.0)
-    right.axhspan(right.get_ylim()[0], 1.0, color=GRID, alpha=0.6, zorder=0)
+    right.set_ylim(bottom=0.05)
+    right.axhspan(0.05, 1.0, color=GRID, alpha=0.6, zorder=0)
     right.text(_LINKS[1] * 8, 0.9, "loses", color=MUTED, va="top", fontsize=9)
     ticks = [10.0**power for power in range(7, 14)]
     right.set_xticks(ticks, [format_link(one / 8) for one in ticks], fontsize=8)
     right.set_xlabel("link", color=INK)
     right.set_ylabel("how much sooner activations are there", color=INK)
-    right.legend(fontsize=8, frameon=False, ncols=2)
+    right.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     for axes in (left, right):
         axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)

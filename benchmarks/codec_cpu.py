@@ -1,0 +1,98 @@
+"""Codecs on one pinned core, beside memcpy: payload rates, in rounds, so that a slow moment hits all alike.
+
+    python benchmarks/codec_cpu.py [--core 0] [--mebibytes 128] [--rounds 7] [--plain]
+
+A payload is the tensor's own bytes. memcpy is `Tensor.copy_` into a buffer that exists, as are all buffers here. The ratio
+is the median over rounds of memcpy's time over the codec's in the same round. ``--plain`` also times plain torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GOALS = {
+    ("block4", "encode"): 1 / 3,
+    ("block4", "decode"): 2 / 3,
+    ("hadamard4", "encode"): 1 / 8,
+    ("hadamard4", "decode"): 1 / 8,
+}
+NAMES = ("bf16", "fp8", "block8", "block6", "block4", "hadamard8", "hadamard4")
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)))
+    parser.add_argument("--mebibytes", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("codec_cpu.json"))
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {options.core})
+    import torch
+
+    from stagewright.codec import get, kernels
+
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"kernels": kernels.kernel_names()["cpu"], "mebibytes": options.mebibytes, "dtypes": {}}
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.randn(options.mebibytes * 2**20 // dtype.itemsize).to(dtype)
+        size = values.numel() * values.element_size()
+        target = torch.ones_like(values)
+        jobs: dict[tuple[str, str], Callable[[], object]] = {("memcpy", ""): lambda: target.copy_(values)}  # noqa: B023
+        for name in NAMES:
+            one = get(name)
+            room = one.encode(values, checked=False)
+
+            def encode(one: Any = one, room: torch.Tensor = room, values: torch.Tensor = values) -> None:
+                one.encode(values, out=room, checked=False)
+
+            def decode(
+                one: Any = one, room: torch.Tensor = room, values: torch.Tensor = values, target: Any = target
+            ) -> None:
+                one.decode(room, values.shape, values.dtype, out=target, checked=False)
+
+            jobs |= {(name, "encode"): encode, (name, "decode"): decode}
+            if options.plain and name in ("block4", "hadamard4"):
+
+                def plainly(run: Callable[[], object]) -> Callable[[], object]:
+                    def inside() -> None:
+                        with kernels.plain_torch():
+                            run()
+
+                    return inside
+
+                jobs |= {(f"{name} plain", "encode"): plainly(encode), (f"{name} plain", "decode"): plainly(decode)}
+        times: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
+        for _ in range(options.rounds + 1):
+            for key, run in jobs.items():
+                times[key].append(seconds(run))
+        copies = times["memcpy", ""][1:]
+        rows = []
+        for (name, way), every in times.items():
+            ratio = statistics.median(copy / one for copy, one in zip(copies, every[1:], strict=True))
+            rate = size / statistics.median(every[1:]) / 1e9
+            rows.append({"codec": name, "way": way, "gb_per_s": rate, "of_memcpy": ratio})
+            goal = GOALS.get((name, way)) if dtype is torch.float32 else None
+            words = f"   goal {goal:.2f}: {'met' if ratio >= goal else 'missed'}" if goal else ""
+            print(
+                f"{str(dtype).removeprefix('torch.'):9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{words}"
+            )
+        result["dtypes"][str(dtype).removeprefix("torch.")] = rows
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -61,8 +61,9 @@ def main() -> None:
     from stagewright.cluster.machine import default_devices
 
     low, _, high = options.only.partition("-")
-    chosen = PLANS[int(low) : int(high or low) + 1] if options.only else PLANS
     devices = tuple(options.devices.split(";")) if options.devices else default_devices(2)
+    chosen = PLANS[int(low) : int(high or low) + 1] if options.only else PLANS
+    chosen = tuple(one for one in chosen if len(devices) > 1 or one["mesh"] == "serial")
     found: list[dict[str, list[float]]] = [
         {name: [] for name in ("forecast_s", "measured_s", "forecast_memory_bytes", "measured_memory_bytes")}
         for _ in chosen
@@ -75,17 +76,39 @@ def main() -> None:
             for name, value in row.items():
                 found[index][name].append(value)
             error = row["forecast_s"] / row["measured_s"] - 1
+            write(chosen, found, options)
             print(
                 f"round {current}: {describe(about)}: {row['forecast_s']:.4f} s, measured {row['measured_s']:.4f} s "
                 f"({error:+.1%}), memory {row['forecast_memory_bytes'] / row['measured_memory_bytes'] - 1:+.1%}",
                 file=sys.stderr,
                 flush=True,
             )
+    report(summary(chosen, found, options.rounds), options)
+
+
+def summary(chosen: Any, found: Any, rounds: int) -> dict[str, Any]:
+    """The medians of the plans that were run, and how far off they are."""
     rows = [
         {"plan": describe(about), **{name: statistics.median(values) for name, values in one.items()}}
         for about, one in zip(chosen, found, strict=True)
+        if one["forecast_s"]
     ]
-    report(rows, options)
+    errors = [abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
+    memory = [abs(row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1) for row in rows]
+    return {
+        "plans": rows,
+        "mean_error": statistics.mean(errors),
+        "worst_error": max(errors),
+        "worst_memory_error": max(memory),
+        "rounds": rounds,
+    }
+
+
+def write(chosen: Any, found: Any, options: argparse.Namespace) -> None:
+    """What there is so far: a benchmark that is ended early leaves it."""
+    if options.output:
+        with open(options.output, "w", encoding="utf-8") as file:
+            json.dump({**summary(chosen, found, options.rounds), "rounds_of_each": found}, file, indent=2)
 
 
 def measure_machine(devices: tuple[str, ...]) -> Any:
@@ -143,25 +166,18 @@ def describe(about: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    errors = [abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
-    memory = [abs(row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1) for row in rows]
-    data = {
-        "plans": rows,
-        "mean_error": statistics.mean(errors),
-        "worst_error": max(errors),
-        "worst_memory_error": max(memory),
-        "rounds": options.rounds,
-    }
-    if options.output:
-        with open(options.output, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=2)
+def report(data: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(data, indent=2))
         return
-    for row, error, of_memory in zip(rows, errors, memory, strict=True):
-        print(f"{row['plan']:60} {row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s {error:6.1%} {of_memory:6.1%}")
-    print(f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}, memory at most {max(memory):.1%} off")
+    for row in data["plans"]:
+        error = row["forecast_s"] / row["measured_s"] - 1
+        memory = row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1
+        print(f"{row['plan']:60} {row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s {error:+6.1%} {memory:+6.1%}")
+    print(
+        f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}, "
+        f"memory at most {data['worst_memory_error']:.1%} off"
+    )
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def _by_wavefront(costs: PlanCosts) -> Times:
         backward,
         row(FORWARD, 0, total, message=True),
         row(BACKWARD, 0, total, message=True),
+        backward_first_s=row(BACKWARD, 0, total),
         backward_last_s=row(BACKWARD, 1, total),
         history=True,
     )

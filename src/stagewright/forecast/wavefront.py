@@ -48,15 +48,18 @@ def plain_pipeline(
     forward_link_s: Floats,
     backward_link_s: Floats,
     *,
+    backward_first_s: Floats | None = None,
     backward_last_s: Floats | None = None,
     history: bool = False,
 ) -> PipelineTimes:
     """Times of one stage a worker, in order. Durations are [stages, …], of links [stages − 1, …].
 
-    ``backward_last_s``: of the last micro-batch, where it is not recomputed.
+    ``backward_first_s``: of the first micro-batch, whose gradients are added to none; ``backward_last_s``: of the last,
+    where it is not recomputed.
     """
     assert schedule in ("gpipe", "1f1b")
     runner = _Wavefront(forward_s, backward_s, forward_link_s, backward_link_s, num_microbatches, history)
+    runner.backward_first_s = backward_s if backward_first_s is None else backward_first_s
     runner.backward_last_s = backward_s if backward_last_s is None else backward_last_s
     p, m = len(forward_s), num_microbatches
     stages = np.arange(p)
@@ -87,7 +90,8 @@ class _Wavefront:
     def __init__(
         self, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, m: int, keep: bool
     ) -> None:
-        self.forward_s, self.backward_s, self.backward_last_s = forward_s, backward_s, backward_s
+        self.forward_s, self.backward_s = forward_s, backward_s
+        self.backward_first_s, self.backward_last_s = backward_s, backward_s
         p, rest = len(forward_s), forward_s.shape[1:]
         none = np.zeros((1, *rest))
         # Row i: the edge into stage i from before (forward) and from behind (backward).
@@ -124,6 +128,8 @@ class _Wavefront:
             self.starts[1][k, who] = begin
         self.taken[1, k % AHEAD, who] = begin
         duration = self.backward_s[who]
+        if k.min() == 0:
+            duration[k == 0] = self.backward_first_s[who[k == 0]]
         if k.max() == self.m - 1:
             duration[k == self.m - 1] = self.backward_last_s[who[k == self.m - 1]]
         self.free[who] = self.backward_end[k, who] = begin + duration

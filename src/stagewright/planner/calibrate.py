@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.cluster.atomic_file import save_text
-from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.cluster.device import Device
 from stagewright.cluster.link_fit import LinkPoint, fit_link
 from stagewright.cluster.machine import default_devices
@@ -103,7 +103,13 @@ def _hardware(device: str) -> str:
 
 
 def calibrate(devices: Sequence[str]) -> Calibration:
-    """Measure with two workers on these devices."""
+    """Measure with two workers on these devices; on one device, the executor's own work alone."""
+    kind, hardware = Device.parse(devices[0]).kind, _hardware(devices[0])
+    if len(devices) == 1:
+        with tempfile.TemporaryDirectory(prefix="stagewright-calibration-") as root:
+            action_s, step_s, chunk_s = _executor(devices[0], root)
+        terms = EngineTerms(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
+        return Calibration(link=FREE, collective=FREE, terms=terms, kind=kind, hardware=hardware)
     with tempfile.TemporaryDirectory(prefix="stagewright-calibration-") as root:
         plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=64, mesh=Mesh(data=2), devices=tuple(devices[:2]))
         folder = RunFolder.create(root, plan)
@@ -114,7 +120,6 @@ def calibrate(devices: Sequence[str]) -> Calibration:
     # An all-reduce of two workers takes two steps and moves its bytes once: S β.
     collective = _fit(found["sums"], steps=2)
     alone, together = found["alone_s"], found["together_s"]
-    kind = Device.parse(devices[0]).kind
     return Calibration(
         link=link,
         collective=collective,
@@ -127,7 +132,7 @@ def calibrate(devices: Sequence[str]) -> Calibration:
             crowding=max(0.0, together / alone - 1) if devices[0] != devices[1] else 1.0,
         ),
         kind=kind,
-        hardware=_hardware(devices[0]),
+        hardware=hardware,
     )
 
 

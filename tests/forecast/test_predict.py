@@ -1,0 +1,148 @@
+"""Whole forecasts, with numbers that a pencil gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.forecast.conftest import equal_units, make_costs, profile_of, unit
+
+from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.data_sums import data_sums
+from stagewright.forecast.link_codec import LinkCodec
+from stagewright.forecast.predict import predict, step_seconds
+from stagewright.forecast.terms import EngineTerms, ModelTerms
+from stagewright.forecast.times import _by_wavefront, pipeline_times
+from stagewright.forecast.topology import Topology
+from stagewright.plan.value import Mesh
+from stagewright.profile.value import Amount
+
+SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))  # ten bytes take a second
+
+
+def test_transfer_fills_the_pipeline() -> None:
+    """Two stages of F = 1, B = 2, messages of 1 s: F0, message, F1, B1, gradient, B0, one after the other."""
+    forecast = predict(make_costs(equal_units(2), mesh=Mesh(pipeline=2), schedule="gpipe", links=SLOW))
+    assert forecast.step_s == 1 + 1 + 1 + 2 + 1 + 2
+    assert forecast.serial_s == 6
+    assert forecast.speedup == pytest.approx(6 / 8)
+    assert [worker.idle_s for worker in forecast.workers] == [5, 5]
+    assert [(link.num_bytes, link.busy_s) for link in forecast.links] == [(20, 2.0)]
+    streams = {segment.stream for segment in forecast.segments}
+    assert streams == {"compute", "send", "receive"}
+
+
+def test_a_codec_saves_bytes_and_takes_time() -> None:
+    codec = LinkCodec(ratio=0.5, encode_s_per_byte=0.01, decode_s_per_byte=0.02)
+    costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), schedule="gpipe", links=SLOW, terms={"codecs": [codec]})
+    forecast = predict(costs)
+    assert forecast.links[0].num_bytes == 10
+    # Both messages take half a second; both ends of both take 0.1 s to encode and 0.2 s to decode.
+    assert forecast.step_s == pytest.approx(8 - 1 + 2 * 0.3)
+
+
+def test_a_bad_codec() -> None:
+    with pytest.raises(UsageError, match="ratio of 0"):
+        LinkCodec(ratio=0)
+
+
+def test_tensor_collectives_stop_computing() -> None:
+    traffic = [TensorTraffic(forward_bytes=(10, 10), backward_bytes=(20,))] * 2
+    costs = make_costs(equal_units(2), mesh=Mesh(tensor=2), links=SLOW, terms={"tensor": traffic})
+    # Among two, an all-reduce of S bytes moves S: forward 2 · 1 s, backward 2 s, for each of two units.
+    assert step_seconds(costs) == 2 * (1 + 2) + 2 * (2 + 2)
+    again = make_costs(equal_units(2), mesh=Mesh(tensor=2), links=SLOW, terms={"tensor": traffic}, recompute="always")
+    assert step_seconds(again) == step_seconds(costs) + 2 * (1 + 2), "the forward again has its collectives again"
+
+
+def test_data_sums_hide_behind_the_backward() -> None:
+    """Two buckets of 8 MiB, 4 s each: the first leaves in the middle of a backward of 10 s, the second after it."""
+    mebibyte = 1 << 20
+    units = [unit(f"u{at}", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=8 * mebibyte)) for at in range(2)]
+    links = Links(intra_host=Link(bandwidth_bytes_per_s=2 * mebibyte, latency_s=0.0))
+    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links)
+    sums = data_sums(costs, pipeline_times(costs), 0)
+    assert sums.spans_s == ((7.0, 11.0), (12.0, 16.0))
+    assert step_seconds(costs) == pytest.approx(16.0), "and the loss of both replicas"
+    # Where the device is busy with its sums, what they overlap with takes longer by that.
+    busy = make_costs(
+        profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": EngineTerms(collective_share=1.0)}
+    )
+    assert step_seconds(busy) == pytest.approx(20.0, rel=0.02)
+
+
+def test_terms_are_added_where_they_belong() -> None:
+    engine = EngineTerms(action_s=0.1, step_s=1.0, chunk_s=0.5)
+    model = ModelTerms(loss_forward_s=0.2, loss_backward_s=0.3, optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.001)
+    costs = make_costs(
+        equal_units(1), mesh=Mesh(), microbatches=3, terms={"engine_terms": engine, "model_terms": model}
+    )
+    computed = 3 * (3 + 0.5) + 6 * 0.1 + 2 * 100 * 0.001
+    assert step_seconds(costs) == pytest.approx(computed + 100 * 0.01 + 1.0 + 3 * 0.5)
+
+
+def test_crowded_cores_take_longer() -> None:
+    costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_terms": EngineTerms(crowding=0.25)})
+    assert step_seconds(costs) == pytest.approx(6 * 1.25)
+
+
+def test_slow_devices_and_hosts() -> None:
+    cluster = Cluster(
+        devices=(
+            DeviceGroup(kind="cpu", count=1, host="a", memory_bytes=10_000),
+            DeviceGroup(kind="cpu", count=1, host="b", speed=0.5, memory_bytes=500),
+        ),
+        links=Links(inter_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0)),
+    )
+    costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), schedule="gpipe", cluster=cluster)
+    forecast = predict(costs)
+    assert forecast.step_s == 1 + 1 + 2 + 4 + 1 + 2
+    assert [worker.fits for worker in forecast.workers] == [True, False]
+    assert not forecast.fits
+
+
+def test_too_few_devices() -> None:
+    cluster = Cluster(devices=(DeviceGroup(kind="cpu", count=2),))
+    with pytest.raises(UsageError, match="has 4 workers, but the cluster has 2 devices"):
+        Topology(mesh=Mesh(data=4), cluster=cluster)
+
+
+def test_groups_lie_on_hosts_as_ranks_do() -> None:
+    cluster = Cluster(
+        devices=(DeviceGroup(kind="cuda", count=4, hosts=2),),
+        links=Links(inter_host=Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)),
+    )
+    topology = Topology(mesh=Mesh(data=2, pipeline=4), cluster=cluster)
+    assert topology.group("data").num_hosts == 2
+    assert topology.group("pipeline").num_hosts == 1
+    tensor = Topology(mesh=Mesh(tensor=2, pipeline=4), cluster=cluster)
+    assert tensor.group("tensor").num_hosts == 2, "the engine's ranks have the pipeline innermost"
+    assert Topology(mesh=Mesh(tensor=2, pipeline=4), cluster=cluster, innermost="tensor").group("tensor").num_hosts == 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "always", "except-last"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_long_pipelines_are_forecast_alike(schedule: str, recompute: str) -> None:
+    generator = np.random.default_rng(3)
+    units = [
+        unit(f"u{at}", *generator.random(1), tuple(generator.random(2)), crossing_bytes=int(generator.integers(1, 9)))
+        for at in range(4)
+    ]
+    terms = {"model_terms": ModelTerms(accumulate_s_per_byte=0.001), "engine_terms": EngineTerms(action_s=0.01)}
+    costs = make_costs(
+        profile_of(units),
+        mesh=Mesh(pipeline=4),
+        microbatches=9,
+        schedule=schedule,
+        links=SLOW,
+        recompute=recompute,
+        terms=terms,
+    )
+    listed, waves = pipeline_times(costs), _by_wavefront(costs)
+    assert waves.length_s == pytest.approx(listed.length_s)
+
+
+def test_a_profile_without_backward_trains_nothing() -> None:
+    with pytest.raises(UsageError, match="forward passes alone"):
+        make_costs(profile_of([unit("u", 1.0, (0.0, 0.0))], training=False), mesh=Mesh())

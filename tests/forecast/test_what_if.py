@@ -1,0 +1,82 @@
+"""The parts of a speed-up add up, and each is what it is called."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.forecast.conftest import equal_units, make_costs, profile_of, unit
+
+from stagewright.cluster.cluster import Link, Links
+from stagewright.forecast.predict import step_seconds
+from stagewright.forecast.terms import EngineTerms, ModelTerms
+from stagewright.forecast.what_if import (
+    PARTS,
+    explain_parts,
+    perfectly_balanced,
+    with_links,
+    without_communication,
+)
+from stagewright.plan.value import Mesh
+
+SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))
+TERMS = {
+    "engine_terms": EngineTerms(action_s=0.01, step_s=0.1, crowding=0.1, collective_share=0.3),
+    "model_terms": ModelTerms(optimizer_s_per_byte=0.001, accumulate_s_per_byte=0.001, loss_forward_s=0.1),
+}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    p=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([1, 2]),
+    m=st.integers(4, 8),
+    recompute=st.sampled_from(["none", "always", "except-last"]),
+    times=st.lists(st.floats(0.1, 5), min_size=4, max_size=4),
+)
+def test_parts_add_up(p: int, data: int, m: int, recompute: str, times: list[float]) -> None:
+    profile = profile_of([unit(f"u{at}", one, (one, one)) for at, one in enumerate(times)])
+    mesh = Mesh(pipeline=p, data=data)
+    costs = make_costs(profile, mesh=mesh, microbatches=m, links=SLOW, recompute=recompute, terms=TERMS)
+    found = explain_parts(costs)
+    assert {one.name for one in found.parts} <= set(PARTS)
+    assert found.ideal_s + sum(one.seconds for one in found.parts) == pytest.approx(step_seconds(costs))
+    assert found.num_devices - sum(lost for _, lost in found.lost_speedup()) == pytest.approx(found.speedup)
+    measured = explain_parts(costs, measured_s=100.0)
+    assert measured.ideal_s + sum(one.seconds for one in measured.parts) == pytest.approx(100.0)
+
+
+def seconds(costs: object, name: str) -> float:
+    return {one.name: one.seconds for one in explain_parts(costs).parts}[name]  # type: ignore[arg-type]
+
+
+def test_each_part_alone() -> None:
+    """Balanced stages with free links lose by the bubble alone: (p − 1)(F + B)."""
+    balanced = make_costs(equal_units(4), mesh=Mesh(pipeline=4), microbatches=8)
+    found = {one.name: one.seconds for one in explain_parts(balanced).parts}
+    assert found.pop("bubble") == pytest.approx(3 * 3)
+    assert all(abs(value) < 1e-9 for value in found.values())
+    uneven = profile_of([unit("a", 1, (1, 1)), unit("b", 3, (3, 3))])
+    assert seconds(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=8), "imbalance") == pytest.approx(8 * 3)
+    again = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=8, recompute="always")
+    assert seconds(again, "recomputation") == pytest.approx(9)
+    tied = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=8, links=SLOW)
+    assert seconds(tied, "transfer") > 0
+    assert seconds(tied, "collectives") == 0
+    summed = make_costs(equal_units(2), mesh=Mesh(data=2), links=SLOW)
+    # One bucket of 200 bytes, and the loss's 8.
+    assert seconds(summed, "collectives") == pytest.approx(20 + 0.8)
+    repeated = make_costs(
+        equal_units(1), mesh=Mesh(data=2), terms={"model_terms": ModelTerms(optimizer_s_per_byte=0.01)}
+    )
+    assert seconds(repeated, "repeated work") == pytest.approx(0.5), "each replica steps, one alone would step once"
+
+
+def test_what_if() -> None:
+    costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=4, links=SLOW)
+    free = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=4)
+    assert step_seconds(without_communication(costs)) == step_seconds(free) == 15
+    uneven = profile_of([unit("a", 1, (1, 1)), unit("b", 3, (3, 3))])
+    assert step_seconds(perfectly_balanced(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=4))) == 30
+    faster = with_links(costs.topology.cluster, 1e9, None)
+    assert faster.links.intra_host == Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -48,6 +49,7 @@ _NAME = re.compile(r"sw-lab-(\d+)-(\d+)(?:-\w+)?")
 _NETNS = Path("/run/netns")
 _QUEUE_BYTES = 3 * 2**20
 _MASTER_PORT = 29531
+_INTERRUPTED_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +308,11 @@ def run_in_lab(
             else:
                 processes.append(_start(command, environment))
             code = _wait(processes)
+        except KeyboardInterrupt:
+            # The terminal told the command too: it may still save what it has.
+            with contextlib.suppress(KeyboardInterrupt):
+                _wait(processes, time.monotonic() + _INTERRUPTED_S)
+            raise
         finally:
             for process in processes:
                 if process.poll() is None:
@@ -326,9 +333,9 @@ def _start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.P
     return subprocess.Popen(list(words), env=dict(environment), preexec_fn=die_with_parent)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Until all have ended, or one has failed."""
-    while True:
+def _wait(processes: list[subprocess.Popen[bytes]], until_s: float = math.inf) -> int:
+    """Until all have ended, or one has failed, or it is time."""
+    while time.monotonic() < until_s:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
         if failed:
@@ -336,6 +343,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
         if all(code == 0 for code in codes):
             return 0
         time.sleep(0.02)
+    return 1
 
 
 def remove_ownerless() -> list[str]:

@@ -2,8 +2,8 @@
 
     python benchmarks/codec_cpu.py [--core 0] [--mebibytes 128] [--rounds 7] [--plain]
 
-A payload is the tensor's own bytes. memcpy is `Tensor.copy_` into a buffer that exists, as are all buffers here. The ratio
-is the median over rounds of memcpy's time over the codec's in the same round. ``--plain`` also times plain torch.
+A payload is the tensor's own bytes. memcpy is `Tensor.copy_` into a buffer that exists, as are all buffers here. The
+ratio is the median over rounds of memcpy's time over the codec's in the same round. ``--plain`` also times plain torch.
 """
 
 from __future__ import annotations
@@ -87,9 +87,8 @@ def main() -> None:
             rows.append({"codec": name, "way": way, "gb_per_s": rate, "of_memcpy": ratio})
             goal = GOALS.get((name, way)) if dtype is torch.float32 else None
             words = f"   goal {goal:.2f}: {'met' if ratio >= goal else 'missed'}" if goal else ""
-            print(
-                f"{str(dtype).removeprefix('torch.'):9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{words}"
-            )
+            kind = str(dtype).removeprefix("torch.")
+            print(f"{kind:9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{words}")
         result["dtypes"][str(dtype).removeprefix("torch.")] = rows
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -27,7 +27,7 @@ def proved(pool_of: Any, mesh: str, **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["block8", "hadamard4"])
+@pytest.mark.parametrize("name", [pytest.param("block8", marks=pytest.mark.slow), "hadamard4"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_workers(pool_of: Any, schedule: str, name: str) -> None:
     proved(pool_of, "pipeline=2", schedule=schedule, microbatches=4, codec=name, units="leaf")
@@ -40,8 +40,11 @@ def test_three_workers(pool_of: Any, schedule: str, name: str) -> None:
     proved(pool_of, "pipeline=3", schedule=schedule, microbatches=6, codec=name, units="leaf")
 
 
+SELDOM = ["fp8", "block4", "lloyd2", "lowrank:4", "topk:20"]
+
+
 @pytest.mark.parametrize(
-    "name", ["bf16", "fp8", "block4", "lloyd2", "lowrank:4", "topk:20", "sort3+1", "delta(block4)"]
+    "name", ["bf16", "sort3+1", "delta(block4)", *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)]
 )
 def test_every_kind(pool_of: Any, name: str) -> None:
     proved(pool_of, "pipeline=2", microbatches=2, codec=name)

@@ -27,7 +27,15 @@ _MAGIC, _SMALLEST, _ZERO, _ONE = _F(MAGIC), _F(SMALLEST), _F(0), _F(1)
 _EIGHTH = _F(0.125)
 _INFINITE = _F(np.inf)
 _SIGNS = np.array([-(2**31) if SIGN_BITS >> at & 1 else 0 for at in range(BLOCK)], dtype=np.int32)
-_jit = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)
+
+
+def _jit(function: Any) -> Any:
+    """Compiled at the first call; kept on the disk where there is a place for it."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        return numba.njit(**options)(function)
 
 
 @_jit

@@ -113,3 +113,10 @@ def test_loss_everywhere_is_the_networks() -> None:
     hit = [replace(pair, retransmits=2) if (pair.source, pair.destination) == (1, 0) else pair for pair in hit]
     assert judge(trials(), hit, everywhere, same_host=False).kind == "lossy-network"
     assert judge(trials(), hit, links(), same_host=False).kind == "none", "one lost segment is no slow link"
+
+
+def test_an_engine_without_waits_knows_who_was_late() -> None:
+    table = trials(0.03, waits=dict.fromkeys(range(RANKS), 0.0))
+    assert judge(table, [], [], same_host=False).kind == "none"
+    table.rows["late_s"][:, :, 3] = 0.02
+    assert judge(table, [], [], same_host=False).rank == 3

@@ -83,10 +83,14 @@ def judge(
 
 
 def own_times(trials: TrialTable) -> npt.NDArray[np.float64]:
-    """Median over trials of each rank's own time: its duration without its waits, summed over the messages."""
+    """Median over trials of each rank's own time: its duration without its waits, summed over the messages.
+
+    An engine that does not tell its waits (torch) leaves only by how much a rank knew to be late.
+    """
     rows = trials.rows[~trials.void]
     waits = rows["receive_wait_s"].max(axis=-1) + rows["send_wait_s"].max(axis=-1)
-    own = np.where(rows["took_part"] > 0, np.maximum(rows["duration_s"] - waits, 0.0), 0.0)
+    spent = np.maximum(rows["duration_s"] - waits, 0.0) if waits.any() else rows["late_s"]
+    own = np.where(rows["took_part"] > 0, spent, 0.0)
     medians: npt.NDArray[np.float64] = np.median(own.sum(axis=1), axis=0)
     return medians
 

@@ -72,8 +72,9 @@ def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
 
 
 def test_a_device_is_held_to_its_memory(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"worker 0.*out of memory"):
+    with pytest.raises(RunError, match=r"worker 0.*out of memory") as error:
         run_plan(on("serial", memory_bytes=1 << 20), tmp_path)
+    assert "micro-batch 0, forward, shapes a batch of" in str(error.value)
     (folder,) = [RunFolder(one) for one in tmp_path.iterdir() if one.is_dir()]
     result = folder.result()
     assert result is not None

@@ -241,6 +241,21 @@ def test_a_limit_names_the_worker_and_what_filled_it() -> None:
     assert tracker.report().current.activations == 2 * ACTIVATIONS  # the refused one is gone
 
 
+def test_sizes_that_read_the_same_are_told_in_bytes() -> None:
+    _, _, tracker = make(limit_bytes=1 << 20)
+    assert "1,048,577 bytes needed, 1,048,576 allowed" in str(tracker.out_of_memory((1 << 20) + 1))
+
+
+def test_an_allocation_that_the_device_refuses_is_told_like_a_limit() -> None:
+    _, _, tracker = make()
+    with (
+        tracker.tracking(),
+        pytest.raises(RunError, match="worker 1 is out of memory: more needed than there is; parameters 848 B"),
+        tracker.refusals(),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_a_limit_holds_in_backward_and_from_the_start() -> None:
     model, _, tracker = make(limit_bytes=PARAMETERS + ACTIVATIONS)
     with tracker.tracking():

@@ -16,14 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.plan.file import write_plan
+from stagewright.plan.file import read_plan, write_plan
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 
 CORES = sorted(usable_cores())
@@ -95,10 +95,17 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def torchrun(machines: list[Machine], plan: Path, job: str, *words: str, limit_s: float = 100) -> list[tuple[int, str]]:
-    """Run a job on both machines; the exit code and the standard error of each."""
+def torchrun(
+    machines: list[Machine],
+    plan: Path,
+    job: str,
+    *words: str,
+    limit_s: float = 100,
+    folders: Sequence[Path] | None = None,
+) -> list[tuple[int, str]]:
+    """Run a job on both machines, each in a folder of its own if they are given; exit code and standard error."""
     started = []
-    for rank, one in enumerate(machines):
+    for rank, (one, folder) in enumerate(zip(machines, folders or [plan.parent] * 2, strict=True)):
         command = ["ip", "netns", "exec", one.name, sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--max-restarts", "0"]
         command += ["--master-addr", machines[0].address, "--master-port", "29517"]
@@ -107,7 +114,7 @@ def torchrun(machines: list[Machine], plan: Path, job: str, *words: str, limit_s
         started.append(
             subprocess.Popen(
                 command,
-                cwd=plan.parent,
+                cwd=folder,
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -141,6 +148,23 @@ def test_a_sum_over_two_machines(machines: list[Machine], plan: Path) -> None:
     assert (run / "plan.toml").read_text() == plan.read_text()
 
 
+def test_two_machines_agree_on_cuts_and_leave_one_result(machines: list[Machine], tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    devices = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
+    model = ModelSpec(name="mlp-mnist")
+    write_plan(Plan(model=model, batch=8, mesh=Mesh(pipeline=2), microbatches=2, steps=2, devices=devices), path)
+    folders = [tmp_path / name for name in ("here", "there")]
+    for folder in folders:
+        folder.mkdir()
+    ended = torchrun(machines, path, "stagewright.engine.job:run_job", folders=folders)
+    assert [code for code, _ in ended] == [0, 0], ended
+    (run,) = (folders[0] / "runs").iterdir()
+    result = json.loads((run / "result.json").read_text())
+    assert (result["status"], result["equal"], result["workers"]) == ("done", True, 2)
+    assert len(result["peak_memory_bytes"]) == 2  # the other machine's worker sent its part
+    assert len(read_plan(run / "plan.toml").cuts) == 1
+
+
 def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: Path) -> None:
     run = plan.parent / "run"
     ended = torchrun(machines, plan, "tiny_jobs:one_raises_alone", "--run-folder", str(run), limit_s=100)
@@ -152,3 +176,4 @@ def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: 
     assert "worker 1 failed: ValueError: boom on the second machine" in ended[0][1]
     times_s = [json.loads((run / "workers" / str(rank) / "error.json").read_text())["time_ns"] / 1e9 for rank in (0, 1)]
     assert 0 <= times_s[0] - times_s[1] < 10
+    assert json.loads((run / "result.json").read_text())["status"] == "failed"

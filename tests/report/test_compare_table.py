@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from stagewright.report.compare_table import compare_remarks, compare_table, sent_bytes
+
+EQUAL = {"loss": 0.0, "outputs": 0.0, "gradients": 3e-7, "buffers": 0.0, "tolerance": 1e-5, "worst": "gradient of fc1"}
+
+
+def row(**more: Any) -> dict[str, Any]:
+    return {
+        "strategy": "data×pipeline",
+        "workers": 4,
+        "batch": 16,
+        "microbatches": 4,
+        "schedule": "1f1b",
+        "samples_per_s": 100.0,
+        "samples_per_s_spread": 4.0,
+        "latency_s": 0.16,
+        "speedup": 1.5,
+        "share_of_bound": 0.6,
+        "peak_memory_bytes": [1024, 2048, 1024, 2048],
+        "link_bytes": {"0": 4096},
+        "collective_bytes": [{"data": 1024}] * 4,
+        "equal": True,
+        "equality": EQUAL,
+        **more,
+    }
+
+
+def shown(rows: list[dict[str, Any]]) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(compare_table(rows, "a model [with brackets]"))
+    return console.export_text()
+
+
+def test_what_a_step_sends_is_links_and_collectives() -> None:
+    assert sent_bytes(row()) == 8192
+    assert "8.00 KiB" in shown([row()])
+    (line,) = compare_remarks([row()])
+    assert "equal to serial within 3e-07" in line
+    assert "a step sends 4.00 KiB over cut 0, 4.00 KiB to data collectives" in line
+
+
+def test_a_plan_that_is_not_equal_has_no_speedup_and_says_what_differs() -> None:
+    wrong = row(equal=False, speedup=None, share_of_bound=None, equality={**EQUAL, "gradients": 0.5})
+    assert "NO" in shown([wrong])
+    assert "1.50 ×" not in shown([wrong])
+    (line,) = compare_remarks([wrong])
+    assert "NOT equal to serial: gradient of fc1 is off by 5e-01 (allowed 1e-05)" in line
+
+
+def test_a_failure_tells_where_and_which_log() -> None:
+    error = "worker 1 failed: boom\n  at: step 0, stage 1\n  log: runs/a/workers/1/log.txt\nTraceback …"
+    failed = {"strategy": "pipeline", "workers": 2, "batch": 8, "microbatches": 4, "schedule": "1f1b"}
+    failed |= {"error": error, "refused": False, "equal": None}
+    assert "failed" in shown([failed])
+    assert compare_remarks([failed]) == [
+        "pipeline failed: worker 1 failed: boom",
+        "  at: step 0, stage 1",
+        "  log: runs/a/workers/1/log.txt",
+    ]

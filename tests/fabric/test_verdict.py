@@ -120,3 +120,11 @@ def test_an_engine_without_waits_knows_who_was_late() -> None:
     assert judge(table, [], [], same_host=False).kind == "none"
     table.rows["late_s"][:, :, 3] = 0.02
     assert judge(table, [], [], same_host=False).rank == 3
+
+
+def test_who_has_more_to_do_is_not_late() -> None:
+    table = trials(0.03, waits={1: 0.015, **dict.fromkeys((0, 2, 3), 0.0225)})  # own times 15 ms and 7.5 ms
+    assert judge(table, [], [], same_host=True).rank == 1
+    assert judge(table, [], [], same_host=True, work=[100, 200, 100, 100]).kind == "none"
+    table.rows["late_s"][:, :, 2] = 0.015
+    assert judge(table, [], [], same_host=True, work=[100, 200, 100, 100]).rank == 2

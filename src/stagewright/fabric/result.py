@@ -162,7 +162,7 @@ def summarise(
 ) -> FabricResult:
     """Everything that follows from the raw trials; `job_steps` is how many the real job has, as many where None."""
     trials = measured.trials
-    verdict = judge(trials, measured.pairs, measured.links, same_host=same_host)
+    verdict = judge(trials, measured.pairs, measured.links, same_host=same_host, work=_work(workload))
     found = alpha_beta(measured.pairs)
     layers = tuple(
         _layer(index, message, trials, found, floor, verdict)
@@ -193,6 +193,19 @@ def summarise(
         error=measured.error,
         dead=tuple(measured.dead),
     )
+
+
+def _work(workload: Workload) -> list[int]:
+    """Bytes that each rank sends and receives in a trial."""
+    found = [0] * workload.num_ranks
+    for message in workload.messages:
+        for group in message.groups:
+            one = collective(message.algorithm, len(group))
+            sizes = one.chunk_sizes(message.num_bytes)
+            for move in one.moves:
+                found[group[move.source]] += sizes[move.chunk]
+                found[group[move.destination]] += sizes[move.chunk]
+    return found
 
 
 def _projected(steps: int, workload: Workload, each: list[float | None]) -> float | None:

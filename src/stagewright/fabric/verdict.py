@@ -26,6 +26,7 @@ __all__ = ["Mode", "Verdict", "judge", "modes_of"]
 
 _LATE_S = 2e-3  # own time beyond the others' that is worth a word
 _LATE_SHARE = 0.25  # of a trial
+_ALIKE = 1.05  # ranks whose work differs by no more can be compared
 _LOSS_SHARE = 2e-3  # segments sent again, of all
 _LOSS_FACTOR = 4.0
 _LOSS_LEAST = 6
@@ -69,10 +70,19 @@ class Mode:
 
 
 def judge(
-    trials: TrialTable, pairs: Sequence[PairProbe], links: Sequence[Mapping[str, Any]], *, same_host: bool
+    trials: TrialTable,
+    pairs: Sequence[PairProbe],
+    links: Sequence[Mapping[str, Any]],
+    *,
+    same_host: bool,
+    work: Sequence[int] | None = None,
 ) -> Verdict:
-    """The one cause that stands out most; links between ranks on one host are memory and are not judged."""
-    late = _late_host(trials)
+    """The one cause that stands out most; links between ranks on one host are memory and are not judged.
+
+    `work` is what each rank sends and receives in a trial. Where it is not equal (trees, broadcast), own times can't be
+    compared, and only ranks that know that they were late are.
+    """
+    late = _late_host(trials, work)
     if late is not None:
         return late
     if not same_host:
@@ -83,22 +93,27 @@ def judge(
 
 
 def own_times(trials: TrialTable) -> npt.NDArray[np.float64]:
-    """Median over trials of each rank's own time: its duration without its waits, summed over the messages.
-
-    An engine that does not tell its waits (torch) leaves only by how much a rank knew to be late.
-    """
+    """Median over trials of each rank's own time: its duration without its waits, summed over the messages."""
     rows = trials.rows[~trials.void]
     waits = rows["receive_wait_s"].max(axis=-1) + rows["send_wait_s"].max(axis=-1)
-    spent = np.maximum(rows["duration_s"] - waits, 0.0) if waits.any() else rows["late_s"]
-    own = np.where(rows["took_part"] > 0, spent, 0.0)
+    if not waits.any():  # an engine that does not tell them
+        return known_late(trials)
+    own = np.where(rows["took_part"] > 0, np.maximum(rows["duration_s"] - waits, 0.0), 0.0)
     medians: npt.NDArray[np.float64] = np.median(own.sum(axis=1), axis=0)
     return medians
 
 
-def _late_host(trials: TrialTable) -> Verdict | None:
+def known_late(trials: TrialTable) -> npt.NDArray[np.float64]:
+    """Median over trials of how late each rank knew to be."""
+    medians: npt.NDArray[np.float64] = np.median(trials.rows[~trials.void]["late_s"].sum(axis=1), axis=0)
+    return medians
+
+
+def _late_host(trials: TrialTable, work: Sequence[int] | None) -> Verdict | None:
     if trials.num_ranks < 2 or not np.any(~trials.void):
         return None
-    own = own_times(trials)
+    alike = work is None or max(work) <= _ALIKE * min(work)
+    own = own_times(trials) if alike else known_late(trials)
     rank = int(np.argmax(own))
     others = float(np.median(np.delete(own, rank)))
     excess = float(own[rank]) - others

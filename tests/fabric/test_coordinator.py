@@ -142,6 +142,7 @@ def test_no_trials_are_a_table_too() -> None:
     assert TrialTable.join([], 0).num_trials == 0
 
 
+@pytest.mark.slow
 def test_tiny_buffers_do_not_block() -> None:
     workload = explicit([60000], 4, trials=3, warmup=0)
     with Coordinator(workload, [LOCAL] * 4, Settings(buffer_bytes=4096, probe=False)) as coordinator:

@@ -156,8 +156,14 @@ def run(
         check_figure_path(plot)
     if engine not in ("sockets", "gloo", "nccl"):
         raise UsageError(f"unknown engine {engine!r}; use sockets, gloo or nccl")
-    if engine != "sockets" and overlap:
-        raise UsageError(f"--overlap needs the sockets engine, not {engine}")
+    for option, given in (
+        ("--overlap", overlap),
+        ("--streams", streams > 1),
+        ("--congestion", congestion is not None),
+        ("--buffer", buffer is not None),
+    ):
+        if given and engine != "sockets":
+            raise UsageError(f"{option} needs the sockets engine; {engine} makes its own connections")
     lab = current_lab() if hosts is None else None
     places = _places(hosts, lab)
     limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
@@ -425,6 +431,8 @@ def _workload(
         from stagewright.plan.file import read_plan
 
         wanted = read_plan(plan)
+        if ranks is not None and ranks != wanted.mesh.num_workers:
+            raise UsageError(f"{plan} has {wanted.mesh.num_workers} workers, so --ranks {ranks} can't be: leave it out")
         note(f"profiling {wanted.model.name} …")
         workload = from_plan(
             wanted, profile_of(wanted), name=plan.name, algorithm=algorithm, gaps=gaps, trials=count, **limits

@@ -31,8 +31,9 @@ from stagewright import codec
 from stagewright.codec import fast_cuda, kernels
 
 NAMES = ("block8", "block6", "block4", "hadamard8", "hadamard4")
-PLAIN = [{"rows": rows, "num_warps": warps} for rows in (32, 64, 128) for warps in (4, 8)]
-PLAIN += [{"rows": 16, "num_warps": 2}, {"rows": 32, "num_warps": 2}]
+PLAIN = [{"rows": rows, "num_warps": warps, "width": 0} for rows in (32, 64, 128) for warps in (4, 8)]
+PLAIN += [{"rows": 32, "num_warps": 2, "width": 0}]
+PLAIN += [{"rows": 0, "num_warps": warps, "width": width} for warps in (1, 4) for width in (0, 64)]
 ROTATED = {
     "encode": [{"num_warps": warps} for warps in (1, 2, 4, 8)],
     "decode": [{"num_warps": warps, "width": width} for warps in (1, 2, 4, 8) for width in (0, 64)],
@@ -41,7 +42,9 @@ SMALL = (32, 128, 768)
 
 
 def variants(name: str, way: str) -> list[dict[str, int]]:
-    return ROTATED[way] if name.startswith("hadamard") else PLAIN
+    if name.startswith("hadamard"):
+        return ROTATED[way]
+    return [one for one in PLAIN if way == "decode" or not one["width"]]
 
 
 def use(name: str, way: str, variant: dict[str, int]) -> None:

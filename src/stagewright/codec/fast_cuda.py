@@ -1,7 +1,7 @@
 """The block codecs on a GPU, in Triton: one kernel a message, header included; the same bytes as on a CPU.
 
     plain     a tile of rows of 64; each thread holds 16 bytes of a row, minimum and maximum by shuffles in the warp
-    rotated   a row a thread: 64 values in registers, so that the transform and the extremes need no exchange at all
+    rows      a row a thread: 64 values in registers, so that the transform and the extremes need no exchange at all
 
               thread t:  row t ─► 16-byte loads ─► 64 registers ─► 6 stages ─► min, max ─► 64 codes ─► 8 words
 
@@ -9,7 +9,7 @@ No arithmetic is fused (``enable_fp_fusion=False``) and divisions are IEEE's, or
 signs are free (they are static, so they become operands' modifiers). Nothing is read on the host.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment, misc"
 # What is decorated is Triton's language, not Python's: types are the compiler's.
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _wrapped(bits: int) -> int:
 RAISED = tl.constexpr(tuple(_wrapped(bits) if bits in (4, 8) else 0 for bits in range(9)))
 
 PLAIN_ENCODE = {"rows": 64, "num_warps": 4}
-PLAIN_DECODE = {"rows": 64, "num_warps": 4}
+PLAIN_DECODE = {"rows": 64, "num_warps": 4, "width": 0}
 ROTATED_ENCODE = {"num_warps": 4}
 ROTATED_DECODE = {"num_warps": 4, "width": 0}
-"""Rows of a program and its warps; values of a row that are stored at once (0: 16 bytes, 64: the whole row, by way of
-shared memory). ``benchmarks/codec_cuda.py`` tries them."""
+"""Rows of a program (0: a row a thread, as for rotated ones) and its warps; values of a thread's row that are stored at
+once (0: 16 bytes, 64: the whole row, by way of shared memory). ``benchmarks/codec_cuda.py`` tries them."""
 
 
 @triton.jit
@@ -321,9 +321,10 @@ def _rotate_back(values):
 
 
 @triton.jit
-def _encode_rotated(
+def _encode_rows(
     x, codes, scales, head, out, count, blocks,
     BITS: tl.constexpr, HEAD: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if program == 0:
@@ -333,17 +334,19 @@ def _encode_rotated(
     for first in tl.static_range(0, 64, WIDTH):
         part, _ = _part(x, rows, first, count, WIDTH, FULL, blocks)
         values = values + _columns(part, ROWS, WIDTH)
-    values = _rotate(values)
+    if ROTATED:
+        values = _rotate(values)
     low = values[0]
     high = values[0]
     for at in tl.static_range(1, 64):
         low = _least(low, values[at])
         high = _most(high, values[at])
     # The transform is 8 times too large; a power of two more or less in the scale changes no rounding.
-    minimum, inverse, mask, stored = _scale(low * 0.125, high * 0.125, BITS)
+    size: tl.constexpr = 8.0 if ROTATED else 1.0
+    minimum, inverse, mask, stored = _scale(low * (1 / size), high * (1 / size), BITS)
     tl.store(scales + rows, stored, mask=rows < blocks)
-    minimum = minimum * 8.0
-    inverse = inverse * 0.125
+    minimum = minimum * size
+    inverse = inverse * (1 / size)
     num_words: tl.constexpr = 2 * BITS
     mask = tl.where(mask == 0, 0, -1)
     words = ()
@@ -359,7 +362,7 @@ def _encode_rotated(
 
 
 @triton.jit
-def _restored(words, scale, minimum, AT: tl.constexpr, BITS: tl.constexpr):
+def _restored(words, scale, minimum, AT: tl.constexpr, BITS: tl.constexpr, ROTATED: tl.constexpr):
     """Value AT of each row. Its code stays in its place in the half word, 2^shift too large, and the scale is less."""
     byte: tl.constexpr = AT % 32 if BITS == 4 else AT
     shift: tl.constexpr = 8 * (byte % 2) + (4 if BITS == 4 and AT >= 32 else 0)
@@ -367,23 +370,24 @@ def _restored(words, scale, minimum, AT: tl.constexpr, BITS: tl.constexpr):
     if byte % 4 >= 2:
         half = half >> 16
     code = half & (((1 << BITS) - 1) << shift)
-    factor: tl.constexpr = (-1.0 if CHANGED[AT] else 1.0) / (1 << shift)
-    if CHANGED[AT]:
+    factor: tl.constexpr = (-1.0 if ROTATED and CHANGED[AT] else 1.0) / (1 << shift)
+    if ROTATED and CHANGED[AT]:
         return _value(code, scale * factor, -minimum)
     else:
         return _value(code, scale * factor, minimum)
 
 
 @triton.jit
-def _decode_rotated(
+def _decode_rows(
     codes, scales, out, count, blocks,
-    BITS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    BITS: tl.constexpr, FULL: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < blocks
     stored = tl.load(scales + rows, mask=inside, other=0)
-    scale = (stored << 16).to(tl.float32, bitcast=True) * 0.125
-    minimum = (stored & -65536).to(tl.float32, bitcast=True) * 0.125
+    size: tl.constexpr = 0.125 if ROTATED else 1.0
+    scale = (stored << 16).to(tl.float32, bitcast=True) * size
+    minimum = (stored & -65536).to(tl.float32, bitcast=True) * size
     num_words: tl.constexpr = 2 * BITS
     words = ()
     for first in tl.static_range(0, num_words, 4):
@@ -392,8 +396,9 @@ def _decode_rotated(
         words = words + _columns(part, ROWS, 4)
     values = ()
     for at in tl.static_range(64):
-        values = values + (_restored(words, scale, minimum, at, BITS),)  # noqa: RUF005
-    values = _rotate_back(values)
+        values = values + (_restored(words, scale, minimum, at, BITS, ROTATED),)  # noqa: RUF005
+    if ROTATED:
+        values = _rotate_back(values)
     for first in tl.static_range(0, 64, WIDTH):
         part = ()
         for at in tl.static_range(WIDTH):
@@ -411,13 +416,14 @@ def encode(
     size = header.numel() if head is not None else 0
     about = scales.view(torch.int32)
     options: dict[str, Any] = {"BITS": bits, "HEAD": size, "FULL": count % 64 == 0, "enable_fp_fusion": False}
-    if rotated:
-        warps = ROTATED_ENCODE["num_warps"]
-        options |= {"ROWS": 32 * warps, "WIDTH": 16 // values.element_size(), "num_warps": warps}
+    chosen = ROTATED_ENCODE if rotated else PLAIN_ENCODE
+    if rotated or (not chosen["rows"] and bits != 6 and options["FULL"]):
+        warps = chosen["num_warps"]
+        options |= {"ROWS": 32 * warps, "WIDTH": 16 // values.element_size(), "num_warps": warps, "ROTATED": rotated}
         words = codes.view(torch.int32)
-        _encode_rotated[(triton.cdiv(blocks, 32 * warps),)](values, words, about, header, out, count, blocks, **options)
+        _encode_rows[(triton.cdiv(blocks, 32 * warps),)](values, words, about, header, out, count, blocks, **options)
         return
-    rows = PLAIN_ENCODE["rows"]
+    rows = PLAIN_ENCODE["rows"] or 64
     options |= {"ROWS": rows, "num_warps": PLAIN_ENCODE["num_warps"]}
     _encode_plain[(triton.cdiv(blocks, rows),)](values, codes, about, header, out, count, blocks, **options)
 
@@ -428,13 +434,14 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: i
     blocks = scales.numel() // 4
     about = scales.view(torch.int32)
     options: dict[str, Any] = {"BITS": bits, "FULL": count % 64 == 0, "enable_fp_fusion": False}
-    if rotated:
-        warps = ROTATED_DECODE["num_warps"]
-        width = ROTATED_DECODE["width"] or 16 // out.element_size()
-        options |= {"ROWS": 32 * warps, "WIDTH": width, "num_warps": warps}
+    chosen = ROTATED_DECODE if rotated else PLAIN_DECODE
+    if rotated or (not chosen["rows"] and bits != 6):
+        warps = chosen["num_warps"]
+        width = chosen["width"] or 16 // out.element_size()
+        options |= {"ROWS": 32 * warps, "WIDTH": width, "num_warps": warps, "ROTATED": rotated}
         words = codes.view(torch.int32)
-        _decode_rotated[(triton.cdiv(blocks, 32 * warps),)](words, about, out, count, blocks, **options)
+        _decode_rows[(triton.cdiv(blocks, 32 * warps),)](words, about, out, count, blocks, **options)
         return
-    rows = PLAIN_DECODE["rows"]
+    rows = PLAIN_DECODE["rows"] or 64
     options |= {"ROWS": rows, "num_warps": PLAIN_DECODE["num_warps"]}
     _decode_plain[(triton.cdiv(blocks, rows),)](codes, about, out, count, blocks, **options)

@@ -5,17 +5,19 @@
     stage 1            F0  F1  ·   B0  F2  B1           1F1B    F: i + k (warm-up), i + 2k     B: 2p − 1 − i + 2k
     stage 2                F0  B0  F1  B1               so one tick of all stages is one step over arrays
 
-The same edges as in `order`, without a list of nodes; a test holds both equal. Candidates lie along the last axis, so
-that a thousand plans of one shape cost little more than one.
+The actions of one tick lie on a line through (stage, micro-batch), so that arrays of them are strided views, never
+gathered. The same edges as in `order`, without a list of nodes; a test holds both equal. Candidates lie along the last
+axis, so that a thousand plans of one shape cost little more than one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from stagewright.forecast.order import AHEAD, Floats, Integers
+from stagewright.forecast.order import AHEAD, Floats
 
 __all__ = ["PipelineTimes", "plain_pipeline"]
 
@@ -58,95 +60,126 @@ def plain_pipeline(
     where it is not recomputed.
     """
     assert schedule in ("gpipe", "1f1b")
-    runner = _Wavefront(forward_s, backward_s, forward_link_s, backward_link_s, num_microbatches, history)
-    runner.backward_first_s = backward_s if backward_first_s is None else backward_first_s
-    runner.backward_last_s = backward_s if backward_last_s is None else backward_last_s
     p, m = len(forward_s), num_microbatches
-    stages = np.arange(p)
-    warm = np.minimum(m, p - 1 - stages)
-    last_tick = m + 2 * (p - 1) + m if schedule == "gpipe" else 2 * p - 1 + 2 * (m - 1)
-    for tick in range(last_tick + 1):
-        if schedule == "gpipe":
-            forward, backward = tick - stages, tick - (m + 2 * (p - 1) - stages)
-        else:
-            first = tick - stages
-            even = (first & 1) == 0
-            half = first >> 1
-            forward = np.where(first < warm, first, np.where(even & (half >= warm), half, -1))
-            late = tick - (2 * p - 1 - stages)
-            backward = np.where((late & 1) == 0, late >> 1, -1)
-        who = np.flatnonzero((forward >= 0) & (forward < m))
-        if len(who):
-            runner.forward(who, forward[who])
-        who = np.flatnonzero((backward >= 0) & (backward < m))
-        if len(who):
-            runner.backward(who, backward[who])
-    return runner.result()
+    wave = _Wavefront(forward_s, backward_s, forward_link_s, backward_link_s, m)
+    wave.first_s = backward_s if backward_first_s is None else backward_first_s
+    wave.last_s = backward_s if backward_last_s is None else backward_last_s
+    for line in _gpipe(p, m) if schedule == "gpipe" else _one_forward_one_backward(p, m):
+        wave.run(line)
+    return wave.result(history)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Actions of one tick: stages first, first + step, …, and micro-batches that rise or fall by one along them."""
+
+    is_forward: bool
+    first: int
+    step: int
+    count: int
+    chunk: int
+    slope: int
+
+
+def _gpipe(p: int, m: int) -> Iterator[_Line]:
+    for tick in range(m + p - 1):
+        low = max(0, tick - m + 1)
+        yield _Line(True, low, 1, min(p - 1, tick) - low + 1, tick - low, -1)
+    for tick in range(m + p - 1):  # the last stage begins, at micro-batch `tick`
+        high = p - 1 - max(0, tick - m + 1)
+        low = p - 1 - min(p - 1, tick)
+        yield _Line(False, low, 1, high - low + 1, tick - (p - 1 - low), 1)
+
+
+def _one_forward_one_backward(p: int, m: int) -> Iterator[_Line]:
+    for tick in range(2 * p - 1 + 2 * m):
+        if tick < p - 1:  # warm-up: every stage that is reached goes on
+            low = max(0, tick - m + 1)
+            if low <= tick:
+                yield _Line(True, low, 1, tick - low + 1, tick - low, -1)
+        low = max(2 * (p - 1) - tick, tick - 2 * (m - 1), 0)
+        low += (tick - low) % 2
+        if low < p:
+            yield _Line(True, low, 2, (p - 1 - low) // 2 + 1, (tick - low) // 2, -1)
+        low = max(2 * p - 1 - tick, 0)
+        low += (tick - (2 * p - 1 - low)) % 2
+        high = min(p - 1, 2 * p - 1 - tick + 2 * (m - 1))
+        if low <= high:
+            yield _Line(False, low, 2, (high - low) // 2 + 1, (tick - (2 * p - 1 - low)) // 2, 1)
 
 
 class _Wavefront:
-    """What is known at a tick: when each worker is free, and the latest messages of each edge."""
+    """What is known at a tick: when each worker is free, and starts and ends of all that was done.
 
-    def __init__(
-        self, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, m: int, keep: bool
-    ) -> None:
-        self.forward_s, self.backward_s = forward_s, backward_s
-        self.backward_first_s, self.backward_last_s = backward_s, backward_s
+    Starts and ends are flat, micro-batch after micro-batch, with AHEAD micro-batches of zeros before the first: a line
+    is a slice of them, and what was taken AHEAD before is the same slice, so many rows above.
+    """
+
+    def __init__(self, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, m: int) -> None:
+        self.forward_s, self.backward_s, self.first_s, self.last_s = forward_s, backward_s, backward_s, backward_s
         p, rest = len(forward_s), forward_s.shape[1:]
         none = np.zeros((1, *rest))
-        # Row i: the edge into stage i from before (forward) and from behind (backward).
-        self.into_s = np.concatenate([none, ahead_s])
-        self.back_into_s = np.concatenate([back_s, none])
+        # Row i: the edge into stage i, from before and from behind.
+        self.into_s = np.concatenate([none, ahead_s]), np.concatenate([back_s, none])
         self.m, self.p = m, p
         self.free = np.zeros((p, *rest))
         self.edge = np.zeros((2, p, *rest))
-        # When the stages took their latest AHEAD messages, by the parity of the micro-batch.
-        self.taken = np.zeros((2, AHEAD, p, *rest))
-        # Ends of actions until the neighbour needs them: as many micro-batches as may be on their way.
-        self.forward_end = np.zeros((m, p, *rest))
-        self.backward_end = np.zeros((m, p, *rest))
-        self.starts = (np.zeros((m, p, *rest)), np.zeros((m, p, *rest))) if keep else None
+        self.starts = np.zeros((2, (m + AHEAD) * p, *rest))
+        self.ends = np.zeros((2, (m + AHEAD) * p, *rest))
 
-    def forward(self, who: Integers, k: Integers) -> None:
-        begin = self.free[who]
-        if who[-1] > 0:
-            inner = who > 0
-            at, chunk = who[inner], k[inner]
-            begin[inner] = np.maximum(begin[inner], self._arrival(0, at, chunk, self.forward_end[chunk, at - 1]))
-        if self.starts is not None:
-            self.starts[0][k, who] = begin
-        self.taken[0, k % AHEAD, who] = begin
-        self.free[who] = self.forward_end[k, who] = begin + self.forward_s[who]
+    def _cells(self, line: _Line, skip: int, above: int, aside: int) -> slice:
+        """The line without its first ``skip`` actions, so many micro-batches above and stages aside."""
+        stride = line.slope * self.p + line.step
+        begin = (line.chunk + AHEAD - above) * self.p + line.first + aside + skip * stride
+        count = line.count - skip
+        if count == 1 or stride == 0:
+            return slice(begin, begin + 1)
+        stop = begin + stride * count
+        return slice(begin, stop if stop >= 0 else None, stride)
 
-    def backward(self, who: Integers, k: Integers) -> None:
-        begin = self.free[who]
-        if who[0] < self.p - 1:
-            inner = who < self.p - 1
-            at, chunk = who[inner], k[inner]
-            begin[inner] = np.maximum(begin[inner], self._arrival(1, at, chunk, self.backward_end[chunk, at + 1]))
-        if self.starts is not None:
-            self.starts[1][k, who] = begin
-        self.taken[1, k % AHEAD, who] = begin
-        duration = self.backward_s[who]
-        if k.min() == 0:
-            duration[k == 0] = self.backward_first_s[who[k == 0]]
-        if k.max() == self.m - 1:
-            duration[k == self.m - 1] = self.backward_last_s[who[k == self.m - 1]]
-        self.free[who] = self.backward_end[k, who] = begin + duration
+    def run(self, line: _Line) -> None:
+        which = 0 if line.is_forward else 1
+        stages = slice(line.first, line.first + line.step * (line.count - 1) + 1, line.step)
+        begin = self.free[stages].copy()
+        # The first stage receives nothing forward, the last nothing backward.
+        ends_at_last = not line.is_forward and line.first + line.step * (line.count - 1) == self.p - 1
+        skip = 1 if line.is_forward and line.first == 0 else 0
+        inner = line if not ends_at_last else _shortened(line)
+        if inner.count > skip:
+            at = slice(inner.first + skip * inner.step, inner.first + inner.step * (inner.count - 1) + 1, inner.step)
+            made = self.ends[which, self._cells(inner, skip, 0, -1 if line.is_forward else 1)]
+            arrival = np.maximum(made, self.edge[which, at])
+            np.maximum(arrival, self.starts[which, self._cells(inner, skip, AHEAD, 0)], out=arrival)
+            arrival += self.into_s[which][at]
+            self.edge[which, at] = arrival
+            part = begin[skip : inner.count]
+            np.maximum(part, arrival, out=part)
+        cells = self._cells(line, 0, 0, 0)
+        self.starts[which, cells] = begin
+        end = begin
+        end += (self.forward_s if line.is_forward else self.backward_s)[stages]
+        if not line.is_forward:
+            self._correct(line, end)
+        self.free[stages] = end
+        self.ends[which, cells] = end
 
-    def _arrival(self, direction: int, at: Integers, k: Integers, made: Floats) -> Floats:
-        """When a message is there: made, its edge free, its receive posted, then its own time."""
-        begin = np.maximum(made, self.edge[direction, at])
-        # The receive is posted when the message AHEAD before it was taken; its slot still holds that time.
-        np.maximum(begin, self.taken[direction, k % AHEAD, at], out=begin)
-        arrived: Floats = begin + (self.back_into_s if direction else self.into_s)[at]
-        self.edge[direction, at] = arrived
-        return arrived
+    def _correct(self, line: _Line, end: Floats) -> None:
+        """The first and the last micro-batch's backward may take another time; micro-batches rise along the line."""
+        for chunk, other in ((0, self.first_s), (self.m - 1, self.last_s)):
+            at = chunk - line.chunk
+            if 0 <= at < line.count and other is not self.backward_s and not (chunk == 0 == self.m - 1):
+                stage = line.first + line.step * at
+                end[at] += other[stage] - self.backward_s[stage]
+        if self.m == 1 and line.chunk == 0:
+            stage = line.first
+            end[0] += self.last_s[stage] - self.backward_s[stage]
 
-    def result(self) -> PipelineTimes:
-        if self.starts is None:
+    def result(self, history: bool) -> PipelineTimes:
+        if not history:
             return PipelineTimes(end_s=self.free)
-        swapped = [np.swapaxes(one, 0, 1) for one in (*self.starts, self.forward_end, self.backward_end)]
+        shape = (self.m, self.p, *self.free.shape[1:])
+        found = [one[which, AHEAD * self.p :].reshape(shape) for one in (self.starts, self.ends) for which in (0, 1)]
+        swapped = [np.swapaxes(one, 0, 1) for one in found]
         return PipelineTimes(
             end_s=self.free,
             forward_start_s=swapped[0],
@@ -154,3 +187,8 @@ class _Wavefront:
             forward_end_s=swapped[2],
             backward_end_s=swapped[3],
         )
+
+
+def _shortened(line: _Line) -> _Line:
+    """The line without its last action."""
+    return _Line(line.is_forward, line.first, line.step, line.count - 1, line.chunk, line.slope)

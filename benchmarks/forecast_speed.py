@@ -1,0 +1,103 @@
+"""How fast forecasts are: one very long pipeline, many short ones, and the plan of a model that nobody has built.
+
+    python benchmarks/forecast_speed.py --json
+
+Each figure is the median of some repeats after a warm-up, beside what it must not exceed. numpy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [
+        {"what": "1F1B, 1,024 stages × 4,096 micro-batches", "limit_s": 2.0, "call": long_pipeline()},
+        {"what": "1,000 candidates of 8 stages × 64 micro-batches", "limit_s": 0.2, "call": many_candidates()},
+        {"what": "search for 96 layers × 12288 on 4,096 GPUs", "limit_s": 10.0, "call": large_search()},
+    ]
+    found = []
+    for row in rows:
+        seconds = measure(row["call"], options.repeats)
+        found.append({"what": row["what"], "seconds": seconds, "limit_s": row["limit_s"]})
+    if options.json:
+        print(json.dumps({"rows": found}, indent=2))
+        return
+    for one in found:
+        print(f"{one['what']:50} {one['seconds']:8.3f} s of {one['limit_s']:g} s")
+
+
+def measure(call: Callable[[], Any], repeats: int) -> float:
+    call()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def long_pipeline() -> Callable[[], Any]:
+    from stagewright.forecast.wavefront import plain_pipeline
+
+    generator = np.random.default_rng(0)
+    stages, chunks = 1024, 4096
+    times, links = generator.random((2, stages)), generator.random((2, stages - 1))
+    return lambda: plain_pipeline("1f1b", chunks, times[0], times[1], links[0], links[1])
+
+
+def many_candidates() -> Callable[[], Any]:
+    from stagewright.forecast.wavefront import plain_pipeline
+
+    generator = np.random.default_rng(0)
+    times, links = generator.random((2, 8, 1000)), generator.random((2, 7, 1000))
+    return lambda: plain_pipeline("1f1b", 64, times[0], times[1], links[0], links[1])
+
+
+def large_search() -> Callable[[], Any]:
+    from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+    from stagewright.plan.value import ModelSpec, OptimizerSpec, Plan
+    from stagewright.planner.analytic import AnalyticModel, TransformerShape, peak_of
+    from stagewright.planner.search import search
+
+    shape = TransformerShape(
+        num_layers=96,
+        width=12288,
+        num_heads=96,
+        num_key_heads=96,
+        feed_forward=4 * 12288,
+        num_matrices=2,
+        vocabulary=50257,
+        sequence_length=2048,
+        tied=True,
+    )
+    group = DeviceGroup(kind="cuda", count=8, hosts=512, memory_bytes=80 << 30, hardware="A100")
+    cluster = Cluster(
+        devices=(group,),
+        links=Links(
+            intra_host=Link(bandwidth_bytes_per_s=250e9, latency_s=5e-6),
+            inter_host=Link(bandwidth_bytes_per_s=25e9, latency_s=1e-5),
+        ),
+    )
+    base = Plan(model=ModelSpec(name="gpt-175b"), batch=2048, dtype="bfloat16", optimizer=OptimizerSpec(name="adamw"))
+
+    def call() -> Any:
+        source = AnalyticModel(name="gpt-175b", shape=shape, peak=peak_of(cluster))
+        return search(base, source, cluster, innermost="tensor")
+
+    return call
+
+
+if __name__ == "__main__":
+    main()

@@ -52,6 +52,7 @@ class TorchEngine:
         host: str,
         timeout_s: float,
     ) -> None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without a name are none of its business
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(host))
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(host))
         import torch

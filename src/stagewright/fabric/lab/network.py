@@ -13,7 +13,7 @@ __all__ = ["LabNetwork", "parse_loss"]
 
 MOST_DELAY_S = 10.0
 LEAST_RATE = 1e3  # bytes/s
-_BURST_S = 0.5e-3  # what a link may send at once after a pause
+_PACKET_S = 0.5e-3
 _MOST_PACKET = 65536
 
 
@@ -99,7 +99,7 @@ class LabNetwork:
     def longest_bytes(self, host: int) -> int:
         """The longest packet that a host gives its device (which may cut it): half a millisecond of its rate."""
         rate = self.rates[host]
-        return _MOST_PACKET if rate is None else min(_MOST_PACKET, max(8 * self.mtu, round(rate * _BURST_S)))
+        return _MOST_PACKET if rate is None else min(_MOST_PACKET, max(8 * self.mtu, round(rate * _PACKET_S)))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -48,6 +48,7 @@ ENVIRONMENT = "STAGEWRIGHT_FABRIC_LAB"
 _NAME = re.compile(r"sw-lab-(\d+)-(\d+)(?:-\w+)?")
 _NETNS = Path("/run/netns")
 _QUEUE_BYTES = 3 * 2**20
+_BURST_S = 1e-3  # what a link may send at once after a pause; with less, a timer that is late costs rate
 _MASTER_PORT = 29531
 _INTERRUPTED_S = 8.0
 
@@ -190,12 +191,9 @@ class Lab:
         lines = []
         if rate is not None:
             # tbf cuts packets that are longer than its burst, which costs more time than there is.
-            longest = (
-                network.longest_bytes(host)
-                if device == "eth0"
-                else max(map(network.longest_bytes, range(network.num_hosts)))
-            )
-            burst = longest + 2 * network.mtu
+            senders = [host] if device == "eth0" else range(network.num_hosts)
+            longest = max(network.longest_bytes(sender) for sender in senders)
+            burst = max(longest, round(rate * _BURST_S)) + 2 * network.mtu
             words = f"rate {round(rate * 8)}bit burst {burst} limit {_QUEUE_BYTES}"
             lines.append(f"qdisc add dev {device} {' '.join(parent)} tbf {words}")
             parent = ["parent", "1:1", "handle", "10:"]

@@ -143,6 +143,20 @@ def test_fabric(checker: Checker, cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('batch = 8\nmicrobatches = 2\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n')
+    few = ("--repeats", "1")
+    checker.check_object("forecast", output("forecast", str(plan), *few, cache=cache), "forecast")
+    checker.check_object("explain", output("explain", str(plan), *few, cache=cache), "explain")
+    root = ("--root", str(tmp_path / "runs"))
+    searched = ("mlp-mnist", "--batch", "4", "--schedules", "gpipe", "--verify", *few, *root)
+    checker.check_object("plan", output("plan", *searched, cache=cache), "plan")
+    fitted = ("mlp-mnist", "--memory", "8MiB", "--devices", "2", "--check", *root)
+    checker.check_object("fit", output("fit", *fitted, cache=cache), "fit")
+
+
+@pytest.mark.slow
 def test_every_field_is_there(checker: Checker) -> None:
     """Runs after all others of this file: what the page documents was printed by one of them."""
     if not {"models", "split", "compare", "doctor"} <= {name for name, _ in checker.seen}:

@@ -63,11 +63,12 @@ def prepared_from(
 ) -> Prepared:
     """Measure what is missing and bring it together; refuses wrong files before anything is measured."""
     from stagewright.cluster.file import read_cluster
+    from stagewright.cluster.machine import default_devices
     from stagewright.errors import UnknownName
     from stagewright.forecast.terms import EngineTerms
     from stagewright.plan.value import AXES
     from stagewright.planner.calibrate import load_calibration
-    from stagewright.planner.forecasting import prepare
+    from stagewright.planner.forecasting import check_kind, prepare
     from stagewright.planner.measure import measure_model
 
     if innermost not in AXES:
@@ -77,6 +78,8 @@ def prepared_from(
         from stagewright.forecast.topology import Topology
 
         Topology(mesh=plan.mesh, cluster=chosen)  # says so
+    if chosen is not None:
+        check_kind(plan.devices[0] if plan.devices else default_devices(1)[0], chosen, rescale)
     calibration = load_calibration(cache, progress=note)
     with progress(f"measuring {plan.model.name}") as report:
         measured = measure_model(plan, cache=False if no_cache else cache or True, repeats=repeats, progress=report)

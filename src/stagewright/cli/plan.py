@@ -48,6 +48,9 @@ def plan(
     recompute: Annotated[
         str, typer.Option(help="Ways to recompute, with commas.", rich_help_panel=_SEARCH)
     ] = "none,always",
+    codecs: Annotated[
+        str, typer.Option(help="To try on links, with commas; others than none are lossy.", rich_help_panel=_SEARCH)
+    ] = "none",
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.", rich_help_panel=_SEARCH)] = "adamw",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=_SEARCH)] = "float32",
     analytic: Annotated[
@@ -78,6 +81,7 @@ def plan(
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; make it first")
     from stagewright.cluster.file import read_cluster
+    from stagewright.codec.name import check_codec
     from stagewright.forecast.terms import EngineTerms
     from stagewright.plan.check import DTYPES, OPTIMIZERS, RECOMPUTES
     from stagewright.plan.schedules import SCHEDULES
@@ -90,6 +94,9 @@ def plan(
     _check("optimizer", [optimizer], OPTIMIZERS)
     _check("dtype", [dtype], DTYPES)
     _check("axis", [innermost], AXES)
+    names = [name.strip() for name in codecs.split(",")]
+    for name in names:
+        check_codec(name)
     spec = ModelSpec(
         name=model, image_size=image_size, sequence_length=sequence_length, num_classes=num_classes, seed=seed
     )
@@ -109,8 +116,10 @@ def plan(
         source = _analytic(base, chosen, efficiency)
     else:
         source, chosen, terms = _measured(base, chosen, cache_dir, repeats, rescale)
+    from stagewright.planner.link_codecs import measured_codec
     from stagewright.planner.search import search
 
+    known = {name: measured_codec(name, dtype, 1 << 20) for name in names}
     found = search(
         base,
         source,
@@ -119,6 +128,7 @@ def plan(
         top=top,
         schedules=wanted,
         recomputes=ways,
+        codecs=known,
         innermost=innermost,  # type: ignore[arg-type]
         progress=note,
     )

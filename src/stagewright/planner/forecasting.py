@@ -17,6 +17,7 @@ from stagewright.forecast.topology import Topology
 from stagewright.forecast.value import Forecast
 from stagewright.plan.check import check_plan
 from stagewright.plan.value import Axis, Plan
+from stagewright.planner.link_codecs import link_codecs
 from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
@@ -70,11 +71,13 @@ def prepare(
     topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost)
     if not plan.cuts and plan.num_stages > 1:
         plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
+    cuts = cut_places(profile, plan.cuts)
     costs = plan_costs(
         plan,
         profile,
         topology,
-        cuts=cut_places(profile, plan.cuts),
+        cuts=cuts,
+        codecs=link_codecs(plan, profile, cuts) if plan.has_codecs else None,
         sizes=chunk_sizes(plan),
         tensor=measured.tensor,
         model_terms=measured.terms,

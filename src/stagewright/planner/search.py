@@ -212,6 +212,7 @@ def _choices(
                                     cuts=(),
                                     placement="auto",
                                     devices=(),
+                                    codec=codec,
                                 )
                                 if _allowed(plan, source.num_units):
                                     yield plan, codec

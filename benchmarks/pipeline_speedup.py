@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
+    parser.add_argument("--peers", action="store_true", help="beside Accelerate and torchgpipe (the extra `peers`)")
     parser.add_argument("--output", default="pipeline_speedup.json")
     parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
@@ -79,7 +80,11 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     num_workers = plan.mesh.num_workers
     repeats = max(1, -(-options.stream * num_stages // plan.microbatches))
     settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds}
-    settings |= {"stock": not options.no_stock and options.axis == "pipeline", "serial": options.serial}
+    settings |= {
+        "stock": not options.no_stock and options.axis == "pipeline",
+        "serial": options.serial,
+        "peers": options.peers,
+    }
     os.environ["PIPELINE_ROUNDS"] = json.dumps(settings)
     folder = RunFolder.create(root, plan)
     launch(plan, folder, job="pipeline_rounds:run_job")
@@ -103,6 +108,11 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "rounds": slowest,
         "speedups": [one["serial"] / one["ours"] for one in slowest] if equal else None,
         "ceilings": [num_workers * one["serial"] / one["together"] for one in slowest],
+        "peers": {
+            name: [one["serial"] / one[name] for one in slowest]
+            for name in ("prepare_pippy", "torchgpipe")
+            if name in slowest[0]
+        },
         "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
         "compute": [one["compute"] for one in workers],
     }
@@ -119,6 +129,8 @@ def describe(row: dict[str, Any]) -> str:
     if row["stock_speedups"]:
         ratios = [ours / stock for ours, stock in zip(row["speedups"] or [], row["stock_speedups"], strict=True)]
         text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
+    for name, ratios in row["peers"].items():
+        text += f"; {name} {spread(ratios)}"
     text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a sample"
     text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
     for worker, kinds in enumerate(row["compute"]):

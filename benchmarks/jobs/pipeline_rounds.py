@@ -28,6 +28,8 @@ from stagewright.engine.job import load_model, prove
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.zoo.model import Batch
 
+PEERS = ("prepare_pippy", "torchgpipe")  # take one batch at a time; a stream is no part of their interface
+
 
 class Single(nn.Module):
     """A stage with one value in and one out, as torch's pipeline stage wants it."""
@@ -67,6 +69,9 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     rivals = {"ours": ours(plan, replica, batch, count)}
     if settings["stock"]:
         rivals["stock"] = stock(plan, other, context, count)
+    if settings["peers"]:
+        rivals["prepare_pippy"] = prepare_pippy(plan, context)
+        rivals["torchgpipe"] = torchgpipe(plan, context)
     alone, alone_samples = serial(plan, whole, replica.dealer, context, settings["serial"])
     for name, rival in rivals.items():
         if name != "ours" or not plan.training:  # a step of ours has just been proven
@@ -82,7 +87,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
             "together": timed(partial(alone, None)) / alone_samples,
         }
         for name in list(rivals) if number % 2 == 0 else list(rivals)[::-1]:
-            seconds[name] = timed(rivals[name]) / samples
+            seconds[name] = timed(rivals[name]) / (plan.batch if name in PEERS else samples)
         rounds.append(seconds)
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
@@ -189,5 +194,50 @@ def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]
         optimizer.zero_grad()
         schedule.step(*args, **({"target": model.target} if last else {}))
         optimizer.step()
+
+    return run
+
+
+def prepare_pippy(plan: Any, context: Any) -> Callable[[], None]:
+    """Accelerate's pipeline as its documentation has it: balanced by itself, one chunk a process, forward alone."""
+    import accelerate
+
+    accelerate.PartialState(cpu=True)
+    model = load_model(plan, context)
+    blocks = {type(module).__name__ for name, module in model.module.named_modules() if name in plan.cuts}
+    example = tuple(one[: plan.batch // plan.mesh.pipeline] for one in model.args)
+    prepared = accelerate.prepare_pippy(model.module, no_split_module_classes=sorted(blocks), example_args=example)
+
+    def run() -> None:
+        with torch.no_grad():
+            prepared(*model.args)
+
+    return run
+
+
+def torchgpipe(plan: Any, context: Any) -> Callable[[], None]:
+    """torchgpipe on the same stages: one process, a thread a stage, all of the pipeline's cores."""
+    from torchgpipe import GPipe
+
+    model = load_model(plan, context)
+    graph = capture_for(plan, model)
+    stages = nn.Sequential(*(Single(stage) for stage in graph.stages(cut_indices(graph, plan.cuts))))
+    stages.train(plan.training)
+    count = plan.mesh.pipeline
+    piped = GPipe(stages, [1] * count, devices=["cpu"] * count, chunks=plan.microbatches, checkpoint="never")
+    own, every = os.sched_getaffinity(0), {int(device.split(":")[1]) for device in plan.devices}
+
+    def run() -> None:
+        if context.rank != 0:
+            return
+        os.sched_setaffinity(0, every)  # its threads begin with this one's cores
+        try:
+            with torch.set_grad_enabled(plan.training):
+                output = piped(*model.args)
+                if plan.training:
+                    stages.zero_grad()
+                    nn.functional.cross_entropy(output, model.target).backward()
+        finally:
+            os.sched_setaffinity(0, own)
 
     return run

@@ -74,6 +74,7 @@ def by_one_process(options: argparse.Namespace, name: str, seed: int) -> dict[st
     from stagewright.engine.job import make_optimizer
     from stagewright.engine.link_codec import FakeLink
     from stagewright.engine.replica import capture_for
+    from stagewright.engine.training_job import with_samples
     from stagewright.zoo.tasks import load_task
 
     plan = plan_of(options, name, seed)
@@ -87,7 +88,7 @@ def by_one_process(options: argparse.Namespace, name: str, seed: int) -> dict[st
         return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place), value)
 
     model.module.train().to(place)
-    model = dataclasses.replace(model, args=on(model.args), kwargs=on(model.kwargs), target=on(model.target))
+    model = with_samples(model, task.dataset(task.splits[0]), place)
 
     def runner() -> Any:
         graph = capture_for(plan, model)
@@ -129,7 +130,7 @@ def by_one_process(options: argparse.Namespace, name: str, seed: int) -> dict[st
                     predicted.append(found)
                     true.append(target)
             metric = task.metric(np.concatenate(predicted), np.concatenate(true))
-            epochs.append({"epoch": epoch + 1, task.metric_name: float(metric), "training_loss": float(loss)})
+            epochs.append({"epoch": epoch + 1, task.metric_name: float(metric), "training_loss": float(loss.detach())})
     seconds = time.perf_counter() - start
     return {"epochs": epochs, "metric": task.metric_name, "samples_per_s": total * plan.batch / seconds}
 

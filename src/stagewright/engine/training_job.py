@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,14 @@ from stagewright.engine.context import WorkerContext
 from stagewright.engine.fault import activity
 from stagewright.engine.job import load_model
 from stagewright.engine.launch import launch
+from stagewright.engine.replica import on_device
 from stagewright.engine.resolve import resolve_plan
 from stagewright.engine.trainer import Trainer
 from stagewright.engine.watch import HANG_S
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
+from stagewright.zoo.model import Batch, Model
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
@@ -47,6 +49,7 @@ __all__ = [
     "loss_worker",
     "run_training",
     "train",
+    "with_samples",
     "write_options",
 ]
 
@@ -96,7 +99,7 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     activity.begin("load model")
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
-    trainer = Trainer(plan, model, context)
+    trainer = Trainer(plan, with_samples(model, task.dataset(task.splits[0]), context.torch_device), context)
     if context.rank == 0 and (trainer.plan.codec, trainer.plan.codec_backward) != (plan.codec, plan.codec_backward):
         run_folder.write_plan(trainer.plan)  # codecs that were chosen on the first batch
     activity.begin("read samples")
@@ -106,6 +109,16 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     training.run()
     if options.export is not None:
         trainer.export(options.export)
+
+
+def with_samples(model: Model, samples: Samples, place: torch.device) -> Model:
+    """The model with a task's own samples as its example: sentences come with masks and token types."""
+
+    def example(size: int) -> Batch:
+        return on_device(samples.batch([at % len(samples) for at in range(size)]), place)
+
+    first = example(model.batch_size)
+    return replace(model, args=first.args, kwargs=dict(first.kwargs), target=first.target, make_example=example)
 
 
 class _Training:

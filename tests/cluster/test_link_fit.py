@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagewright.cluster.link_fit import LinkPoint, fit_link
+from stagewright.cluster.link_fit import LinkPoint, fit_collective, fit_link
 
 SIZES = (8, 4096, 2**16, 2**18, 2**20, 2**22, 2**24)
 
@@ -38,3 +38,10 @@ def test_noise_larger_than_the_bytes_still_gives_a_link() -> None:
 def test_order_of_points_does_not_matter() -> None:
     forward = points({n: 20e-6 + n / 1e9 for n in SIZES})
     assert fit_link(forward[::-1]) == fit_link(forward)
+
+
+def test_a_collective_of_two() -> None:
+    """An all-reduce of n bytes takes 2 · 50 µs + n / 1 GB/s; half of each was measured."""
+    found = fit_collective(points({n: (2 * 50e-6 + n / 1e9) / 2 for n in SIZES}))
+    assert found.latency_s == pytest.approx(50e-6, rel=1e-3)
+    assert found.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-2)

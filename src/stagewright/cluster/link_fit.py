@@ -12,7 +12,7 @@ from typing import Any
 
 from stagewright.cluster.cluster import Link
 
-__all__ = ["LinkPoint", "MeasuredLink", "fit_link"]
+__all__ = ["LinkPoint", "MeasuredLink", "fit_collective", "fit_link"]
 
 _LARGE_BYTES = 256 * 1024  # from here on the bytes, not the message, take the time
 
@@ -45,6 +45,8 @@ class MeasuredLink:
     pinned: bool
     # What it went through.
     backend: str = "gloo"
+    # What one step of a collective of both gets; None: not measured.
+    collective: Link | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,6 +66,15 @@ def fit_link(points: Sequence[LinkPoint], *, pinned: bool = False, backend: str 
     link = Link(bandwidth_bytes_per_s=_rounded(1 / seconds_per_byte), latency_s=_rounded(latency_s))
     error = max(abs(link.message_s(point.num_bytes) / point.median_s - 1) for point in large)
     return MeasuredLink(link=link, points=tuple(points), error=error, pinned=pinned, backend=backend)
+
+
+def fit_collective(points: Sequence[LinkPoint]) -> Link:
+    """What a step of a collective gets, from halves of all-reduces between two.
+
+    On a ring of two, an all-reduce of n bytes takes two steps of half of them: 2 · latency + n / bandwidth.
+    """
+    half = fit_link(points).link
+    return Link(bandwidth_bytes_per_s=_rounded(half.bandwidth_bytes_per_s / 2), latency_s=half.latency_s)
 
 
 def _rounded(value: float) -> float:

@@ -5,6 +5,8 @@
     end 0   send n ──►            ──► receive n          half of a round trip is one message
     end 1        receive n ──► send n
 
+Then the same with sums of both ends' tensors (all-reduce), whose two steps are counted as there and back.
+
 All sizes take turns in several rounds, so that whatever else runs for a moment spoils no size alone. Before each round
 end 0 says how many round trips there will be, none when the time is up; it prints the times as one line of JSON.
 """
@@ -99,9 +101,18 @@ def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: floa
         if place.type == "cuda":
             torch.cuda.synchronize(place)
 
+    def both_sum(tensor: torch.Tensor) -> None:
+        if tensor.dtype == torch.uint8:
+            distributed.all_reduce(tensor.view(torch.float32))
+        else:  # how many round trips there will be: both do as many
+            distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+
     points = measure(rank, trip, place, budget_s)
+    sums = measure(rank, both_sum, place, budget_s / 2)
     if rank == 0:
-        sys.stdout.write(json.dumps({"points": points, "pinned": pinned}) + "\n")
+        sys.stdout.write(json.dumps({"points": points, "sums": sums, "pinned": pinned}) + "\n")
         sys.stdout.flush()
     distributed.barrier()
     with contextlib.suppress(RuntimeError):  # the other end may have left already

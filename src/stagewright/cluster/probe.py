@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
-from stagewright.cluster.link_fit import LinkPoint, MeasuredLink, fit_link
+from stagewright.cluster.link_fit import LinkPoint, MeasuredLink, fit_collective, fit_link
 from stagewright.cluster.machine import Machine
 from stagewright.errors import RunError
 
@@ -61,7 +62,8 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
                     end.stdout.close()
     answer = json.loads(output.splitlines()[-1])
     pinned = answer["pinned"] and devices[0] != devices[1]
-    return fit_link([LinkPoint(**point) for point in answer["points"]], pinned=pinned, backend=backend)
+    measured = fit_link([LinkPoint(**point) for point in answer["points"]], pinned=pinned, backend=backend)
+    return replace(measured, collective=fit_collective([LinkPoint(**point) for point in answer["sums"]]))
 
 
 def _environment() -> dict[str, str]:
@@ -95,7 +97,7 @@ def cluster_of(machine: Machine, measured: MeasuredLink | None = None) -> Cluste
 
     CPU devices share the memory evenly.
     """
-    links = Links(intra_host=measured.link) if measured else Links()
+    links = Links(intra_host=measured.link, collective=measured.collective) if measured else Links()
     if machine.gpus:
         alike: dict[tuple[str, int], int] = {}
         for gpu in machine.gpus:

@@ -87,8 +87,8 @@ def checker() -> Checker:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(shared_cache: Path) -> Path:
+    return shared_cache
 
 
 def test_models(checker: Checker, cache: Path) -> None:

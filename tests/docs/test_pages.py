@@ -29,12 +29,6 @@ def has_code(page: Path) -> bool:
     return any(block.language in ("console", "python") and block.not_run is None for block in blocks(page))
 
 
-@pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages share a profile cache: a model that two of them show is measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if has_code(page)])
 def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:

@@ -25,10 +25,10 @@ demo: $(READY)  ## run a small vision transformer serially, data parallel, tenso
 	$(BIN)/stagewright compare digits-vit --devices 2 --batch 64
 
 test: $(READY)  ## run every test, on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(READY)  ## run the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 check: $(READY)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check

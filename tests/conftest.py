@@ -1,17 +1,10 @@
-"""How tests share the cores: a file stays on one worker, for its fixtures; pages of the docs go where there is room."""
+"""What all tests share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.name != "test_pages.py":
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from stagewright.engine.context import WorkerContext
 from stagewright.engine.data import DataParallel, wrap_data_parallel
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.dropout import key_stage, random_key
-from stagewright.engine.fault import activity
+from stagewright.engine.fault import activity, describe_shapes
 from stagewright.engine.full_state import full_values
 from stagewright.engine.gradients import GradientSum, holders_of_tied
 from stagewright.engine.link_codec import make_link_codecs
@@ -169,10 +169,6 @@ class Replica:
     def _pipeline(self) -> Pipeline:
         plan, graph = self.plan, self.graph
 
-        def shapes(cut: int, size: int) -> list[TensorShape]:
-            every = graph.crossing_shapes(self.cuts[cut], size)
-            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in every]
-
         self._forwards: dict[int, Any] = {}
         for index, stage in self.stages.items():
             if plan.training:
@@ -195,7 +191,7 @@ class Replica:
             schedule=plan.schedule,
             num_microbatches=plan.microbatches,
             links=Links(
-                shapes=shapes,
+                shapes=self._crossing,
                 needs_gradient=[graph.needs_gradient(cut) for cut in self.cuts],
                 codecs=self.codecs,
                 coded=[graph.needs_gradient(cut) for cut in self.cuts],
@@ -221,12 +217,16 @@ class Replica:
         shapes = self._shapes_at(action.stage, size)
         activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch, shapes=shapes)
 
+    def _crossing(self, cut: int, size: int) -> list[TensorShape]:
+        """Every value that crosses a cut, of so many samples."""
+        every = self.graph.crossing_shapes(self.cuts[cut], size)
+        return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in every]
+
     def _shapes_at(self, stage: int, size: int) -> str:
         """What a stage takes of so many samples, as text, for the message of a fault; made once."""
         if (stage, size) not in self._shape_texts:
-            crossing = self.graph.crossing_shapes(self.cuts[stage - 1], size) if stage else ()
-            texts = [f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in crossing]
-            self._shape_texts[stage, size] = ", ".join(texts) or f"a batch of {size}"
+            crossing = self._crossing(stage - 1, size) if stage else ()
+            self._shape_texts[stage, size] = describe_shapes(crossing) or f"a batch of {size}"
         return self._shape_texts[stage, size]
 
     def _around(self, action: Action) -> AbstractContextManager[Any]:

@@ -100,8 +100,8 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
     trainer = Trainer(plan, with_samples(model, task.dataset(task.splits[0]), context.torch_device), context)
-    if context.rank == 0 and (trainer.plan.codec, trainer.plan.codec_backward) != (plan.codec, plan.codec_backward):
-        run_folder.write_plan(trainer.plan)  # codecs that were chosen on the first batch
+    if context.rank == 0 and trainer.plan != plan:
+        run_folder.write_plan(trainer.plan)  # with the cuts and codecs that were chosen here
     activity.begin("read samples")
     training = _Training(plan, task, trainer, options, run_folder)
     if options.checkpoint is not None:

@@ -90,7 +90,7 @@ class Outbox:
 
     def limit(self, most_bytes: int = IN_FLIGHT_BYTES, at_least: int = 2) -> None:
         """Wait for the oldest while more bytes than that are on their way, but let ``at_least`` tensors be."""
-        while self._pending and self._pending[0][0].is_completed():
+        while self._pending and self._pending[0][0].is_completed():  # NCCL tells; Gloo only after a wait
             self._pending.popleft()
         held = sum(tensor.numel() * tensor.element_size() for _, tensor in self._pending)
         while held > most_bytes and len(self._pending) > at_least:

@@ -52,7 +52,8 @@ def launch(
     num_workers = plan.mesh.num_workers
     for worker in range(num_workers):
         worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
-        for name in ("activity.txt", "error.json", "log.txt", "stack.txt"):  # of an earlier try in this folder
+        # Of an earlier try in this folder.
+        for name in ("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
     words = ["-m", "stagewright", "worker", str(folder / "plan.toml"), "--run-folder", str(folder)]
     words += ["--job", job, "--hang-s", repr(hang_s)]

@@ -30,6 +30,7 @@ from stagewright.cluster.device import Device, pin_process
 from stagewright.cluster.machine import spread_cores
 from stagewright.engine.fault import Fault, activity, worker_folder
 from stagewright.engine.watch import HANG_S, StoreWatch
+from stagewright.engine.process import ProcessMark
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
@@ -202,6 +203,8 @@ class _Record:
 def _faults(place: Place) -> Iterator[_Record]:
     """Write down whatever is raised inside, and raise it as one error."""
     record = _Record(place)
+        with contextlib.suppress(UsageError):  # only those who watch want it
+            ProcessMark.own().write(folder / "process.json")
     try:
         yield record
     except BaseException as error:

@@ -29,8 +29,8 @@ from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.device import Device, pin_process
 from stagewright.cluster.machine import spread_cores
 from stagewright.engine.fault import Fault, activity, worker_folder
-from stagewright.engine.watch import HANG_S, StoreWatch
 from stagewright.engine.process import ProcessMark
+from stagewright.engine.watch import HANG_S, StoreWatch
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
@@ -178,6 +178,8 @@ class _Record:
     def open(self, run_folder: Path) -> None:
         folder = self.folder = worker_folder(run_folder, self.place.rank)
         activity.open(folder / "activity.txt")
+        with contextlib.suppress(UsageError):  # only those who watch want it
+            ProcessMark.own().write(folder / "process.json")
         if self.place.launcher is not None and hasattr(signal, "SIGUSR1"):
             # The launcher asks a worker that hangs where it is; faulthandler answers even while the GIL is held.
             self._stacks = (folder / "stack.txt").open("w")
@@ -203,8 +205,6 @@ class _Record:
 def _faults(place: Place) -> Iterator[_Record]:
     """Write down whatever is raised inside, and raise it as one error."""
     record = _Record(place)
-        with contextlib.suppress(UsageError):  # only those who watch want it
-            ProcessMark.own().write(folder / "process.json")
     try:
         yield record
     except BaseException as error:

@@ -1,0 +1,133 @@
+"""Read the events of a run: every worker's file, put on worker 0's clock.
+
+workers/N/events.parquet  +  workers/N/clock.json  ─►  Trace, whose time begins with the first step
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.plan.value import Plan
+from stagewright.store.run import RunFolder
+from stagewright.store.worker import WorkerFolder
+from stagewright.trace.value import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
+
+__all__ = ["WorkerClock", "read_clock", "read_trace"]
+
+_COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerClock:
+    """How one worker's ``time.perf_counter`` is to be read."""
+
+    # The machine's name.
+    host: str = ""
+    # Added to this worker's clock it gives worker 0's.
+    offset_s: float = 0.0
+    # How far that may be off: half of the best round trip.
+    error_s: float = 0.0
+    # Added to this worker's clock it gives Unix time.
+    wall_s: float = 0.0
+
+
+def read_trace(folder: RunFolder) -> Trace:
+    """What all workers of a run did; one error where it can't be known."""
+    plan = folder.plan()
+    found: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
+    for rank in range(plan.mesh.num_workers):
+        worker = folder.worker(rank)
+        rows = worker.events()
+        if not rows:
+            raise UsageError(_missing(folder, plan, rank))
+        if "kind" not in rows[0]:
+            raise UsageError(
+                f"the events of {folder.path} were written by an older version, without kinds; run its plan again: "
+                f"{_again(folder, plan)}"
+            )
+        _check(rows, worker)
+        found.append((rank, read_clock(worker), rows))
+    begin = min(
+        (row["start_s"] + clock.offset_s for _, clock, rows in found for row in rows if row["kind"] == "step"),
+        default=None,
+    )
+    if begin is None:
+        raise UsageError(f"{folder.path} has events, but not one whole step: {_again(folder, plan)}")
+    workers = tuple(
+        WorkerTrace(
+            rank=rank,
+            host=clock.host,
+            clock_error_s=clock.error_s,
+            events=_events(rows, clock.offset_s - begin),
+        )
+        for rank, clock, rows in found
+    )
+    return Trace(
+        run=str(folder.path),
+        mesh=plan.mesh,
+        training=plan.training,
+        workers=workers,
+        num_steps=len(set.intersection(*(set(worker.steps) for worker in workers))),
+    )
+
+
+def read_clock(worker: WorkerFolder) -> WorkerClock:
+    """A worker's clock; that of worker 0 where the worker did not write it down."""
+    path = worker.path / "clock.json"
+    try:
+        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return WorkerClock(
+            host=str(content.get("host", "")),
+            **{name: float(content.get(name, 0.0)) for name in ("offset_s", "error_s", "wall_s")},
+        )
+    except FileNotFoundError:
+        return WorkerClock()
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"can't read {path}: {error}") from None
+
+
+def _events(rows: Sequence[Mapping[str, Any]], shift_s: float) -> tuple[TraceEvent, ...]:
+    events = [
+        TraceEvent(
+            **{
+                **{name: row.get(name) for name in _COLUMNS},
+                "start_s": row["start_s"] + shift_s,
+                "end_s": row["end_s"] + shift_s,
+            }
+        )
+        for row in rows
+    ]
+    return tuple(sorted(events, key=lambda one: (one.start_s, -one.end_s)))
+
+
+def _check(rows: Sequence[Mapping[str, Any]], worker: WorkerFolder) -> None:
+    for row in rows:
+        wrong = None
+        if row["kind"] not in KINDS:
+            wrong = f"an event of the unknown kind {row['kind']!r}"
+        elif row.get("stream") not in STREAMS:
+            wrong = f"an event in the unknown stream {row.get('stream')!r}"
+        elif not row["end_s"] >= row["start_s"]:
+            wrong = f"a {row['kind']} that ends at {row['end_s']} s, before it begins at {row['start_s']} s"
+        if wrong is not None:
+            raise UsageError(f"the events of {worker.path} have {wrong}; was it written by another version?")
+
+
+def _missing(folder: RunFolder, plan: Plan, rank: int) -> str:
+    result = folder.result()
+    if result is None:
+        return f"{folder.path} has no events of worker {rank} yet: it still runs, or was killed; they are written last"
+    if result.get("status") != "done":
+        return f"{folder.path} has no events of worker {rank}: the run {result.get('status')} before they were written"
+    return f"{folder.path} has no events of worker {rank}; run its plan again: {_again(folder, plan)}"
+
+
+def _again(folder: RunFolder, plan: Plan) -> str:
+    if plan.task is not None:
+        return f"stagewright train {plan.model.name} {plan.task} --plan {folder.path / 'plan.toml'}"
+    count = plan.mesh.num_workers
+    return f"torchrun --nproc-per-node {count} -m stagewright worker {folder.path / 'plan.toml'}"

@@ -1,0 +1,149 @@
+"""What the workers of a run did, as plain values: events on one clock.
+
+    compute   ▕step ▕forward  ▕all-reduce▏ ▏  ▕backward ▕recompute▏      ▏ ▕optimizer▏ ▏    nested, one row a worker
+    receive            ▕waits for a message▏                                                 blocks the worker
+    send              ▕hands over▏                                        ▕flush▏            blocks the worker
+    collective                                     ▕sums a bucket▏                           beside computing
+
+Events of one stream of one worker are nested or disjoint. A collective that the worker waits for is in its compute
+stream, inside what waits; one that runs beside computing is in the stream ``collective``. What no event covers inside a
+``step`` is the engine's own work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from stagewright.plan.value import Mesh
+
+__all__ = ["COMPUTE_KINDS", "KINDS", "STREAMS", "EventKind", "Stream", "Trace", "TraceEvent", "WorkerTrace"]
+
+EventKind: TypeAlias = Literal[
+    "forward",
+    "backward",
+    "backward-input",
+    "backward-weight",
+    "recompute",
+    "send",
+    "receive",
+    "encode",
+    "decode",
+    "collective",
+    "optimizer",
+    "step",
+]
+KINDS: tuple[EventKind, ...] = EventKind.__args__  # type: ignore[attr-defined]
+COMPUTE_KINDS = ("forward", "backward", "backward-input", "backward-weight", "recompute", "optimizer")
+
+Stream: TypeAlias = Literal["compute", "send", "receive", "collective"]
+STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent:
+    """Something that one worker did for a while."""
+
+    # Number of the timed step.
+    step: int
+    # What it did.
+    kind: EventKind
+    # Which of the worker's streams.
+    stream: Stream
+    # The stage; None where it is of no stage.
+    stage: int | None
+    # The micro-batch; None where it is of none.
+    microbatch: int | None
+    # When it began and ended: seconds since the first step began, on worker 0's clock.
+    start_s: float
+    end_s: float
+    # Bytes that were sent, received, encoded (as they travel) or given to a collective.
+    bytes: int | None
+    # World rank of the other side of a message.
+    peer: int | None
+    # What more there is to say: "loss", "gradient", "data", "tensor", …
+    note: str | None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end_s - self.start_s
+
+    @property
+    def title(self) -> str:
+        """As a person would say it: forward 3, send 0."""
+        what = "loss" if self.note == "loss" and self.kind == "forward" else self.kind
+        return what if self.microbatch is None else f"{what} {self.microbatch}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTrace:
+    """What one worker did."""
+
+    # Its world rank.
+    rank: int
+    # The machine that it ran on.
+    host: str
+    # How far its times may be off from worker 0's; 0 on the same machine.
+    clock_error_s: float
+    # All events, by begin; of two that begin together the longer one first.
+    events: tuple[TraceEvent, ...]
+
+    def step(self, number: int) -> TraceEvent | None:
+        """The whole of one step; None where this worker has none of that number."""
+        return self.steps.get(number)
+
+    @property
+    def steps(self) -> dict[int, TraceEvent]:
+        """The whole of every step, by its number."""
+        return {one.step: one for one in self.events if one.kind == "step"}
+
+    def of_step(self, number: int) -> tuple[TraceEvent, ...]:
+        """The events of one step, the step itself left out."""
+        return tuple(one for one in self.events if one.step == number and one.kind != "step")
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that it holds."""
+        return tuple(sorted({one.stage for one in self.events if one.stage is not None}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What all workers of a run did."""
+
+    # The run folder.
+    run: str
+    # Sizes of the axes.
+    mesh: Mesh
+    # Whether it trained, or only ran forward.
+    training: bool
+    # By rank.
+    workers: tuple[WorkerTrace, ...]
+    # Steps that were recorded on every worker.
+    num_steps: int
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Their numbers, in order."""
+        return tuple(self.spans)
+
+    @property
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """For each step, when the first worker began it and the last one ended it."""
+        found = [worker.steps for worker in self.workers]
+        common = sorted(set.intersection(*(set(one) for one in found))) if found else []
+        return {
+            step: (min(one[step].start_s for one in found), max(one[step].end_s for one in found)) for step in common
+        }
+
+    @property
+    def median_step(self) -> int:
+        """The step that took as long as a step usually does; of two in the middle, the faster."""
+        spans = self.spans
+        ordered = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
+        return ordered[(len(ordered) - 1) // 2]

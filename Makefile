@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench docs clean
+.PHONY: help setup demo browser test test-fast check format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -24,7 +24,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## run a small vision transformer serially, data parallel, tensor parallel and as a pipeline
 	$(BIN)/stagewright compare digits-vit --devices 2 --batch 64
 
-test: $(READY)  ## run every test, on two cores
+browser:  ## install chromium for the browser's tests, where this is root and apt has it
+	@tools/browser.sh
+
+test: $(READY) browser  ## run every test, on two cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(READY)  ## run the tests that take seconds

@@ -1,0 +1,16 @@
+"""``stagewright study``: a whole study from profile to report, with answers in sentences. One file a study."""
+
+from __future__ import annotations
+
+import typer
+
+from stagewright.cli.study.stages import stages
+
+__all__ = ["study"]
+
+study = typer.Typer(
+    name="study",
+    help="A whole study from profile to report: tables, figures, and answers in sentences.",
+    no_args_is_help=True,
+)
+study.command()(stages)

@@ -1,0 +1,88 @@
+"""Parts that several studies share: this machine's calibration, a model's measurement, and forecasts from both.
+
+calibration ─┐
+measurement ─┴─► prepared(plan) ─► forecast, parts of the distance to the ideal
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stagewright.cluster.cluster import Cluster
+from stagewright.cluster.file import read_cluster
+from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.terms import EngineTerms, ModelTerms
+from stagewright.plan.value import Plan
+from stagewright.planner.calibrate import Calibration, load_calibration
+from stagewright.planner.forecasting import Prepared, prepare
+from stagewright.planner.measure import MeasuredModel, measure_model
+from stagewright.profile.value import Profile
+from stagewright.study.value import Bench, Part
+
+__all__ = ["CALIBRATION", "measured_data", "measured_of", "prepared_for"]
+
+
+def _calibrate(bench: Bench) -> dict[str, Any]:
+    found = load_calibration(progress=bench.tell).to_dict()
+    return {**found, **{name: _finite(found[name]) for name in ("link", "collective")}}
+
+
+CALIBRATION = Part(
+    name="calibration", about="this machine's links, collectives and the engine's own work", run=_calibrate
+)
+"""What forecasts need of this machine."""
+
+
+def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:
+    """Measure a plan's model; as JSON has it."""
+    found = measure_model(plan, repeats=repeats, cache=False)
+    return {
+        "profile": found.profile.to_dict(),
+        "terms": found.terms.to_dict(),
+        "num_tensor": found.num_tensor,
+        "tensor": None
+        if found.tensor is None
+        else [[list(one.forward_bytes), list(one.backward_bytes)] for one in found.tensor],
+        "whole": None if found.whole is None else found.whole.to_dict(),
+    }
+
+
+def measured_of(data: Mapping[str, Any]) -> MeasuredModel:
+    """What `measured_data` saved."""
+    tensor = data["tensor"]
+    return MeasuredModel(
+        profile=Profile.from_dict(data["profile"]),
+        terms=ModelTerms.from_dict(data["terms"]),
+        num_tensor=data["num_tensor"],
+        tensor=None
+        if tensor is None
+        else tuple(
+            TensorTraffic(forward_bytes=tuple(forward), backward_bytes=tuple(backward)) for forward, backward in tensor
+        ),
+        whole=None if data["whole"] is None else Profile.from_dict(data["whole"]),
+    )
+
+
+def prepared_for(
+    plan: Plan, measured: MeasuredModel, calibration: Mapping[str, Any], cluster_file: str | None = None
+) -> Prepared:
+    """A plan ready to be forecast: on this machine with as many devices as it needs, or on a cluster from a file."""
+    links = {name: _endless(calibration[name]) for name in ("link", "collective")}
+    here = Calibration.from_dict({**calibration, **links})
+    cluster: Cluster = here.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
+    alike = here.kind == cluster.devices[0].kind
+    # The executor's work is the same everywhere; how cores slow each other down is this machine's.
+    terms = here.terms if alike else EngineTerms(action_s=here.terms.action_s)
+    return prepare(replace(plan, devices=()), measured, cluster, terms)
+
+
+def _finite(link: Mapping[str, float]) -> dict[str, float | None]:
+    """JSON has no infinity: null instead."""
+    return {name: value if math.isfinite(value) else None for name, value in link.items()}
+
+
+def _endless(link: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: math.inf if value is None else value for name, value in link.items()}

@@ -1,0 +1,268 @@
+"""The study *stages*: serial against 2, 3, 4, 6 pipeline stages, cut by every policy, for inference and training.
+
+    for each mode:  profile ─► splits of every policy ─► forecasts of all
+    for each round: serial ─► each split that this machine has the devices for, one after the other
+    then:           the best run taken apart: where its time went, why its speed-up is not n
+
+Runs of one round stand close in time, so a speed-up is the ratio within a round. Stages that share a core give no
+honest speed-up: those are forecast, or run and marked where that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.study.machine import CALIBRATION, measured_data, measured_of, prepared_for
+from stagewright.study.stages_answers import QUESTIONS
+from stagewright.study.stages_findings import conclude
+from stagewright.study.stages_measured import measured_runs
+from stagewright.study.value import Bench, Part, Study
+
+__all__ = ["QUICK", "Options", "study"]
+
+QUICK: dict[str, Any] = {
+    "model": "deit-tiny",
+    "image_size": 128,
+    "batch": 16,
+    "microbatches": 8,
+    "rounds": 1,
+    "steps": 4,
+    "warmup": 1,
+    "repeats": 3,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is studied; the defaults are the full size."""
+
+    # Any model of the zoo.
+    model: str = "deit-small"
+    # Whether defaults are the small ones.
+    quick: bool = False
+    # Numbers of stages.
+    stages: tuple[int, ...] = (2, 3, 4, 6)
+    # Policies that cut.
+    policies: tuple[str, ...] = ("parameters", "macs", "blocks", "time", "optimal")
+    # inference, training.
+    modes: tuple[str, ...] = ("inference", "training")
+    # Samples in a step, and micro-batches of a pipeline.
+    batch: int = 32
+    microbatches: int = 16
+    # Times that everything is run.
+    rounds: int = 3
+    # Timed steps of a run, and those before them.
+    steps: int = 5
+    warmup: int = 2
+    # Rounds of measuring a unit.
+    repeats: int = 5
+    # One device a worker.
+    devices: tuple[str, ...] = ("cpu:0", "cpu:1")
+    # Whether more stages than devices are run too.
+    oversubscribe: bool = False
+    # Forecasts are for this cluster; None: for this machine, with as many devices as there are stages.
+    cluster: str | None = None
+    # Of the model; None: its own.
+    image_size: int | None = None
+    sequence_length: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = [mode for mode in self.modes if mode not in ("inference", "training")]
+        if unknown or not self.modes:
+            raise UsageError(f"modes are inference and training, not {', '.join(unknown) or 'none'}")
+        if not self.stages or min(self.stages) < 2:
+            raise UsageError(f"{self.stages or 'no'} stages can't be compared with serial: give numbers from 2 up")
+        if self.microbatches < max(self.stages):
+            raise UsageError(
+                f"{self.microbatches} micro-batches can't fill {max(self.stages)} stages: use --microbatches "
+                f"{max(self.stages)} or more, or fewer --stages"
+            )
+
+    def plan(self, mode: str, num_stages: int, cuts: tuple[str, ...] = ()) -> Plan:
+        """The plan of a run: serial takes its batch in one piece, a pipeline in micro-batches."""
+        return Plan(
+            model=ModelSpec(
+                name=self.model,
+                image_size=self.image_size,
+                sequence_length=self.sequence_length,
+                seed=self.seed,
+            ),
+            batch=self.batch,
+            mesh=Mesh(pipeline=num_stages),
+            microbatches=self.microbatches if num_stages > 1 else 1,
+            cuts=cuts,
+            training=mode == "training",
+            devices=tuple(self.devices[worker % len(self.devices)] for worker in range(num_stages)),
+            seed=self.seed,
+            steps=self.steps,
+            warmup=self.warmup,
+        )
+
+    @property
+    def run_stages(self) -> tuple[int, ...]:
+        """Numbers of stages that are run; the others are forecast."""
+        return tuple(count for count in self.stages if self.oversubscribe or count <= len(self.devices))
+
+
+def study(options: Options) -> Study:
+    """The study with these options."""
+    parts = [CALIBRATION]
+    for mode in options.modes:
+        parts.append(
+            Part(
+                name=f"profile-{mode}",
+                about=f"what each unit costs in {mode}, and where every policy cuts",
+                run=partial(_profile, options, mode),
+            )
+        )
+        parts.append(
+            Part(
+                name=f"forecast-{mode}",
+                about=f"forecasts of every split in {mode}",
+                run=partial(_forecast, options, mode),
+                needs=("calibration", f"profile-{mode}"),
+            )
+        )
+    for turn in range(1, options.rounds + 1):
+        for mode in options.modes:
+            parts.append(
+                Part(
+                    name=f"run-{mode}-serial-{turn}",
+                    about=f"serial, {mode}, round {turn} of {options.rounds}",
+                    run=partial(_run_serial, options, mode),
+                )
+            )
+            for count in options.run_stages:
+                for policy in options.policies:
+                    parts.append(
+                        Part(
+                            name=f"run-{mode}-{count}-{policy}-{turn}",
+                            about=f"{count} stages cut by {policy}, {mode}, round {turn} of {options.rounds}",
+                            run=partial(_run, options, mode, count, policy),
+                            needs=(f"profile-{mode}",),
+                        )
+                    )
+    for mode in options.modes:
+        parts.append(
+            Part(
+                name=f"why-{mode}",
+                about=f"the best pipeline of {mode}, taken apart",
+                run=partial(_explain, options, mode),
+                needs=("calibration", f"profile-{mode}", f"run-{mode}-serial-1"),
+            )
+        )
+    return Study(
+        name="stages",
+        title=f"Stages of {options.model}",
+        options=asdict(options),
+        questions=QUESTIONS,
+        parts=tuple(parts),
+        conclude=partial(conclude, asdict(options)),
+    )
+
+
+def _profile(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
+    """Measure the model at a micro-batch's size, and cut it by every policy."""
+    from stagewright.split.compare import split
+    from stagewright.split.conditions import Conditions
+
+    measured = measured_data(options.plan(mode, 2), repeats=options.repeats)
+    profile = measured_of(measured).profile
+    # Inference is a stream that fills the pipeline once: only its slowest stage counts.
+    conditions = Conditions(num_microbatches=options.microbatches if mode == "training" else None)
+    splits: dict[str, dict[str, Any]] = {}
+    for count in options.stages:
+        found: dict[str, Any] = {}
+        for policy in options.policies:
+            try:
+                found[policy] = split(profile, count, policy, conditions).to_dict()
+            except UsageError as error:
+                found[policy] = {"error": str(error)}
+        splits[str(count)] = found
+    return {"measured": measured, "splits": splits}
+
+
+def _cuts(splits: Mapping[str, Any], count: int, policy: str) -> tuple[str, ...]:
+    """Where a policy cuts; raises where it can't."""
+    found = splits[str(count)][policy]
+    if "error" in found:
+        raise UsageError(found["error"])
+    return tuple(found["cut_names"])
+
+
+def _same_as(splits: Mapping[str, Any], count: int, policy: str) -> str | None:
+    """An earlier policy that cuts at the same places."""
+    wanted = splits[str(count)][policy].get("cut_names")
+    for other, found in splits[str(count)].items():
+        if other == policy:
+            return None
+        if found.get("cut_names") == wanted:
+            return str(other)
+    return None
+
+
+def _forecast(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
+    """The forecast of every split; one that can't be has its reason."""
+    from stagewright.forecast.what_if import explain_parts
+
+    saved = bench.results[f"profile-{mode}"]
+    measured, splits = measured_of(saved["measured"]), saved["splits"]
+    data: dict[str, Any] = {}
+    for count in options.stages:
+        data[str(count)] = {}
+        for policy in options.policies:
+            try:
+                plan = options.plan(mode, count, _cuts(splits, count, policy))
+                prepared = prepared_for(plan, measured, bench.results["calibration"], options.cluster)
+            except UsageError as error:
+                data[str(count)][policy] = {"error": str(error)}
+                continue
+            found, parts = prepared.forecast(), explain_parts(prepared.costs)
+            data[str(count)][policy] = {
+                "samples_per_s": found.samples_per_s,
+                "step_s": found.step_s,
+                "speedup": found.speedup,
+                "parts": [{"name": one.name, "seconds": one.seconds} for one in parts.parts],
+            }
+    return data
+
+
+def _run_serial(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
+    return bench.run(options.plan(mode, 1))
+
+
+def _run(options: Options, mode: str, count: int, policy: str, bench: Bench) -> dict[str, Any]:
+    """One run; none where an earlier policy cuts at the same places."""
+    splits = bench.results[f"profile-{mode}"]["splits"]
+    cuts = _cuts(splits, count, policy)
+    same = _same_as(splits, count, policy)
+    if same is not None:
+        return {"same_as": same}
+    return bench.run(options.plan(mode, count, cuts)) | {"shared": count > len(set(options.devices))}
+
+
+def _explain(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
+    """The waterfall of the fastest pipeline with most stages, and where its steps' time went beside serial's."""
+    from stagewright.planner.explain import explain_run
+    from stagewright.store.run import RunFolder
+
+    runs = [one for one in measured_runs(bench.results, asdict(options), mode) if one.speedup is not None]
+    if not runs:
+        raise UsageError(f"no pipeline of {mode} has run: there are {len(options.devices)} devices; give 2 or more")
+    most = max(one.num_stages for one in runs)
+    best = max((one for one in runs if one.num_stages == most), key=lambda one: one.speedup or 0.0)
+    folder = RunFolder.open(bench.folder / best.run)
+    measured = measured_of(bench.results[f"profile-{mode}"]["measured"])
+    prepared = prepared_for(folder.plan(), measured, bench.results["calibration"])
+    return {
+        "stages": best.num_stages,
+        "policy": best.policy,
+        "run": best.run,
+        **explain_run(prepared, folder).to_dict(),
+    }

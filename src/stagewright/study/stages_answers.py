@@ -1,0 +1,229 @@
+"""The answers of the study *stages*: sentences made of its numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stagewright.quantity import format_bytes, format_s
+from stagewright.study.sentence import joined, percent, ratio, spread, times
+from stagewright.study.stages_measured import PUBLISHED, MeasuredRun, forecasts_of, groups_of
+from stagewright.study.value import Answer, Results
+
+__all__ = ["QUESTIONS", "answers"]
+
+Runs = Mapping[str, Sequence[MeasuredRun]]
+
+QUESTIONS = (
+    "Where does each policy cut?",
+    "What speed-up does each number of stages give over serial?",
+    "Which policy is best, and why?",
+    "Why is the speed-up not n?",
+    "What does the pipeline's trace show that serial's does not?",
+    "How can it be improved?",
+)
+
+
+def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Answer, ...]:
+    """One for each question."""
+    found = (
+        _where(results, options),
+        _speedups(results, options, runs),
+        _best(results, options, runs),
+        _why(results, options),
+        _traces(results, options, runs),
+        _improve(results, options),
+    )
+    return tuple(
+        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, found, strict=True)
+    )
+
+
+def _where(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        saved = results.get(f"profile-{mode}")
+        if saved is None:
+            sentences.append(f"For {mode} this is not known: the model was not measured.")
+            continue
+        for count in options["stages"]:
+            groups = groups_of(saved["splits"][str(count)])
+            text = "; ".join(
+                f"{names} after {joined(split['cut_names'])} (balance {split['balance']:.2f})"
+                for names, split in groups
+            )
+            if text:
+                sentences.append(f"For {mode}, {count} stages: {text}.")
+            for policy, split in saved["splits"][str(count)].items():
+                if "error" in split:
+                    sentences.append(f"For {mode}, {policy} can't cut into {count} stages: {split['error']}.")
+    return tuple(sentences)
+
+
+def _best_of(runs: Sequence[MeasuredRun], count: int) -> MeasuredRun | None:
+    mine = [one for one in runs if one.num_stages == count and one.speedup is not None]
+    return max(mine, key=lambda one: one.speedup or 0.0, default=None)
+
+
+def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        for count in options["stages"]:
+            best = _best_of(runs[mode], count)
+            beside = ""
+            if mode == "inference" and count in PUBLISHED:
+                beside = f" Published, with 4 machines and another model: {times(PUBLISHED[count])}."
+            if best is not None and best.speedup is not None:
+                over = f", {spread(best.speedups)} over {len(best.speedups)} rounds" if len(best.speedups) > 1 else ""
+                sharing = "; its stages shared devices, so this says little" if best.shared else ""
+                sentences.append(
+                    f"{mode.capitalize()} with {count} stages: {times(best.speedup)} "
+                    f"({percent(best.speedup / count)} of {count}), {best.samples_per_s:.1f} samples/s, "
+                    f"cut by {best.policies}, measured{over}{sharing}.{beside}"
+                )
+                continue
+            unequal = [one for one in runs[mode] if one.num_stages == count]
+            forecasts = forecasts_of(results, mode, count)
+            if unequal:
+                sentences.append(
+                    f"{mode.capitalize()} with {count} stages is not equal to serial, so it has no speed-up."
+                )
+            elif forecasts:
+                names, one = max(forecasts, key=lambda pair: pair[1]["speedup"])
+                where = "on the given cluster" if options["cluster"] else "if there were as many devices"
+                sentences.append(
+                    f"{mode.capitalize()} with {count} stages was not run ({len(options['devices'])} devices); "
+                    f"forecast {where}: {times(one['speedup'])}, cut by {names}.{beside}"
+                )
+            else:
+                sentences.append(f"{mode.capitalize()} with {count} stages: not known.")
+    return tuple(sentences)
+
+
+def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        saved = results.get(f"profile-{mode}")
+        for count in options["stages"]:
+            mine = [one for one in runs[mode] if one.num_stages == count and one.speedup is not None]
+            if saved is None or not mine:
+                continue
+            sentences += _best_at(mode, count, mine, saved["splits"][str(count)])
+        if saved is not None and not any(one.speedup is not None for one in runs[mode]):
+            sentences.append(f"No pipeline of {mode} was measured, so that no policy is shown to be the best.")
+    return tuple(sentences) or ("Not known: nothing was measured.",)
+
+
+def _best_at(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
+    """Which policy is best with one number of stages, and why."""
+    head = f"{mode.capitalize()}, {count} stages: "
+    if len(runs) == 1:
+        return [f"{head}{runs[0].policies} cut at the same places and give {times(runs[0].speedup or 0.0)}."]
+    ordered = sorted(runs, key=lambda one: one.speedup or 0.0, reverse=True)
+    best, worst = ordered[0], ordered[-1]
+    rates = joined(f"{one.policies} {times(one.speedup or 0.0)}" for one in ordered)
+    if not best.is_apart_from(worst):
+        verdict = f"{rates}: no more apart than runs of the same split are."
+    else:
+        level = [one for one in ordered[1:] if not best.is_apart_from(one)]
+        verdict = f"{rates}: {best.policies} is best" + (
+            f", not told apart from {joined(one.policies for one in level)}." if level else "."
+        )
+    fast, slow = splits[best.policy], splits[worst.policy]
+    later = slow["bottleneck_s"] / fast["bottleneck_s"]
+    pace = (
+        f"The slowest stage sets the pace: of one micro-batch it takes {format_s(fast['bottleneck_s'])} with "
+        f"{best.policies} (balance {fast['balance']:.2f}) and {format_s(slow['bottleneck_s'])} with {worst.policies} "
+        f"(balance {slow['balance']:.2f}), {ratio(later, 1)}; measured, {worst.policies} needed "
+        f"{ratio((best.speedup or 1.0) / (worst.speedup or 1.0), 1)} time."
+    )
+    found = [head + verdict, pace]
+    if later < 0.98:
+        found.append(
+            f"Its stages alone would make {worst.policies} the faster one: what was measured has another cause "
+            f"(they send {format_bytes(best.sent_bytes)} and {format_bytes(worst.sent_bytes)} a step), or is noise."
+        )
+    found += _published_claim(runs)
+    return found
+
+
+def _published_claim(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Blocks beat MACs, it was published: does it hold here?"""
+    by_policy = {name: one for one in runs for name in (one.policy, *one.also)}
+    if "blocks" not in by_policy or "macs" not in by_policy:
+        return []
+    blocks, macs = by_policy["blocks"], by_policy["macs"]
+    if blocks is macs:
+        return ["Published: whole blocks beat equal MACs. Here both cut at the same places."]
+    faster = (blocks.speedup or 0.0) > (macs.speedup or 0.0)
+    seen = f"{times(blocks.speedup or 0.0)} against {times(macs.speedup or 0.0)}"
+    if not blocks.is_apart_from(macs):
+        return [f"Published: whole blocks beat equal MACs. Here they are not told apart ({seen})."]
+    return [f"Published: whole blocks beat equal MACs. Here it is {'so too' if faster else 'the other way'} ({seen})."]
+
+
+def _why(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        why = results.get(f"why-{mode}")
+        if why is None:
+            sentences.append(f"For {mode} this is not known: no pipeline was measured and taken apart.")
+            continue
+        costs = sorted((part for part in why["parts"]), key=lambda part: part["seconds"], reverse=True)
+        shown = [part for part in costs if part["seconds"] > 0.005 * why["step_s"]]
+        gained = [part for part in costs if part["seconds"] < -0.005 * why["step_s"]]
+        text = joined(f"{part['name']} {part['lost_speedup']:.2f}" for part in shown)
+        back = joined(f"{part['name']} {-part['lost_speedup']:.2f}" for part in gained)
+        faster = f" Some was faster than forecast and gives back: {back}." if gained else ""
+        sentences.append(
+            f"{mode.capitalize()} with {why['stages']} stages reaches {times(why['speedup'])} of {why['num_devices']}. "
+            + (f"Of the speed-up that is missing, {text} are lost to these, the largest first." if text else "")
+            + faster
+        )
+        if shown:
+            sentences.append(f"The largest is {shown[0]['name']}: {_MEANINGS[shown[0]['name']]}.")
+    return tuple(sentences)
+
+
+_MEANINGS = {
+    "imbalance": "the slowest stage has more to do than the mean of all, and the others wait for it",
+    "bubble": "stages wait for the first micro-batch, and have nothing left to do after the last",
+    "repeated work": "what each worker does and one alone would do once, or faster in larger pieces",
+    "recomputation": "forward passes are run again",
+    "transfer": "messages between stages that computing does not hide",
+    "collectives": "sums over workers that computing does not hide",
+    "overhead": "the executor's own work, adding up gradients, and cores that slow each other down",
+    "unexplained": "time that was measured and that no forecast has; on a busy machine, what others take",
+}
+
+
+def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        why = results.get(f"why-{mode}")
+        mine = next((one for one in runs[mode] if why is not None and one.run == why["run"]), None)
+        if mine is None:
+            continue
+        sentences.append(
+            f"A step of {mode} with {mine.num_stages} stages hands {format_bytes(mine.sent_bytes)} to its links, in "
+            f"{options['microbatches']} micro-batches over {mine.num_stages - 1} "
+            f"cut{'s' if mine.num_stages > 2 else ''}; serial sends nothing."
+        )
+    return tuple(sentences) or ("Not known: no pipeline was measured.",)
+
+
+def _improve(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+    sentences = []
+    for mode in options["modes"]:
+        why = results.get(f"why-{mode}")
+        if why is None:
+            continue
+        change = why["change"]
+        sentences.append(
+            f"{mode.capitalize()}: none of the changes that were tried (cuts, micro-batches, schedules, data parallel) "
+            "is forecast to gain 1 %."
+            if change is None
+            else f"{mode.capitalize()}: {change['what']} is forecast to give {percent(change['gain'])} more samples/s, "
+            "the most of the changes that were tried (cuts, micro-batches, schedules, data parallel)."
+        )
+    return tuple(sentences) or ("Not known: no pipeline was taken apart.",)

@@ -23,6 +23,7 @@ from stagewright.cli.plan import plan
 from stagewright.cli.profile import profile
 from stagewright.cli.runs import runs
 from stagewright.cli.split import split
+from stagewright.cli.study import study
 from stagewright.cli.train import train
 from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
@@ -50,6 +51,7 @@ app.command()(fit)
 app.command()(train)
 app.add_typer(codecs)
 app.add_typer(fabric)
+app.add_typer(study)
 app.command()(worker)
 
 

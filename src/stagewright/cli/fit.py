@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,8 +82,12 @@ def fit(
         warmup=0,
     )
     from stagewright.planner.fit import fit_strategies
+    from stagewright.planner.sized import sized_models
 
-    sized = _sized(what, head, cache_dir)
+    def told(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
+        return progress(f"measuring {plan.model.name}, {size} samples")
+
+    sized = sized_models(what, head, cache=cache_dir or True, told=told)  # type: ignore[arg-type]
     now = {"batch": batch, "layers": int(layers) if layers.isdigit() else 1, "sequence": sequence_length or 128}[what]
     rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches)  # type: ignore[arg-type]
     checked = _run(rows, limit, sized, root) if check else None
@@ -106,58 +112,6 @@ def fit(
     if checked is not None:
         for line in checked:
             console.print(f"{line['plan']}: {'ran' if line['ran'] else 'did not fit'} ({line['text']})", markup=False)
-
-
-def _sized(what: str, family: str, cache: str | None) -> SizedModel:
-    """Models at any size, each unit by a straight line through two measurements."""
-    from stagewright.planner.grow import grown_layers
-    from stagewright.planner.measure import MeasuredModel, chunk_sizes, measure_model
-    from stagewright.planner.source import MeasuredSource, between
-
-    sources: dict[Any, MeasuredSource] = {}
-    lines: dict[Any, MeasuredModel] = {}
-
-    def measure(plan: Plan, size: int) -> MeasuredModel:
-        with progress(f"measuring {plan.model.name}, {size} samples") as report:
-            return measure_model(plan, size=size, cache=cache or True, repeats=1, progress=report)
-
-    def source(plan: Plan) -> MeasuredSource:
-        key = plan.model
-        if key not in sources:
-            sources[key] = MeasuredSource(plan=plan, small=2, large=4, measure=measure)
-        return sources[key]
-
-    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
-        if what == "batch":
-            chosen = replace(plan, batch=size)
-            return chosen, source(plan).model(max(chunk_sizes(chosen)), plan.mesh.tensor)
-        samples = max(chunk_sizes(plan))
-        if what == "layers":
-            # A few layers are measured; more of them are as the middle one is.
-            few = max(4, plan.num_stages)
-            model = source(replace(plan, model=replace(plan.model, name=f"{family}:{few}"))).model(
-                samples, plan.mesh.tensor
-            )
-            wanted = max(size, plan.num_stages)
-            chosen = replace(plan, model=replace(plan.model, name=f"{family}:{wanted}"))
-            return chosen, grown_layers(model, wanted)
-        ends = []
-        for length in (64, 128):
-            at = replace(plan, model=replace(plan.model, sequence_length=length))
-            key = length, samples, plan.mesh.tensor
-            if key not in lines:
-                lines[key] = source(at).model(samples, plan.mesh.tensor)
-            ends.append(lines[key])
-        # Tokens of a sample play the part of samples; attention that keeps its weights grows faster than this line.
-        small, large = (
-            replace(one, profile=replace(one.profile, batch_size=length), whole=None)
-            for one, length in zip(ends, (64, 128), strict=True)
-        )
-        found = between(small, large, size)
-        back = replace(found, profile=replace(found.profile, batch_size=samples))
-        return replace(plan, model=replace(plan.model, sequence_length=size)), back
-
-    return sized
 
 
 def _run(rows: list[Fit], limit: int, sized: SizedModel, root: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from stagewright.cli.study.memory import memory
 from stagewright.cli.study.stages import stages
 
 __all__ = ["study"]
@@ -14,3 +15,4 @@ study = typer.Typer(
     no_args_is_help=True,
 )
 study.command()(stages)
+study.command()(memory)

@@ -1,0 +1,87 @@
+"""``stagewright study memory``: data, tensor, pipeline on two devices: speed, memory, recomputation, what fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stagewright.cli.options import Json
+from stagewright.cli.study.conduct import (
+    HOW,
+    WHAT,
+    Fresh,
+    Quick,
+    Resume,
+    Root,
+    StudyDevices,
+    StudySeed,
+    conduct,
+    devices_of,
+    words,
+)
+from stagewright.quantity import parse_bytes
+
+__all__ = ["memory"]
+
+
+def memory(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :4]", rich_help_panel=WHAT),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 8]", rich_help_panel=WHAT)
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 128; quick: 64]", rich_help_panel=WHAT)
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(min=1, help="Of the pipeline. \\[default: 4]", rich_help_panel=WHAT)
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            help="Of each device, for the most layers. \\[default: 1GiB; quick: 384MiB]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    fits: Annotated[
+        str | None,
+        typer.Option(
+            help="Find the most layers by running for data,tensor+recompute,… \\[default: all; quick: four]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Times that everything runs, in turn. \\[default: 3; quick: 1]", rich_help_panel=HOW),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Timed steps of a run. \\[default: 5; quick: 4]", rich_help_panel=HOW)
+    ] = None,
+    devices: StudyDevices = None,
+    quick: Quick = False,
+    seed: StudySeed = None,
+    resume: Resume = None,
+    fresh: Fresh = False,
+    root: Root = Path("studies"),
+    json: Json = False,
+) -> None:
+    """Data, tensor and pipeline parallel on two devices: speed-up, memory, recomputation, the most layers that fit."""
+    given = {
+        "model": model,
+        "batch": batch,
+        "sequence_length": sequence_length,
+        "microbatches": microbatches,
+        "memory_bytes": parse_bytes(limit) if limit is not None else None,
+        "fits": words(fits),
+        "rounds": rounds,
+        "steps": steps,
+        "devices": None if resume is not None else devices_of(devices, 2),
+        "seed": seed,
+    }
+    conduct(context, given, quick=quick, resume=resume, fresh=fresh, root=root, json=json)

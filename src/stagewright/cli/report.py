@@ -1,0 +1,91 @@
+"""``stagewright report``: runs as one page that can be sent to anybody."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stagewright.cli.options import CacheDir, Json
+from stagewright.cli.screen import note, print_json
+from stagewright.errors import UsageError
+from stagewright.quantity import format_bytes
+
+__all__ = ["report"]
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, or folders of them such as runs/; fabric runs and studies too.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its sentences and tables as Markdown, too.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Its figures as .svg and .png, too.")] = None,
+    forecast: Annotated[
+        bool, typer.Option("--forecast", help="Measure the models here and forecast the runs beside what they took.")
+    ] = False,
+    title: Annotated[str | None, typer.Option(help="Of the page. \\[default: models and strategies]")] = None,
+    cache_dir: CacheDir = None,
+    json: Json = False,
+) -> None:
+    """Show runs on one page: speed, timeline, memory, traffic, learning, plans, and how to make them again."""
+    from stagewright.cluster.atomic_file import save_text
+    from stagewright.report.page.build import build_report
+    from stagewright.report.page.html import page_html
+
+    for path, option in ((output, "-o"), (markdown, "--markdown")):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            wrong = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise UsageError(f"can't write {path}: {wrong}; name a file with {option}")
+    forecaster = None
+    if forecast:
+        from stagewright.cli.forecast_options import prepared_from
+        from stagewright.report.page.forecaster import make_forecaster
+
+        usual: dict[str, Any] = {"cluster": None, "rescale": False, "innermost": "pipeline", "no_cache": False}
+        forecaster = make_forecaster(partial(prepared_from, **usual, cache=cache_dir, repeats=5))
+    made = build_report(runs, title=title, forecaster=forecaster)
+    content = page_html(made.page)
+    save_text(content, output)
+    if markdown is not None:
+        from stagewright.report.page.markdown import page_markdown
+
+        save_text(page_markdown(made.page), markdown)
+    drawn: list[Path] = []
+    if figures is not None:
+        from stagewright.report.page.figures import write_figures
+
+        drawn = write_figures(made.page, figures)
+    size = len(content.encode("utf-8"))
+    if json:
+        print_json(
+            {
+                "page": str(output),
+                "bytes": size,
+                "title": made.page.title,
+                "sections": [section.name for section in made.page.sections],
+                "runs": [
+                    {"label": run.label, "folder": str(run.folder.path), "status": run.status, "speedup": run.speedup}
+                    for run in made.runs
+                ],
+                "fabric_runs": [str(one.path) for one in made.found.fabrics],
+                "studies": [str(one) for one in made.found.studies],
+                "markdown": None if markdown is None else str(markdown),
+                "figures": [str(path) for path in drawn],
+            }
+        )
+        return
+    note(f"{output}: {format_bytes(size)}, {len(made.page.sections)} sections; open it in a browser")
+    if markdown is not None:
+        note(f"{markdown}: the same as Markdown")
+    if drawn:
+        note(f"{figures}: {len(drawn)} files of {len(drawn) // 2} figures")

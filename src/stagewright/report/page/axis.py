@@ -1,0 +1,64 @@
+"""Round numbers along an axis, and how they are written."""
+
+from __future__ import annotations
+
+import math
+
+from stagewright.quantity import format_bytes, format_count, format_s
+from stagewright.report.page.sections import Quantity
+
+__all__ = ["label", "labels", "log_ticks", "ticks"]
+
+_MOST_DECADES = 6
+
+
+def ticks(low: float, high: float, quantity: Quantity = "number", count: int = 5) -> list[float]:
+    """About `count` round numbers from at most `low` to at least `high`; bytes are round in powers of two."""
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+        high = low + (abs(low) or 1.0)
+    rough = (high - low) / max(1, count - 1)
+    if quantity == "bytes" and rough >= 1:
+        power = 2.0 ** math.floor(math.log2(rough))
+        step = power if power >= rough else 2 * power
+    else:
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [place * step for place in range(first, last + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten around the range; with 2 and 5 between them where these are few."""
+    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+    last = max(last, first + 1)
+    every = max(1, math.ceil((last - first) / _MOST_DECADES))
+    between = (1, 2, 5) if last - first <= 2 else (1,)
+    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in between]
+    kept = [one for one in found if one <= 10.0**last]
+    below = [one for one in kept if one <= low * (1 + 1e-9)]
+    above = [one for one in kept if one >= high * (1 - 1e-9)]
+    return [one for one in kept if (not below or one >= below[-1]) and (not above or one <= above[0])]
+
+
+def labels(values: list[float], quantity: Quantity) -> list[str]:
+    """The ticks' texts."""
+    return [label(value, quantity) for value in values]
+
+
+def label(value: float, quantity: Quantity) -> str:
+    """A number as it stands at an axis."""
+    if quantity == "seconds":
+        return _short(format_s(value))
+    if quantity == "bytes":
+        return _short(format_bytes(value))
+    if quantity == "times":
+        return f"{value:g} ×"
+    if quantity == "share":
+        return f"{100 * value:g} %"
+    return _short(format_count(value)) if abs(value) >= 10_000 else f"{value:.6g}"
+
+
+def _short(text: str) -> str:
+    """Without zeros at the end: 20.0 ms is 20 ms."""
+    number, space, unit = text.partition(" ")
+    return (number.rstrip("0").rstrip(".") if "." in number else number) + space + unit

@@ -1,0 +1,126 @@
+"""The first sections: what was run, the runs side by side, and in what their plans differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stagewright.quantity import format_bytes, format_s
+from stagewright.report.compare_table import sent_bytes
+from stagewright.report.page.runs import RunData, differences, flat_plan
+from stagewright.report.page.sections import Code, Fold, Section, Table
+
+__all__ = ["compare_section", "overview_section", "plans_section"]
+
+
+def overview_section(runs: Sequence[RunData]) -> Section:
+    """A row a run: what, when, and how it ended."""
+    rows = []
+    for run in runs:
+        plan = run.plan
+        chunks = f"{plan.batch} in {plan.microbatches}" if plan.microbatches > 1 else str(plan.batch)
+        what = f"{'training' if plan.training else 'inference'}, {plan.dtype}"
+        rows.append(
+            (
+                run.label,
+                plan.model.name,
+                f"{plan.task} ({what})" if plan.task else what,
+                f"{plan.mesh.num_workers}: {', '.join(plan.devices) or 'chosen at the start'}",
+                chunks,
+                plan.schedule if plan.mesh.pipeline > 1 else "–",
+                run.status,
+                str(run.environment.get("begun", "–"))[:19].replace("T", " "),
+            )
+        )
+    head = ("run", "model", "what", "workers", "batch", "schedule", "ended", "begun")
+    failures = [f"{run.label} {run.status}: {run.result['error']}" for run in runs if run.result.get("error")]
+    going = [run.label for run in runs if run.status == "unfinished"]
+    if going:
+        failures.append(f"{', '.join(going)}: there is no result; the run goes on, or was killed.")
+    folders = Table(head=("run", "folder"), rows=tuple((run.label, str(run.folder.path)) for run in runs))
+    return Section(
+        name="what",
+        title="What was run",
+        prose=tuple(failures),
+        items=(Table(head=head, rows=tuple(rows)), Fold(title="Run folders", items=(folders,))),
+    )
+
+
+def compare_section(runs: Sequence[RunData]) -> Section | None:
+    """The figures that count, one row a run."""
+    timed = [run for run in runs if run.is_timed]
+    if not timed:
+        return None
+    rows, remarks = [], []
+    for run in timed:
+        result, speedup = run.result, run.speedup
+        bound, sent = float(result["bound"]), sent_bytes(result)
+        spread = 50 * result["samples_per_s_spread"] / result["samples_per_s"]
+        rows.append(
+            (
+                run.label,
+                f"{result['samples_per_s']:.1f} ±{spread:.0f}%",
+                format_s(result["latency_s"]),
+                "–" if speedup is None else f"{speedup:.2f} ×",
+                f"{bound:.2f} ×",
+                "–" if speedup is None else f"{speedup / bound:.0%}",
+                format_bytes(max(result["peak_memory_bytes"])),
+                format_bytes(sent) if sent else "–",
+                "yes" if result["equal"] else "NO",
+            )
+        )
+        if not result["equal"]:
+            remarks.append(_unequal(run))
+    if all(run.serial_s is None for run in timed):
+        remarks.append(
+            "There is no speed-up: no serial run of the same batch is on the page or beside these runs; "
+            f"make one with: stagewright compare {timed[0].plan.model.name} --strategies serial "
+            f"--batch {timed[0].plan.batch}"
+        )
+    head = ("run", "samples/s", "step", "speed-up", "bound", "of the bound", "peak memory", "sent a step", "equal")
+    note = (
+        "Speed-up is over serial on the same batch, and only for runs that were proven equal to it. The bound is what "
+        "the plan can give at best: n, less what filling and draining a pipeline takes. Memory is that of the worker "
+        "that needs most; ± is half of what the middle half of the steps spans."
+    )
+    return Section(
+        name="compare",
+        title="Side by side",
+        prose=tuple(remarks),
+        items=(Table(head=head, rows=tuple(rows), right=frozenset(range(1, 8)), note=note),),
+    )
+
+
+def _unequal(run: RunData) -> str:
+    equality: dict[str, Any] = run.result["equality"]
+    worst = max(equality[name] for name in ("loss", "gradients", "outputs", "buffers"))
+    allowed = f"(allowed {equality['tolerance']:.0e})"
+    return f"{run.label} is NOT equal to serial: {equality['worst']} is off by {worst:.0e} {allowed}."
+
+
+def plans_section(runs: Sequence[RunData]) -> Section:
+    """What differs between the plans, marked; then all that is the same."""
+    from stagewright.plan.file import plan_to_toml
+
+    files = tuple(Code(title=run.label if len(runs) > 1 else "", text=plan_to_toml(run.plan)) for run in runs)
+    whole = Fold(title="The plan's file" if len(runs) == 1 else "The plans' files", items=files)
+    flat = [flat_plan(run.plan) for run in runs]
+    differ, same = differences([run.plan for run in runs])
+    if len(runs) == 1:
+        values = Table(head=("key", "value"), rows=tuple((key, flat[0][key]) for key in same))
+        return Section(name="plans", title="Plan", items=(values, whole))
+    head = ("key", *(run.label for run in runs))
+    rows = tuple((key, *(one.get(key, "–") for one in flat)) for key in differ)
+    alike = Table(head=("key", "value"), rows=tuple((key, flat[0][key]) for key in same))
+    prose = (
+        f"The plans differ in {len(differ)} keys, and are the same in {len(same)}."
+        if differ
+        else "The plans are the same."
+    )
+    shown = (Table(head=head, rows=rows, marked=frozenset(range(len(rows)))),) if rows else ()
+    return Section(
+        name="plans",
+        title="What differs in the plans",
+        prose=(prose,),
+        items=(*shown, Fold(title=f"The same in all runs ({len(same)} keys)", items=(alike,)), whole),
+    )

@@ -1,0 +1,254 @@
+"""What a page reads: folders as they were typed become runs, fabric runs and studies, as plain values.
+
+    runs/                         every run in it: what `stagewright compare` and `train` left there
+    runs/2026-…-pipeline-2        one run
+    runs/2026-…-fabric-mlp-4      one fabric run
+    studies/2026-…-stages         a study: its own sections, and its runs
+
+What a run has not (an old one has no events, a failed one no result) is None with the reason in `missing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagewright.errors import UnknownName, UsageError
+from stagewright.fabric.run_folder import FabricFolder
+from stagewright.plan.file import plan_to_table
+from stagewright.plan.value import Plan
+from stagewright.store.run import RunFolder
+from stagewright.store.serial import is_alike, serial_beside
+
+if TYPE_CHECKING:
+    from stagewright.forecast.value import Forecast
+    from stagewright.planner.explain import Explanation
+    from stagewright.trace.memory import WorkerMemory
+    from stagewright.trace.value import Trace
+
+__all__ = ["Found", "RunData", "differences", "find_folders", "flat_plan", "read_runs"]
+
+MOST_RUNS = 40  # more can't be compared on one page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The folders behind what was typed."""
+
+    # Runs of plans.
+    runs: tuple[RunFolder, ...] = ()
+    # Fabric runs.
+    fabrics: tuple[FabricFolder, ...] = ()
+    # Studies.
+    studies: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One run, as the page needs it."""
+
+    # The folder.
+    folder: RunFolder
+    # Short, and different from those of the other runs.
+    label: str
+    # Its plan.
+    plan: Plan
+    # Where and when it ran.
+    environment: dict[str, Any]
+    # done, failed, interrupted or unfinished.
+    status: str
+    # What came of it; empty where it has not ended.
+    result: dict[str, Any]
+    # Steps of the worker that knows the loss.
+    metrics: tuple[dict[str, Any], ...]
+    # A step of serial on the same batch; None where no serial run is known.
+    serial_s: float | None
+    # What every worker did; None where that was not recorded.
+    trace: Trace | None
+    # Memory of each worker over a step; empty where that was not recorded.
+    memory: tuple[WorkerMemory, ...]
+    # Why something is not there: trace, memory → one sentence.
+    missing: dict[str, str] = field(default_factory=dict)
+    # What was forecast, and why the speed-up is not n; None where it was not asked for.
+    forecast: Forecast | None = None
+    explanation: Explanation | None = None
+
+    @property
+    def paint(self) -> str:
+        """The colour's name of its strategy."""
+        from stagewright.report.palette import strategy_paint
+
+        return strategy_paint(self.plan.mesh.strategy)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it measured steps of one batch, as `compare` does."""
+        return self.status == "done" and "latency_s" in self.result
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it trained on a task."""
+        return self.plan.task is not None
+
+    @property
+    def speedup(self) -> float | None:
+        """Over serial; None where it is not equal to serial, or none is known."""
+        if not self.is_timed or self.serial_s is None or not self.result.get("equal"):
+            return None
+        return self.serial_s / float(self.result["latency_s"])
+
+
+def find_folders(paths: Sequence[str | Path]) -> Found:
+    """What was typed, opened up; one error where there is nothing."""
+    runs: dict[Path, RunFolder] = {}
+    fabrics: dict[Path, FabricFolder] = {}
+    studies: dict[Path, Path] = {}
+
+    def add(path: Path, *, inside: bool) -> None:
+        if (path / "study.json").is_file():
+            studies[path.resolve()] = path
+            for one in _folders(path / "runs"):
+                add(one, inside=True)
+        elif (path / "plan.toml").is_file():
+            runs[path.resolve()] = RunFolder(path)
+        elif (path / "fabric.json").is_file():
+            fabrics[path.resolve()] = FabricFolder(path)
+        elif not inside:
+            before = len(runs) + len(fabrics) + len(studies)
+            for one in _folders(path):
+                add(one, inside=True)
+            if len(runs) + len(fabrics) + len(studies) == before:
+                _refuse(path)
+
+    for path in map(Path, paths):
+        add(path, inside=False)
+    count = len(runs)
+    if count > MOST_RUNS:
+        raise UsageError(f"{count} runs are too many for one page, which shows {MOST_RUNS} at most: name some of them")
+    return Found(runs=tuple(runs.values()), fabrics=tuple(fabrics.values()), studies=tuple(studies.values()))
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return []
+    return sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+
+
+def _refuse(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"there is no run in {path}; make one with: stagewright compare mlp-mnist --devices 2")
+    beside = [
+        one.name for one in _folders(path.parent) if (one / "plan.toml").is_file() or (one / "fabric.json").is_file()
+    ]
+    raise UnknownName("run", path.name, sorted(beside, reverse=True), hint=f"(in {path.parent})")
+
+
+def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
+    """Everything that the folders have."""
+    plans = [folder.plan() for folder in folders]
+    labels = _labels(plans)
+    serials = [
+        (plan, float(result["latency_s"]))
+        for folder, plan in zip(folders, plans, strict=True)
+        if plan.mesh.num_workers == 1 and "latency_s" in (result := folder.result() or {})
+    ]
+    return tuple(_read(*one, serials) for one in zip(folders, plans, labels, strict=True))
+
+
+def _read(folder: RunFolder, plan: Plan, label: str, serials: list[tuple[Plan, float]]) -> RunData:
+    result = folder.result()
+    missing: dict[str, str] = {}
+    return RunData(
+        folder=folder,
+        label=label,
+        plan=plan,
+        environment=folder.environment(),
+        status="unfinished" if result is None else str(result.get("status", "done")),
+        result=result or {},
+        metrics=tuple(_metrics(folder, plan)),
+        serial_s=_serial_s(folder, plan, serials),
+        trace=_trace(folder, missing),
+        memory=_memory(folder, missing),
+        missing=missing,
+    )
+
+
+def _metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
+    """The lines of the first worker that has losses; without any, the first worker's."""
+    every = {rank: list(folder.metrics(rank)) for rank in folder.workers()[: plan.mesh.num_workers]}
+    with_loss = (lines for lines in every.values() if any(line.get("loss") is not None for line in lines))
+    return next(with_loss, next(iter(every.values()), []))
+
+
+def _serial_s(folder: RunFolder, plan: Plan, serials: list[tuple[Plan, float]]) -> float | None:
+    """Of the runs on the page, else of the folder that this one is in."""
+    known = [seconds for other, seconds in serials if is_alike(other, plan)]
+    if known:
+        return known[-1]
+    beside = serial_beside(folder)
+    return None if beside is None else float((beside.result() or {})["latency_s"])
+
+
+def _trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
+    from stagewright.trace.read import read_trace
+
+    try:
+        return read_trace(folder)
+    except UsageError as error:
+        missing["trace"] = str(error)
+        return None
+
+
+def _memory(folder: RunFolder, missing: dict[str, str]) -> tuple[WorkerMemory, ...]:
+    from stagewright.trace.memory import read_memory
+
+    try:
+        return tuple(read_memory(folder))
+    except UsageError as error:
+        missing["memory"] = str(error)
+        return ()
+
+
+def flat_plan(plan: Plan) -> dict[str, str]:
+    """A plan as names with values, without tables in tables: model.name, mesh.data, cuts."""
+    found: dict[str, str] = {}
+    for key, value in plan_to_table(plan).items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        for name, one in inner:
+            text = ", ".join(map(str, one)) if isinstance(one, list) else str(one)
+            found[f"{key}.{name}" if name else key] = {"True": "yes", "False": "no"}.get(text, text)
+    return found
+
+
+def differences(plans: Sequence[Plan]) -> tuple[list[str], list[str]]:
+    """The keys whose values differ between plans, and those that are the same, in the plan's order."""
+    flat = [flat_plan(plan) for plan in plans]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    differ = [key for key in keys if len({one.get(key) for one in flat}) > 1]
+    return differ, [key for key in keys if key not in differ]
+
+
+def _labels(plans: Sequence[Plan]) -> list[str]:
+    """What tells the runs apart: the mesh, then what differs between plans with the same one, then a number."""
+    labels = []
+    for at, plan in enumerate(plans):
+        alike = [other for other in plans if other.mesh == plan.mesh]
+        several = len({other.model.name for other in plans}) > 1
+        words = [plan.model.name] if several else []
+        words.append(str(plan.mesh))
+        own = flat_plan(plan)
+        ignored = ("mesh.", "model.name", "devices", "optimizer.")
+        for key in differences(alike)[0]:
+            if not key.startswith(ignored) and len(words) < 5:
+                name = key.rpartition(".")[2]
+                words.append(own[key] if key in ("schedule", "task") else f"{name} {_brief(own.get(key, '–'))}")
+        before = sum(label == ", ".join(words) or label.startswith(", ".join(words) + " #") for label in labels)
+        labels.append(", ".join(words) + (f" #{before + 1}" if before else ""))
+        assert len(labels) == at + 1
+    return labels
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 24 else text[:23] + "…"

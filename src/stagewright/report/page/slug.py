@@ -1,0 +1,12 @@
+"""A name for files and places in a page, from any text."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["slug"]
+
+
+def slug(text: str) -> str:
+    """Lower-case letters, digits and dashes; never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-") or "run"

@@ -1,0 +1,153 @@
+"""How fast: samples a second, speed-up against the ideal, and why it is not n."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagewright.quantity import format_s
+from stagewright.report.page.runs import RunData
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table
+from stagewright.report.page.slug import slug
+from stagewright.trace.breakdown import PARTS, breakdown
+
+__all__ = ["speed_section", "why_section"]
+
+# What takes from n ×, as events show it.
+_WORDS = {
+    "compute": "the same work took longer than serial's share of it: crowded cores, small pieces, what all do again",
+    "transfer": "messages being handed over, encoded, decoded and on their way",
+    "collective": "sums and gathers that were waited for",
+    "wait": "waiting for a peer that was late",
+    "bubble": "waiting that the schedule makes: fill and drain",
+    "overhead": "the engine's own work between all that",
+}
+
+
+def speed_section(runs: Sequence[RunData]) -> Section | None:
+    """Bars of throughput and speed-up; for a single run there is nothing to compare, so no chart."""
+    timed = [run for run in runs if run.status == "done" and run.result.get("samples_per_s")]
+    if len(timed) < 2:
+        return None
+    rates = BarChart(
+        name="throughput",
+        title="Samples a second",
+        quantity="number",
+        in_table=all(run.is_timed for run in timed),
+        bars=tuple(
+            Bar(
+                label=run.label,
+                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result["samples_per_s"]),),
+                text=f"{run.result['samples_per_s']:.1f}/s",
+            )
+            for run in timed
+        ),
+    )
+    speedups = [(run, run.speedup) for run in timed if run.speedup is not None]
+    gains = BarChart(
+        name="speed-up",
+        title="Speed-up over serial, against the ideal",
+        quantity="times",
+        mark_name="ideal: as many times as there are workers",
+        in_table=True,
+        bars=tuple(
+            Bar(
+                label=run.label,
+                parts=(BarPart(name="", paint=run.paint, start=0.0, end=speedup),),
+                text=f"{speedup:.2f} × of {run.plan.mesh.num_workers}",
+                mark=float(run.plan.mesh.num_workers),
+            )
+            for run, speedup in speedups
+            if speedup is not None
+        ),
+    )
+    parallel = any(run.plan.mesh.num_workers > 1 for run, _ in speedups)
+    prose = (
+        ()
+        if parallel
+        else ("No speed-up is shown: no parallel run here is proven equal to a serial run of the same batch.",)
+    )
+    return Section(name="speed", title="Speed", prose=prose, items=(rates, gains) if parallel else (rates,))
+
+
+def why_section(runs: Sequence[RunData]) -> Section | None:
+    """From n × down to what was reached, a bar for each reason."""
+    parallel = [run for run in runs if run.is_timed and run.plan.mesh.num_workers > 1]
+    if not parallel:
+        return None
+    items: list[BarChart | Table] = []
+    reasons: list[str] = []
+    for run in parallel:
+        if run.explanation is not None:
+            items += _explained(run)
+        elif run.serial_s is None:
+            reasons.append(f"{run.label}: no serial run of the same batch is known.")
+        elif run.trace is None:
+            reasons.append(f"{run.label}: {run.missing.get('trace', 'there are no events')}.".replace("..", "."))
+        else:
+            items.append(_measured(run))
+    if not items:
+        reasons.insert(0, "There is nothing to show here.")
+    return Section(name="why", title="Why the speed-up is not n", prose=tuple(reasons), items=tuple(items))
+
+
+def _explained(run: RunData) -> list[BarChart | Table]:
+    """By the planner: differences between forecasts, the rest unexplained."""
+    from stagewright.forecast.what_if import PARTS as MEANINGS
+
+    assert run.explanation is not None
+    parts, change = run.explanation.parts, run.explanation.change
+    steps = [(part.name, part.seconds) for part in parts.parts if abs(part.seconds) >= 1e-4 * parts.step_s]
+    advice = (
+        "No change that was tried gains 1 %."
+        if change is None
+        else f"What would gain most: {change.what}, {change.gain:+.0%} by forecast."
+    )
+    chart = _waterfall(run, parts.serial_s, parts.ideal_s, steps, parts.step_s, "explained", note=advice)
+    rows = tuple((name, format_s(seconds), MEANINGS[name]) for name, seconds in steps)
+    return [chart, Table(head=("part", "time", "what it is"), rows=rows, right=frozenset((1,)))]
+
+
+def _measured(run: RunData) -> BarChart:
+    """By the events: what the workers did on average beside serial's share."""
+    assert run.trace is not None
+    assert run.serial_s is not None
+    shares = breakdown(run.trace, run.trace.median_step)
+    count = len(shares)
+    mean = {name: sum(one.parts()[name] for one in shares) / count for name in PARTS}
+    ideal = run.serial_s / run.plan.mesh.num_workers
+    step = sum(mean.values())
+    mean["compute"] -= ideal
+    steps = [(name, seconds) for name, seconds in mean.items() if abs(seconds) >= 1e-4 * step]
+    told = "; ".join(f"{name}: {_WORDS[name]}" for name, _ in steps)
+    note = f"Means over workers in step {run.trace.median_step}, which took {format_s(step)}. {told}."
+    return _waterfall(run, run.serial_s, ideal, steps, step, "measured", note=note)
+
+
+def _waterfall(
+    run: RunData,
+    serial_s: float,
+    ideal_s: float,
+    steps: Sequence[tuple[str, float]],
+    step_s: float,
+    how: str,
+    *,
+    note: str,
+) -> BarChart:
+    """In speed-up: each part takes what the step's time becomes longer by."""
+    count = run.plan.mesh.num_workers
+
+    def bar(name: str, paint: str, start: float, end: float, text: str) -> Bar:
+        return Bar(label=name, parts=(BarPart(name="", paint=paint, start=start, end=end, hint=text),), text=text)
+
+    bars = [bar(f"{count} workers", "tone-ideal", 0.0, float(count), f"{count:.2f} × in {format_s(ideal_s)}")]
+    at, now = float(count), ideal_s
+    for name, seconds in steps:
+        now += seconds
+        after = serial_s / now if now > 0 else at
+        sign = "+" if seconds > 0 else "−"
+        text = f"{after - at:+.2f} ×, {sign} {format_s(abs(seconds))}".replace("-", "−")
+        bars.append(bar(name, "tone-bad" if seconds > 0 else "tone-good", min(at, after), max(at, after), text))
+        at = after
+    bars.append(bar("reached", run.paint, 0.0, serial_s / step_s, f"{serial_s / step_s:.2f} × in {format_s(step_s)}"))
+    title = f"{run.label}: from {count} × down to what was reached ({how})"
+    return BarChart(name=f"why-{slug(run.label)}", title=title, quantity="times", bars=tuple(bars), note=note)

@@ -36,6 +36,7 @@ def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
     assert "| two | 2 |" in (folder.path / "table.md").read_text()
     assert "## What was found?\n\none is 1.\n\ntwo is 2." in (folder.path / "answers.md").read_text()
     assert (folder.path / "figures/dots.svg").read_text() == "drawn"
+    assert "A small study" in (folder.path / "report.html").read_text()
     assert "2 cores of an abacus" in (folder.path / "answers.md").read_text()
 
 

@@ -9,23 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stagewright.cluster.cluster import Cluster
-from stagewright.cluster.file import read_cluster
-from stagewright.forecast.costs import TensorTraffic
-from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.plan.value import Plan
-from stagewright.planner.calibrate import Calibration, load_calibration
-from stagewright.planner.forecasting import Prepared, prepare
-from stagewright.planner.measure import MeasuredModel, measure_model
 from stagewright.profile.value import Profile
 from stagewright.study.value import Bench, Part
+
+if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
+    from stagewright.planner.forecasting import Prepared
+    from stagewright.planner.measure import MeasuredModel
 
 __all__ = ["CALIBRATION", "measured_data", "measured_of", "prepared_for"]
 
 
 def _calibrate(bench: Bench) -> dict[str, Any]:
+    from stagewright.planner.calibrate import load_calibration
+
     found = load_calibration(progress=bench.tell).to_dict()
     return {**found, **{name: _finite(found[name]) for name in ("link", "collective")}}
 
@@ -38,6 +37,8 @@ CALIBRATION = Part(
 
 def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:
     """Measure a plan's model; as JSON has it."""
+    from stagewright.planner.measure import measure_model
+
     found = measure_model(plan, repeats=repeats, cache=False)
     return {
         "profile": found.profile.to_dict(),
@@ -52,6 +53,10 @@ def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:
 
 def measured_of(data: Mapping[str, Any]) -> MeasuredModel:
     """What `measured_data` saved."""
+    from stagewright.forecast.costs import TensorTraffic
+    from stagewright.forecast.terms import ModelTerms
+    from stagewright.planner.measure import MeasuredModel
+
     tensor = data["tensor"]
     return MeasuredModel(
         profile=Profile.from_dict(data["profile"]),
@@ -70,9 +75,14 @@ def prepared_for(
     plan: Plan, measured: MeasuredModel, calibration: Mapping[str, Any], cluster_file: str | None = None
 ) -> Prepared:
     """A plan ready to be forecast: on this machine with as many devices as it needs, or on a cluster from a file."""
+    from stagewright.cluster.file import read_cluster
+    from stagewright.forecast.terms import EngineTerms
+    from stagewright.planner.calibrate import Calibration
+    from stagewright.planner.forecasting import prepare
+
     links = {name: _endless(calibration[name]) for name in ("link", "collective")}
     here = Calibration.from_dict({**calibration, **links})
-    cluster: Cluster = here.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
+    cluster = here.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
     alike = here.kind == cluster.devices[0].kind
     # The executor's work is the same everywhere; how cores slow each other down is this machine's.
     terms = here.terms if alike else EngineTerms(action_s=here.terms.action_s)

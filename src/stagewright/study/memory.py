@@ -198,24 +198,10 @@ def _run(options: Options, way: str, bench: Bench) -> dict[str, Any]:
 
 def _executed(strategy: str, bench: Bench) -> dict[str, Any]:
     """How often each worker did what in one step, from the events of its run; without and with recomputation."""
-    from stagewright.store.run import RunFolder
-    from stagewright.trace.read import read_trace
+    from stagewright.study.executed import counts_of
 
-    found = {}
-    for way in (strategy, f"{strategy}+recompute"):
-        trace = read_trace(RunFolder.open(bench.folder / bench.results[f"run-{way}-1"]["run"]))
-        workers = []
-        for worker in trace.workers:
-            events = worker.of_step(trace.median_step)
-            kinds: dict[str, dict[str, float]] = {}
-            for event in events:
-                entry = kinds.setdefault(event.kind, {"count": 0, "seconds": 0.0, "bytes": 0})
-                entry["count"] += 1
-                entry["seconds"] += event.seconds
-                entry["bytes"] += event.bytes or 0
-            workers.append({"worker": worker.rank, "stages": list(worker.stages), "kinds": kinds})
-        found[way] = workers
-    return found
+    ways = (strategy, f"{strategy}+recompute")
+    return {way: counts_of(bench.folder / bench.results[f"run-{way}-1"]["run"]) for way in ways}
 
 
 def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def _speed_table(results: Results, ways: Ways) -> Table:
         ),
         rows=tuple(rows),
         note="Speed-up: over serial without recomputation, median over rounds of the ratio within a round; each run "
-        "was first proven equal to serial. Ideal: forecast with free communication. Peak: the workers' own tensors on a "
-        "CPU, the allocator's on CUDA.",
+        "was first proven equal to serial. Ideal: forecast with free communication. Peak: the workers' own tensors on "
+        "a CPU, the allocator's on CUDA.",
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from stagewright.errors import StagewrightError
 from stagewright.study.folder import StudyFolder
+from stagewright.study.page import write_page
 from stagewright.study.value import Answer, Bench, Findings, Part, Results, Study
 from stagewright.study.write import write_findings
 
@@ -79,6 +80,7 @@ def run_study(
         findings = _with_missing(study.conclude(results), study, results)
         write_findings(findings, study, folder)
         folder.ended("incomplete" if results.failures else "done")
+        write_page(folder.path, study.title)
     seconds = {part.name: float((folder.part(part.name) or {"seconds": 0.0})["seconds"]) for part in study.parts}
     return Outcome(study=study, folder=folder.path, results=results, findings=findings, seconds=seconds)
 

@@ -251,6 +251,7 @@ def _explain(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
     """The waterfall of the fastest pipeline with most stages, and where its steps' time went beside serial's."""
     from stagewright.planner.explain import explain_run
     from stagewright.store.run import RunFolder
+    from stagewright.study.executed import shares_of
 
     runs = [one for one in measured_runs(bench.results, asdict(options), mode) if one.speedup is not None]
     if not runs:
@@ -265,4 +266,6 @@ def _explain(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
         "policy": best.policy,
         "run": best.run,
         **explain_run(prepared, folder).to_dict(),
+        "shares": shares_of(folder.path),
+        "serial_shares": shares_of(bench.folder / bench.results[f"run-{mode}-serial-1"]["run"]),
     }

@@ -202,14 +202,33 @@ def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[s
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         mine = next((one for one in runs[mode] if why is not None and one.run == why["run"]), None)
-        if mine is None:
+        if why is None or mine is None:
             continue
         sentences.append(
             f"A step of {mode} with {mine.num_stages} stages hands {format_bytes(mine.sent_bytes)} to its links, in "
             f"{options['microbatches']} micro-batches over {mine.num_stages - 1} "
             f"cut{'s' if mine.num_stages > 2 else ''}; serial sends nothing."
         )
+        serial = why["serial_shares"][0]
+        each = "; ".join(f"worker {one['worker']} {_share_text(one)}" for one in why["shares"])
+        sentences.append(f"Of its time, {each}. Serial: {_share_text(serial)}.")
     return tuple(sentences) or ("Not known: no pipeline was measured.",)
+
+
+_SHARES = {
+    "compute": "computes",
+    "transfer": "handles messages",
+    "collective": "is in collectives",
+    "bubble": "waits as the schedule makes it",
+    "wait": "waits for a late peer",
+    "overhead": "is the engine's own",
+}
+
+
+def _share_text(share: Mapping[str, Any]) -> str:
+    """ "computes 81 %, handles messages 5.0 %, …": parts of a hundredth and more."""
+    parts = {name: share[f"{name}_s"] / share["step_s"] for name in _SHARES}
+    return joined(f"{_SHARES[name]} {percent(part)}" for name, part in parts.items() if part >= 0.005)
 
 
 def _improve(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:

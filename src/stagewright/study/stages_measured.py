@@ -34,7 +34,7 @@ class MeasuredRun:
     shared: bool
     # Bytes that a step sends over all cuts.
     sent_bytes: int
-    # The run folder of the first round.
+    # The run folder of the last round: the newest serial run beside it is of the same one.
     run: str
 
     @property
@@ -89,7 +89,7 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                     else (),
                     shared=bool(pairs[0][0].get("shared")),
                     sent_bytes=sum(pairs[0][0]["link_bytes"].values()),
-                    run=pairs[0][0]["run"],
+                    run=pairs[-1][0]["run"],
                 )
             )
     return found

@@ -1,4 +1,4 @@
-"""What a study concludes, as files in its folder: table.md, answers.md, figures and the page."""
+"""What a study concludes, as files in its folder: table.md, answers.md and figures."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.equality import make_reference
 from stagewright.engine.job import load_model, prove
+from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.zoo.model import Batch
 
@@ -78,7 +80,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
             rival()
     gc.collect()
     gc.freeze()
-    replica.pipeline.events = []
+    recorder.open()
     rounds: list[dict[str, float]] = []
     samples = plan.batch * count / plan.microbatches
     for number in range(settings["rounds"]):
@@ -87,11 +89,13 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
             "together": timed(partial(alone, None)) / alone_samples,
         }
         for name in list(rivals) if number % 2 == 0 else list(rivals)[::-1]:
-            seconds[name] = timed(rivals[name]) / (plan.batch if name in PEERS else samples)
+            with recorder.step(number) if name == "ours" else nullcontext():
+                seconds[name] = timed(rivals[name]) / (plan.batch if name in PEERS else samples)
         rounds.append(seconds)
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
-    events = [(one.name, one.end_s - one.start_s) for one in replica.pipeline.events]
+    recorder.close()
+    events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows()]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
     (folder / "rounds.json").write_text(json.dumps(result))
 

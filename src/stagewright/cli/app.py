@@ -21,10 +21,13 @@ from stagewright.cli.forecast import forecast
 from stagewright.cli.models import models
 from stagewright.cli.plan import plan
 from stagewright.cli.profile import profile
+from stagewright.cli.report import report
 from stagewright.cli.runs import runs
 from stagewright.cli.split import split
 from stagewright.cli.study import study
+from stagewright.cli.trace import trace
 from stagewright.cli.train import train
+from stagewright.cli.watch import watch
 from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
 
@@ -49,6 +52,9 @@ app.command()(forecast)
 app.command()(explain)
 app.command()(fit)
 app.command()(train)
+app.command()(trace)
+app.command()(report)
+app.command()(watch)
 app.add_typer(codecs)
 app.add_typer(fabric)
 app.add_typer(study)

@@ -91,9 +91,10 @@ def forecast(
     )
     found = prepared.forecast()
     if plot is not None:
+        from stagewright.report.timeline import forecast_timeline
         from stagewright.report.timeline_figure import draw_timeline
 
-        draw_timeline(found, plot)
+        draw_timeline(forecast_timeline(found), plot)
         note(f"drawn: {plot}")
     if trace is not None:
         from stagewright.forecast.chrome_trace import write_chrome_trace
@@ -109,13 +110,14 @@ def forecast(
         print_json(found.to_dict())
         return
     from stagewright.report.forecast_table import forecast_summary, link_use_table, worker_table
+    from stagewright.report.timeline import forecast_timeline
     from stagewright.report.timeline_text import timeline_text
 
     console = screen()
     console.print(worker_table(found))
     if found.links:
         console.print(link_use_table(found))
-    for line in timeline_text(found, min(console.width, 120)):
+    for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
         console.print(line, no_wrap=True)
     console.print(forecast_summary(found), markup=False)
     profile = prepared.measured.profile

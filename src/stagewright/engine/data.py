@@ -20,7 +20,7 @@ own; those of replica 0 count.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stagewright.engine.batch_norm import tracked_norms
+from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor_axis import Traffic, group_of
 from stagewright.errors import RunError, UsageError
 
@@ -110,8 +111,11 @@ class DataParallel:
             buffer.copy_(value.view_as(buffer))
 
     def _sum(self, flat: torch.Tensor) -> torch.Tensor:
-        self.traffic.add_all_reduce(flat.numel() * flat.element_size(), self.num_replicas)
+        num_bytes = flat.numel() * flat.element_size()
+        self.traffic.add_all_reduce(num_bytes, self.num_replicas)
+        start = recorder.now()
         dist.all_reduce(flat, group=self.group)
+        recorder.add("collective", start, num_bytes=num_bytes, note="data")
         return flat
 
     def _sum_gradients(self, parameters: list[nn.Parameter], bucket_bytes: int) -> list[int]:
@@ -198,9 +202,18 @@ class _Replicated(DataParallel):
         """Sum one bucket; DistributedDataParallel's own hook would average."""
         flat = bucket.buffer()
         self._reduced.update(id(parameter) for parameter in bucket.parameters())
-        self.traffic.add_all_reduce(flat.numel() * flat.element_size(), self.num_replicas)
+        num_bytes = flat.numel() * flat.element_size()
+        self.traffic.add_all_reduce(num_bytes, self.num_replicas)
+        done = recorder.beside(num_bytes, "data")
         work = dist.all_reduce(flat, group=self.group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+        if bucket.is_last():
+            recorder.wait_inside("data")  # all gradients are there: what is left of backward is their sum
+
+        def take(future: Any) -> torch.Tensor:
+            done()
+            return future.value()[0]  # type: ignore[no-any-return]
+
+        return work.get_future().then(take)  # type: ignore[no-any-return]
 
     def _check_reduced(self) -> None:
         """Say so where a parameter was waited for in vain: its bucket has not been summed."""
@@ -232,6 +245,8 @@ class _Sharded(DataParallel):
         for one in self._groups:
             one.set_gradient_divide_factor(1.0)
             one.set_force_sum_reduction_for_comms(True)
+            one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
+            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -263,6 +278,31 @@ class _Sharded(DataParallel):
                 self.traffic.num_collectives += collectives
                 self.traffic.payload_bytes += collectives * num_bytes
                 self.traffic.sent_bytes += collectives * num_bytes * (self.num_replicas - 1) // self.num_replicas
+
+
+class _Recorded:
+    """FSDP2's collective as it is, with its time recorded: the CPU waits for it, a GPU runs it beside computing."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        start = recorder.now()
+        work = self._run(output_tensor, input_tensor, *args, **options)
+        largest = max(output_tensor, input_tensor, key=torch.Tensor.numel)
+        stream = "collective" if largest.is_cuda else "compute"
+        num_bytes = largest.numel() * largest.element_size()
+        recorder.add("collective", start, stream=stream, num_bytes=num_bytes, note="data")
+        return work
+
+
+# Newer torch has them under new names, and warns of the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from stagewright.engine.recorder import recorder
+
 __all__ = ["GradientSum", "holders_of_tied"]
 
 BUCKET_BYTES = 8 << 20  # large enough to use a link fully, small enough to leave early
@@ -127,8 +129,12 @@ class GradientSum:
             [one.grad is not None for one in bucket.parameters], dtype=first.dtype, device=first.device
         )
         bucket.flat = torch.cat([*parts, marks])
-        self._num_bytes += bucket.flat.numel() * bucket.flat.element_size()
+        num_bytes = bucket.flat.numel() * bucket.flat.element_size()
+        self._num_bytes += num_bytes
+        done = recorder.beside(num_bytes, "data")
         bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
+        if recorder.is_recording:
+            bucket.work.get_future().add_done_callback(lambda _: done())
 
     def finish(self) -> int:
         """Wait for all sums and put them back; the bytes that this worker gave to collectives."""
@@ -138,14 +144,19 @@ class GradientSum:
                     self._leave(bucket)
             for bucket in self._buckets:
                 if bucket.work:
+                    start = recorder.now()
                     bucket.work.wait()
+                    recorder.add("collective", start, note="data")
                     self._put_back(bucket)
                 bucket.work, bucket.flat, bucket.waiting = None, None, 0
         for parameter, group in self._tied:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            num_bytes = parameter.grad.numel() * parameter.grad.element_size()
+            start = recorder.now()
             dist.all_reduce(parameter.grad, group=group)
-            self._num_bytes += parameter.grad.numel() * parameter.grad.element_size()
+            recorder.add("collective", start, num_bytes=num_bytes, note="tied")
+            self._num_bytes += num_bytes
         self._armed = False
         self._done.clear()
         sent, self._num_bytes = self._num_bytes, 0

@@ -1,7 +1,7 @@
 """What every worker of a measured run does: prove the plan equal to serial, time it, write down what was seen.
 
     load, capture ─► worker 0: serial reference ─► this worker's part ─► one step, compared ─► one step, memory counted
-        ─► warm-up ─► timed steps ─► workers/N/result.json, metrics.jsonl, events.parquet
+        ─► warm-up ─► timed steps ─► workers/N/result.json, metrics.jsonl, events.parquet, memory.parquet, clock.json
 
 The launcher merges the workers' results (``merge_results``).
 """
@@ -13,7 +13,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,16 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from stagewright.cluster.atomic_file import save_text
+from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare_with, make_reference
 from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import fake_links
-from stagewright.engine.memory import reset_process_peak
+from stagewright.engine.memory import held_bytes, reset_process_peak
 from stagewright.engine.pipeline import StepOutcome
+from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices, on_device
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.plan.bound import bubble_bound
@@ -41,6 +43,7 @@ __all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job"]
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """Prove and measure a plan; this worker's part."""
+    write_clock(context, run_folder.worker(context.rank))
     activity.begin("load model")
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
@@ -83,8 +86,8 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     with run_folder.worker(context.rank) as folder, replica.memory.refusals():
         measure = _measure_training if plan.training else _measure_inference
         result |= measure(replica, batch, folder)
-        if replica.pipeline.events:
-            folder.write_events(_events(replica.pipeline.events))
+        folder.write_events(recorder.rows())
+        folder.write_memory(replica.memory.rows)
         save_text(json.dumps(result, indent=2) + "\n", folder.path / "result.json")
 
 
@@ -158,25 +161,28 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
 
     def step(number: int) -> tuple[float, StepOutcome, float]:
         start = time.perf_counter()
-        replica.zero_gradients()
-        replica.memory.update()
-        outcome = replica.train_step(batch)
-        replica.memory.update()
-        if optimizer is not None:
-            optimizer.step()
-        loss = replica.total_loss(outcome)
+        with recorder.step(number):
+            replica.zero_gradients()
+            replica.memory.update()
+            outcome = replica.train_step(batch)
+            replica.memory.note("optimizer")
+            if optimizer is not None:
+                begun = recorder.now()
+                optimizer.step()
+                recorder.add("optimizer", begun)
+            loss = replica.total_loss(outcome)
         return time.perf_counter() - start, outcome, loss
 
     reset_process_peak()
     with replica.tracked():
         step(-2)
         if optimizer is not None:
-            replica.memory.follow("optimizer", lambda: _states(optimizer))
-        replica.memory.update()
+            replica.memory.follow_optimizer(optimizer)
+        replica.memory.begin_rows()
         step(-1)
     for number in range(plan.warmup):
         step(number)
-    replica.pipeline.events = []
+    recorder.open(replica.context.torch_device)
     seconds, sent = [], {}
     _together(replica)
     for number in range(plan.steps):
@@ -184,7 +190,14 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
         took, outcome, loss = step(number)
         seconds.append(took)
         sent = outcome.sent_bytes
-        folder.append_metrics(step=number, seconds=took, loss=loss, waited_s=outcome.waited_s)
+        folder.append_metrics(
+            step=number,
+            seconds=took,
+            loss=loss,
+            waited_s=outcome.waited_s,
+            memory_bytes=held_bytes(replica.context.torch_device),
+        )
+    recorder.close()
     return {
         "step_s": seconds,
         "sent_bytes": {str(edge): count for edge, count in sent.items()},
@@ -198,19 +211,26 @@ def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str,
     plan = replica.plan
     reset_process_peak()
     with replica.memory.tracking():
-        replica.memory.update()
+        replica.memory.begin_rows("loaded")
     for _ in replica.stream(batch, max(1, plan.warmup)):
         pass
-    replica.pipeline.events = []
+    recorder.open(replica.context.torch_device)
     seconds, repeats = [], 3
     for number in range(repeats):
         _together(replica)
         start = time.perf_counter()
-        for _ in replica.stream(batch, plan.steps):
-            pass
-        _together(replica)
+        with recorder.step(number, note=f"{plan.steps} batches"):
+            for _ in replica.stream(batch, plan.steps):
+                pass
+            begun = recorder.now()
+            _together(replica)
+            recorder.add("collective", begun, note="together")
         seconds.append((time.perf_counter() - start) / plan.steps)
-        folder.append_metrics(step=number, seconds=seconds[-1], batches=plan.steps)
+        held = held_bytes(replica.context.torch_device)
+        folder.append_metrics(
+            step=number, seconds=seconds[-1], batches=plan.steps, total=repeats, memory_bytes=held
+        )
+    recorder.close()
     _forget_traffic(replica)
     sent = replica.infer(batch).sent_bytes
     return {
@@ -243,16 +263,6 @@ def _together(replica: Replica) -> None:
         torch.cuda.synchronize()
     if replica.plan.mesh.num_workers > 1:
         dist.barrier()
-
-
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-
-
-def _events(events: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Events as rows."""
-    names = ("name", "stage", "microbatch", "start_s", "end_s")
-    return [{name: getattr(event, name) for name in names} for event in events]
 
 
 def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from stagewright.codec.header import DTYPES
 from stagewright.codec.memory import Channel, open_channel
 from stagewright.codec.name import AUTO, CodecName
 from stagewright.codec.registry import get
+from stagewright.engine.recorder import recorder
 
 if TYPE_CHECKING:
     from stagewright.engine.pipeline import MicroBatch
@@ -96,8 +97,11 @@ class LinkCodecs:
         codec = self.codec(message, position, values.dtype)
         if codec is None:
             return values
+        start = recorder.now()
         channel = self._channel(message, position, codec, "send", values.shape, values.dtype)
-        return channel.encode(values, message.microbatch, self._keys[message.microbatch])
+        encoded = channel.encode(values, message.microbatch, self._keys[message.microbatch])
+        recorder.add("encode", start, num_bytes=encoded.numel() * encoded.element_size())
+        return encoded
 
     def num_bytes(self, message: Message, position: int, expected: TensorShape) -> int | None:
         """The size of what arrives for a tensor; None: the tensor itself."""
@@ -109,9 +113,12 @@ class LinkCodecs:
         codec = self.codec(message, position, expected.dtype)
         if codec is None:
             return buffer
+        start = recorder.now()
         channel = self._channel(message, position, codec, "receive", expected.shape, expected.dtype)
         keys = self._keys[message.microbatch]
-        return channel.decode(buffer, expected.shape, expected.dtype, message.microbatch, keys)
+        decoded = channel.decode(buffer, expected.shape, expected.dtype, message.microbatch, keys)
+        recorder.add("decode", start, num_bytes=buffer.numel() * buffer.element_size())
+        return decoded
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that this worker's ends remember, for a checkpoint."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -29,7 +30,15 @@ from torch import nn
 from stagewright.errors import RunError
 from stagewright.quantity import format_bytes
 
-__all__ = ["Category", "MemoryReport", "MemoryTracker", "MemoryUse", "process_peak_bytes", "reset_process_peak"]
+__all__ = [
+    "Category",
+    "MemoryReport",
+    "MemoryTracker",
+    "MemoryUse",
+    "held_bytes",
+    "process_peak_bytes",
+    "reset_process_peak",
+]
 
 Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "other"]
 _CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
@@ -113,6 +122,11 @@ class MemoryTracker:
         self._kept_bytes = 0
         self._peak: tuple[dict[Category, int], int, int] = (self._walked, 0, 0)
         self._peak_bytes = 0
+        self.rows: list[dict[str, Any]] = []
+        """The tracked step over time: a row where something begins, and one for the most that was held during it."""
+        self._doing: str | None = None  # None: no rows are wanted
+        self._most_bytes = 0
+        self._most: tuple[float, dict[Category, int], int, int] | None = None  # since the last row
 
     def follow(self, category: Category, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
         """Count, at every ``update``, the tensors that a callable gives; a storage belongs to the first that has it."""
@@ -123,7 +137,11 @@ class MemoryTracker:
         """Count a module's parameters, buffers and gradients, and an optimiser's states."""
         self._modules.append(module)
         if optimizer is not None:
-            self.follow("optimizer", lambda: _states(optimizer))
+            self.follow_optimizer(optimizer)
+
+    def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count an optimiser's states."""
+        self.follow("optimizer", lambda: _states(optimizer))
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
@@ -139,9 +157,10 @@ class MemoryTracker:
                         stack.callback(hook(self._gradient_made).remove)
                 self.update()
                 yield
-                self.update()
+                self.note("between steps")
         finally:
             self.active = False
+            self._doing = None
 
     def forward(self) -> AbstractContextManager[Any]:
         """Around a forward (or a recomputation) whose kept tensors count; nothing in a step that is not tracked."""
@@ -170,6 +189,27 @@ class MemoryTracker:
         self._grown()
         if self._device.type == "cuda" and self.limit_bytes is not None:
             self._check(torch.cuda.max_memory_allocated(self._device))
+
+    def begin_rows(self, doing: str = "between steps") -> None:
+        """Write down, from now on, what is held while this is done and at every ``note``."""
+        self.rows.clear()
+        self._doing = doing
+        self.note(doing)
+
+    def note(self, doing: str) -> None:
+        """Something else begins: look at everything again, and keep a row of it if rows are wanted."""
+        most = self._most
+        self.update()
+        if not self.active or self._doing is None:
+            return
+        if most is not None:
+            self._row(self._doing, *most)
+        self._doing = doing
+        self._row(doing, time.perf_counter(), self._walked, self._new_gradients, self._kept_bytes)
+        self._most = None
+
+    def _row(self, doing: str, time_s: float, walked: dict[Category, int], new_gradients: int, kept_bytes: int) -> None:
+        self.rows.append({"time_s": time_s, **asdict(_use(walked, new_gradients, kept_bytes)), "doing": doing})
 
     def report(self) -> MemoryReport:
         """Current and peak use."""
@@ -233,6 +273,9 @@ class MemoryTracker:
     def _grown(self) -> None:
         """Take note of a new peak; raise if there is no room for it."""
         total = self._walked_bytes + self._new_gradients + self._kept_bytes
+        if self._doing is not None and (self._most is None or total > self._most_bytes):
+            self._most_bytes = total
+            self._most = (time.perf_counter(), self._walked, self._new_gradients, self._kept_bytes)
         if total > self._peak_bytes:
             self._peak_bytes = total
             self._peak = (self._walked, self._new_gradients, self._kept_bytes)
@@ -338,6 +381,17 @@ def process_peak_bytes() -> int | None:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit or None
+
+
+def held_bytes(device: torch.device) -> int | None:
+    """What this worker holds now: of torch's allocator on CUDA, of the whole process on a CPU; None: not to be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_allocated(device))
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read(64).split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):
+        return None
 
 
 def reset_process_peak() -> bool:

@@ -9,7 +9,6 @@ is the same on both sides by construction (``UnitGraph.needs_gradient``); a grad
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -21,12 +20,14 @@ from torch import nn
 from stagewright.capture.stage import Stage
 from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
 from stagewright.engine.context import WorkerContext
+from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import LinkCodecs
+from stagewright.engine.recorder import recorder
 from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
 from stagewright.plan.actions import Action, Actions, Kind, forward_actions, schedule_actions
 from stagewright.plan.schedules import SCHEDULES
 
-__all__ = ["Event", "Links", "MicroBatch", "Pipeline", "StepOutcome"]
+__all__ = ["Links", "MicroBatch", "Pipeline", "StepOutcome"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +42,6 @@ class MicroBatch:
     """Samples."""
     weight: float
     """Share of the whole (global) batch, for the loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """What the worker did when; seconds of ``time.perf_counter``."""
-
-    name: str
-    """``F``, ``B``, ``I``, ``W``, ``receive``, ``send``."""
-    stage: int
-    """Which stage."""
-    microbatch: int
-    """Which micro-batch."""
-    start_s: float
-    """When it began."""
-    end_s: float
-    """When it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +100,6 @@ class Pipeline:
         self.schedule = schedule
         self.num_microbatches = num_microbatches
         self.context = context
-        self.events: list[Event] | None = None
-        """Filled with what happened, if it is a list."""
         self._links = links
         self._unflatten, self._loss = unflatten, loss
         self._forwards = forwards or {}
@@ -216,6 +199,7 @@ class _Step:
         self.finish()
 
     def finish(self) -> StepOutcome:
+        recorder.stage = recorder.microbatch = None
         for outbox in self.pipeline._outboxes.values():
             outbox.flush()
             for edge, sent in outbox.take_bytes().items():
@@ -227,6 +211,7 @@ class _Step:
 
     def do(self, action: Action) -> None:
         pipeline = self.pipeline
+        recorder.stage, recorder.microbatch = action.stage, action.microbatch
         pipeline._watch(action, self.batch[action.microbatch].size)
         if action.kind is Kind.BACKWARD and self.left[action.stage] == 1:
             pipeline._last_backward(action.stage)
@@ -235,8 +220,9 @@ class _Step:
                 self.forward(action)
             elif action.kind is Kind.BACKWARD_WEIGHT:
                 held = self.held.pop((action.stage, action.microbatch))
-                with self.timed("W", action):
-                    backward_weights(held, pipeline._parameters[action.stage])
+                start = recorder.now()
+                backward_weights(held, pipeline._parameters[action.stage])
+                recorder.add("backward-weight", start)
             else:
                 self.backward(action)
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
@@ -251,15 +237,16 @@ class _Step:
         leaves: list[torch.Tensor] = []
         values: Sequence[Any] = microbatch.inputs
         if stage > 0:
-            received = self.take(Message(stage - 1, number, False), pipeline.stage_workers[stage - 1], action)
+            received = self.take(Message(stage - 1, number, False), pipeline.stage_workers[stage - 1])
             if self.training:
                 for value, needed in zip(received, pipeline._links.needs_gradient[stage - 1], strict=True):
                     if needed:
                         leaves.append(value.requires_grad_())
             values = received
-        with self.timed("F", action):
-            run = pipeline._forwards.get(stage)
-            outputs = run(tuple(values), number) if run is not None and self.training else module(*values)
+        start = recorder.now()
+        run = pipeline._forwards.get(stage)
+        outputs = run(tuple(values), number) if run is not None and self.training else module(*values)
+        recorder.add("forward", start)
         if stage == pipeline._last:
             self.conclude(action, outputs, leaves)
             return
@@ -284,8 +271,9 @@ class _Step:
         pipeline, microbatch = self.pipeline, self.batch[action.microbatch]
         result = pipeline._unflatten(outputs)
         if self.with_loss:
-            with self.timed("F", action):
-                loss = pipeline._loss(result, microbatch.target) * microbatch.weight
+            start = recorder.now()
+            loss = pipeline._loss(result, microbatch.target) * microbatch.weight
+            recorder.add("forward", start, note="loss")
             total = loss.detach()
             self.outcome.loss = total if self.outcome.loss is None else self.outcome.loss + total
             if self.training:
@@ -301,25 +289,28 @@ class _Step:
         if stage < pipeline._last:
             arrived: Iterator[torch.Tensor] = iter(())
             if any(pipeline._links.needs_gradient[stage]):
-                arrived = iter(self.take(Message(stage, number, True), pipeline.stage_workers[stage + 1], action))
+                arrived = iter(self.take(Message(stage, number, True), pipeline.stage_workers[stage + 1]))
             gradients = list(arrived)
         whole = action.kind is Kind.BACKWARD
-        with self.timed(action.kind.value, action):
-            if whole:
-                found = backward_whole(held, gradients)
-            else:
-                found = backward_inputs(held, gradients, pipeline._parameters[stage])
+        start = recorder.now()
         if whole:
+            found = backward_whole(held, gradients)
+            recorder.add("backward", start)
             del self.held[stage, number]
+        else:
+            found = backward_inputs(held, gradients, pipeline._parameters[stage])
+            recorder.add("backward-input", start)
         if stage > 0 and any(pipeline._links.needs_gradient[stage - 1]):
             self.give(Message(stage - 1, number, True), found, pipeline.stage_workers[stage - 1])
 
-    def take(self, message: Message, worker: int, action: Action) -> list[torch.Tensor]:
+    def take(self, message: Message, worker: int) -> list[torch.Tensor]:
         """What a neighbour stage gave: from this worker's own hands, or from a mailbox."""
         if worker == self.own:
             return self.local.pop(message)
-        with self.timed("receive", action):
-            return self.mailboxes[worker, message.backward].take(message)
+        before = activity.turn("receive gradient" if message.backward else "receive activation")
+        received = self.mailboxes[worker, message.backward].take(message)
+        activity.turn(before)
+        return received
 
     def give(self, message: Message, tensors: Sequence[torch.Tensor], worker: int) -> None:
         """Hand values to a neighbour stage."""
@@ -352,25 +343,3 @@ class _Step:
                 if backward and workers[stage - 1] == self.own and any(pipeline._links.needs_gradient[stage - 1]):
                     found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
         return found
-
-    def timed(self, name: str, action: Action) -> AbstractContextManager[Any]:
-        """Note the time of a piece of work, if events are wanted."""
-        if self.pipeline.events is None:
-            return nullcontext()
-        return _Timed(self.pipeline.events, name, action)
-
-
-class _Timed:
-    """Appends an event when the block ends."""
-
-    __slots__ = ("action", "events", "name", "start_s")
-
-    def __init__(self, events: list[Event], name: str, action: Action) -> None:
-        self.events, self.name, self.action = events, name, action
-
-    def __enter__(self) -> None:
-        self.start_s = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        end_s = time.perf_counter()
-        self.events.append(Event(self.name, self.action.stage, self.action.microbatch, self.start_s, end_s))

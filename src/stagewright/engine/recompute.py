@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from stagewright.capture.stage import Stage
 from stagewright.engine.batch_norm import held_statistics, tracked_norms
 from stagewright.engine.dropout import RandomKey, current_key, held_key, is_keyed
+from stagewright.engine.recorder import recorder
 from stagewright.errors import UsageError
 
 __all__ = ["Policy", "RecomputedForward", "recomputes"]
@@ -109,6 +110,7 @@ class _Again:
     def __init__(self, forward: RecomputedForward, key: RandomKey | None) -> None:
         self._forward, self._key = forward, key
         self._stack = ExitStack()
+        self._start: Any = 0.0
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
@@ -117,8 +119,10 @@ class _Again:
                 stack.enter_context(held_key(self._key))
             stack.enter_context(self._forward.watch())  # last: it listens to what the recomputation saves
             self._stack = stack.pop_all()
+        self._start = recorder.now()
 
     def __exit__(self, *exception: Any) -> None:
+        recorder.add("recompute", self._start)
         self._stack.__exit__(*exception)
 
 

@@ -33,6 +33,7 @@ from stagewright.engine.link_codec import make_link_codecs
 from stagewright.engine.memory import MemoryTracker
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
 from stagewright.engine.recompute import RecomputedForward
+from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
 from stagewright.engine.tensor_axis import TensorAxis
 from stagewright.engine.transport import TensorShape
@@ -215,6 +216,8 @@ class Replica:
         names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
         name = names.get(action.kind, f"backward ({action.kind.value})")
         shapes = self._shapes_at(action.stage, size)
+        if self.memory.active:
+            self.memory.note(f"{name} stage {action.stage} micro-batch {action.microbatch}")
         activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch, shapes=shapes)
 
     def _crossing(self, cut: int, size: int) -> list[TensorShape]:
@@ -258,15 +261,22 @@ class Replica:
                 forward.num_microbatches = len(parts)
         outcome = self.pipeline.train_step(parts, keep_outputs=keep_outputs)
         activity.begin("sum of gradients", step=self.step_number)
+        self.memory.note("sum of gradients")
         if self._sums is not None:
             self.summed_bytes = self._sums.finish()
         if self._norms is not None:
-            group = self.context.data_group
-            self._norms.finish_step((lambda sums: dist.all_reduce(sums, group=group)) if group is not None else None)
+            several = self.context.data_group is not None
+            self._norms.finish_step(self._sum_statistics if several else None)
         if self.data_axis is not None:
             self.data_axis.synchronise(sum(part.weight for part in parts))
         self.step_number += 1
         return outcome
+
+    def _sum_statistics(self, sums: torch.Tensor) -> None:
+        """Sum batch norm's statistics over the replicas."""
+        start = recorder.now()
+        dist.all_reduce(sums, group=self.context.data_group)
+        recorder.add("collective", start, num_bytes=sums.numel() * sums.element_size(), note="data")
 
     def infer(self, batch: Batch) -> StepOutcome:
         """Forward alone of one batch."""
@@ -284,7 +294,9 @@ class Replica:
         own = outcome.loss if outcome.loss is not None else torch.zeros((), device=self.context.torch_device)
         total = own.detach().double().reshape(1) / self.plan.mesh.tensor
         if self.plan.mesh.num_workers > 1:
+            start = recorder.now()
             dist.all_reduce(total)
+            recorder.add("collective", start, num_bytes=total.element_size(), note="loss")
         return float(total)
 
     def zero_gradients(self) -> None:

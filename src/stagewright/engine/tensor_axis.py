@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from stagewright.engine.recorder import recorder
 from stagewright.errors import UsageError
 
 __all__ = ["TensorAxis", "Traffic", "group_of"]
@@ -68,8 +69,11 @@ class TensorAxis:
 
     def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
         """Sum in place over the workers."""
-        self.traffic.add_all_reduce(value.numel() * value.element_size(), self.num_workers)
+        num_bytes = value.numel() * value.element_size()
+        self.traffic.add_all_reduce(num_bytes, self.num_workers)
+        start = recorder.now()
         dist.all_reduce(value, group=self.group)
+        recorder.add("collective", start, num_bytes=num_bytes, note="tensor")
         return value
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:

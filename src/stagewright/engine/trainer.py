@@ -29,6 +29,7 @@ from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
 from stagewright.engine.held_state import HeldState
 from stagewright.engine.job import make_optimizer
+from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.errors import UsageError
@@ -89,6 +90,8 @@ class Trainer:
         make = (lambda found: make_optimizer(spec, list(found))) if isinstance(spec, OptimizerSpec) else spec
         self.optimizer: torch.optim.Optimizer | None = make(parameters) if parameters else None
         """This worker's own; None where it has nothing to train. Learning rates may be changed between steps."""
+        if self.optimizer is not None:
+            self.replica.memory.follow_optimizer(self.optimizer)
 
     @property
     def step_number(self) -> int:
@@ -108,8 +111,11 @@ class Trainer:
         with self.replica.memory.refusals():
             outcome = self.replica.train_step(whole)
             activity.begin("optimizer", step=self.step_number - 1)
+            self.replica.memory.note("optimizer")
             if self.optimizer is not None:
+                begun = recorder.now()
                 self.optimizer.step()
+                recorder.add("optimizer", begun)
         loss = self.replica.total_loss(outcome)
         return StepResult(
             loss=loss,

@@ -14,6 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,13 @@ import torch.distributed as dist
 
 from stagewright.cluster.atomic_file import save_text
 from stagewright.engine.checkpoint import Checkpoint, checkpoint_name, latest, prune
+from stagewright.engine.clock import write_clock
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.fault import activity
 from stagewright.engine.job import load_model
 from stagewright.engine.launch import launch
+from stagewright.engine.memory import held_bytes
+from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import on_device
 from stagewright.engine.resolve import resolve_plan
 from stagewright.engine.trainer import Trainer
@@ -46,7 +50,9 @@ __all__ = [
     "Progress",
     "TrainingOptions",
     "find_checkpoint",
+    "load_training_model",
     "loss_worker",
+    "options_file",
     "run_training",
     "train",
     "with_samples",
@@ -55,6 +61,7 @@ __all__ = [
 
 JOB = "stagewright.engine.training_job:run_training"
 _OPTIONS = "training.json"
+RECORDED_STEPS = 50  # the last ones of a run: events of a long one would fill the memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,7 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     options = _read_options(run_folder)
     if plan.task is None:
         raise UsageError(f'{run_folder.path / "plan.toml"} names no task to train; add a line like task = "digits"')
+    write_clock(context, run_folder.worker(context.rank))
     activity.begin("load model")
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
@@ -109,6 +117,17 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     training.run()
     if options.export is not None:
         trainer.export(options.export)
+
+
+def load_training_model(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> Model:
+    """The model of a training run with its task's samples, as the run itself has it."""
+    from stagewright.zoo.tasks.task import load_task
+
+    assert plan.task is not None
+    options = _read_options(run_folder)
+    model = load_model(plan, context)
+    task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
+    return with_samples(model, task.dataset(task.splits[0]), context.torch_device)
 
 
 def with_samples(model: Model, samples: Samples, place: torch.device) -> Model:
@@ -135,6 +154,7 @@ class _Training:
         self.per_epoch = math.ceil(len(self.samples) / plan.batch)
         self.total = plan.steps if plan.epochs is None else plan.epochs * self.per_epoch
         self.progress = Progress()
+        self.steps_here = 0
         self._order: tuple[int, Any] = (-1, None)
 
     @property
@@ -151,6 +171,7 @@ class _Training:
 
     def run(self) -> None:
         """Every step that is left."""
+        recorder.open(self.trainer.context.torch_device, most_steps=RECORDED_STEPS)
         with self.folder:
             self.folder.append_metrics(kind="begin", step=self.progress.step, total=self.total, batches=self.per_epoch)
             while self.progress.step < self.total:
@@ -160,6 +181,10 @@ class _Training:
                 every = self.plan.checkpoint_every
                 if every is not None and (self.progress.step % every == 0 or self.progress.step == self.total):
                     self.save()
+            recorder.close()
+            write_clock(self.trainer.context, self.folder)  # again: clocks of machines drift apart in hours
+            self.folder.write_events(recorder.rows())
+            self.folder.write_memory(self.trainer.replica.memory.rows)
             if self.trainer.context.rank == 0:
                 result = {"epochs": self.progress.epochs, "metric": self.task.metric_name, "steps": self.progress.step}
                 save_text(json.dumps(result, indent=2) + "\n", self.folder.path / "result.json")
@@ -169,8 +194,9 @@ class _Training:
         epoch, place = divmod(progress.step, self.per_epoch)
         start = time.perf_counter()
         activity.begin("read batch", step=progress.step)
-        indices = self.order(epoch)[place * size : (place + 1) * size]
-        result = self.trainer.step(self.samples.batch(indices.tolist()))
+        with self.observed():
+            indices = self.order(epoch)[place * size : (place + 1) * size]
+            result = self.trainer.step(self.samples.batch(indices.tolist()))
         took = time.perf_counter() - start
         progress.step = result.step
         progress.samples += result.num_samples
@@ -184,7 +210,20 @@ class _Training:
             samples=result.num_samples,
             seconds=took,
             waited_s=result.waited_s,
+            memory_bytes=held_bytes(self.trainer.context.torch_device),
         )
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """A step whose events are recorded; of the second one the memory is counted instead, which slows it down."""
+        self.steps_here += 1
+        if self.steps_here == 2:
+            with self.trainer.replica.tracked():
+                self.trainer.replica.memory.begin_rows()
+                yield
+        else:
+            with recorder.step(self.progress.step):
+                yield
 
     def end_epoch(self) -> None:
         progress = self.progress
@@ -365,11 +404,16 @@ def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
 
 def write_options(run_folder: RunFolder, options: TrainingOptions) -> None:
     """Keep the options where the workers find them."""
-    save_text(json.dumps(asdict(options), indent=2) + "\n", run_folder.path / _OPTIONS)
+    save_text(json.dumps(asdict(options), indent=2) + "\n", options_file(run_folder))
+
+
+def options_file(run_folder: RunFolder) -> Path:
+    """Where they are."""
+    return run_folder.path / _OPTIONS
 
 
 def _read_options(run_folder: RunFolder) -> TrainingOptions:
-    path = run_folder.path / _OPTIONS
+    path = options_file(run_folder)
     if not path.is_file():
         return TrainingOptions()  # started with torchrun, without our launcher
     return TrainingOptions(**json.loads(path.read_text(encoding="utf-8")))

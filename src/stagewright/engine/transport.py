@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from stagewright.engine.recorder import recorder
+
 if TYPE_CHECKING:
     from stagewright.engine.link_codec import LinkCodecs
 
@@ -58,6 +60,11 @@ def _tag(message: Message, position: int) -> int:
     return ((message.edge * 2 + message.backward) * 4096 + message.microbatch) * MOST_TENSORS + position
 
 
+def _note(message: Message) -> str:
+    """What a message holds, for the record of events."""
+    return "gradient" if message.backward else "activation"
+
+
 @dataclass(slots=True)
 class Outbox:
     """Sends, and holds what was sent until it has left."""
@@ -77,15 +84,20 @@ class Outbox:
             if self.codecs is not None:
                 tensor = self.codecs.encode(message, position, tensor)
             tensor = tensor.contiguous()
+            size = tensor.numel() * tensor.element_size()
+            start = recorder.now()
             work = dist.isend(tensor, dst=to, group=self.group, tag=_tag(message, position))
+            recorder.add("send", start, stream="send", num_bytes=size, peer=to, note=_note(message))
             self._pending.append((work, tensor))
-            self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + tensor.numel() * tensor.element_size()
+            self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + size
 
     def flush(self, keep: int = 0) -> float:
         """Wait until all but the ``keep`` latest messages have left; the seconds that this took."""
-        start = time.perf_counter()
-        while len(self._pending) > keep:
-            self._pending.popleft()[0].wait()
+        start, begun = time.perf_counter(), recorder.now()
+        if len(self._pending) > keep:
+            while len(self._pending) > keep:
+                self._pending.popleft()[0].wait()
+            recorder.add("send", begun, stream="send", note="flush")
         return time.perf_counter() - start
 
     def limit(self, most_bytes: int = IN_FLIGHT_BYTES, at_least: int = 2) -> None:
@@ -95,7 +107,9 @@ class Outbox:
         held = sum(tensor.numel() * tensor.element_size() for _, tensor in self._pending)
         while held > most_bytes and len(self._pending) > at_least:
             work, tensor = self._pending.popleft()
+            start = recorder.now()
             work.wait()
+            recorder.add("send", start, stream="send", note="flush")
             held -= tensor.numel() * tensor.element_size()
 
     def take_bytes(self) -> dict[int, int]:
@@ -130,10 +144,13 @@ class Mailbox:
         while message not in self._posted:
             if not self._post(at_least=len(self._posted) + 1):
                 raise AssertionError(f"{message} is not in the order of this edge")
-        start = time.perf_counter()
+        start, begun = time.perf_counter(), recorder.now()
         received = self._posted.pop(message)
-        for work, _ in received:
+        num_bytes = 0
+        for work, tensor in received:
             work.wait()
+            num_bytes += tensor.numel() * tensor.element_size()
+        recorder.add("receive", begun, stream="receive", num_bytes=num_bytes, peer=self._source, note=_note(message))
         self.waited_s += time.perf_counter() - start
         self._post()
         tensors = [tensor for _, tensor in received]

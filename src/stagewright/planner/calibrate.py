@@ -33,6 +33,7 @@ from stagewright.store.run import RunFolder
 __all__ = ["Calibration", "calibrate", "load_calibration"]
 
 _JOB = "stagewright.planner.calibration_job:run"
+_ACTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ def _executor(device: str, root: str) -> tuple[float, float, float]:
         model = ModelSpec(name="mlp-mnist")
         plan = Plan(model=model, batch=many, microbatches=chunks, devices=(device,), steps=steps, warmup=3)
         result = run_plan(plan, root)
-        events = [one for one in RunFolder.open(result["run"]).worker(0).events() if one["name"] in "FB"]
+        events = [one for one in RunFolder.open(result["run"]).worker(0).events() if one["kind"] in _ACTIONS]
         action_s = statistics.median(after["start_s"] - before["end_s"] for before, after in itertools.pairwise(events))
         spans = [part[-1]["end_s"] - part[0]["start_s"] for part in _chunks(events, len(events) // steps)]
         around[chunks] = max(0.0, result["latency_s"] - statistics.median(spans))

@@ -20,6 +20,7 @@ from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, Plan
 from stagewright.planner.forecasting import Prepared
 from stagewright.store.run import RunFolder
+from stagewright.store.serial import serial_beside
 
 __all__ = ["Change", "Explanation", "best_change", "explain_plan", "explain_run", "serial_of"]
 
@@ -86,19 +87,8 @@ def explain_run(prepared: Prepared, folder: RunFolder) -> Explanation:
 
 def serial_of(folder: RunFolder) -> float | None:
     """A step of the newest serial run of the same batch beside this one; None where there is none."""
-    plan = folder.plan()
-    alike = ("model", "batch", "dtype", "training", "optimizer")
-    for other in sorted(folder.path.parent.iterdir(), reverse=True):
-        if not (other / "result.json").is_file():
-            continue
-        try:
-            theirs, result = RunFolder(other).plan(), RunFolder(other).result() or {}
-        except UsageError:
-            continue
-        same = all(getattr(theirs, name) == getattr(plan, name) for name in alike)
-        if same and theirs.mesh.num_workers == 1 and "latency_s" in result:
-            return float(result["latency_s"])
-    return None
+    found = serial_beside(folder)
+    return None if found is None else float((found.result() or {})["latency_s"])
 
 
 def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:
@@ -108,17 +98,17 @@ def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:
     taken: dict[tuple[int, str], list[float]] = {}
     for rank in range(costs.plan.mesh.num_workers):
         for event in folder.worker(rank).events():
-            if event["name"] in ("F", "B", "I", "W"):
+            if event.get("kind") in ("forward", "backward") and event["note"] != "loss":
                 seconds = event["end_s"] - event["start_s"]
-                taken.setdefault((event["stage"], event["name"]), []).append(seconds)
+                taken.setdefault((event["stage"], event["kind"]), []).append(seconds)
     stages = []
     last = len(costs.stages) - 1
     for index, stage in enumerate(costs.stages):
-        forward = _typical(taken.get((index, "F"), ()), halves=index == last and costs.plan.training)
+        forward = _typical(taken.get((index, "forward"), ()))
         if forward is None:
             return costs
         changed: dict[str, Any] = {"forward_s": forward}
-        whole = _typical(taken.get((index, "B"), ()))
+        whole = _typical(taken.get((index, "backward"), ()))
         if whole is not None:
             again = forward if costs.recomputes(index) else 0.0
             loss = costs.model_terms.loss_backward_s * costs.crowded if index == last else 0.0
@@ -129,11 +119,8 @@ def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:
     return replace(costs, stages=tuple(stages))
 
 
-def _typical(seconds: Sequence[float], *, halves: bool = False) -> float | None:
-    """The median; the last stage notes its loss as a forward too, so that every second one is the stage's own."""
-    if not seconds:
-        return None
-    return statistics.median(seconds[::2] if halves else seconds)
+def _typical(seconds: Sequence[float]) -> float | None:
+    return statistics.median(seconds) if seconds else None
 
 
 def best_change(prepared: Prepared) -> Change | None:

@@ -1,4 +1,4 @@
-"""The figure of a step's timeline: a lane a worker, its memory below.
+"""The figure of a step's timeline: a lane a worker; below, another timeline to compare with, or its memory.
 
 worker 0   ██ ██ ██        ▒▒▒▒ ██ ▒▒▒▒     compute: forward full colour, backward tint, numbers are micro-batches
            ▂▂  ▂▂                           links: what it sends (below the lane); collectives hatched
@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from stagewright.errors import UsageError
-from stagewright.forecast.value import Forecast, Segment
-from stagewright.quantity import format_s
+from stagewright.forecast.value import Segment
 from stagewright.report.figure_file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+from stagewright.report.timeline import Timeline
 
-__all__ = ["draw_timeline", "timeline_figure"]
+__all__ = ["draw_timeline", "size_unit", "time_unit", "timeline_figure"]
 
 _LANE = 0.62
 _LINK = 0.14
@@ -28,44 +28,33 @@ _MOST_LABELS = 400
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def draw_timeline(forecast: Forecast, path: str | Path) -> Path:
-    """Draw the timeline and the memory into a .png, .svg or .pdf file and return its path."""
+def draw_timeline(timeline: Timeline, path: str | Path, beside: Timeline | None = None) -> Path:
+    """Draw the timeline into a .png, .svg or .pdf file and return its path."""
     path = check_figure_path(path)
-    return write_figure(timeline_figure(forecast), path)
+    return write_figure(timeline_figure(timeline, beside), path)
 
 
-def timeline_figure(forecast: Forecast) -> Figure:
-    """The figure as an object."""
-    if not forecast.segments:
-        raise UsageError(
-            f"a step of {forecast.microbatches} micro-batches on {len(forecast.workers)} stages is too long to be "
-            "drawn; use fewer micro-batches"
-        )
-    scale, unit = next(one for one in (*_SCALES, _SCALES[-1]) if forecast.step_s >= one[0] or one is _SCALES[-1])
-    lanes = len(forecast.workers)
-    figure = Figure(figsize=(11, 2.6 + 0.62 * lanes + 1.5), dpi=160)
+def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figure:
+    """The figure as an object; ``beside`` is drawn below on the same axis of time."""
+    for one in (timeline, beside):
+        if one is not None and not one.segments:
+            raise UsageError(f"{one.title}: the step is too long to be drawn; use fewer micro-batches")
+    shown = [timeline] if beside is None else [timeline, beside]
+    longest = max(one.step_s for one in shown)
+    scale, unit = time_unit(longest)
+    heights = [0.62 * len(one.lanes) + 0.4 for one in shown]
+    with_memory = beside is None and bool(timeline.memory)
+    heights += [1.7] * with_memory
+    figure = Figure(figsize=(11, 1.7 + sum(heights) + 0.5 * len(shown)), dpi=160)
     figure.set_layout_engine("constrained", hspace=0.05)
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[0.62 * lanes + 0.4, 1.7])
-    label = len(forecast.segments) <= _MOST_LABELS
-    for segment in forecast.segments:
-        _draw(upper, segment, scale, label=label, step=forecast.step_s)
-    upper.set_yticks(range(lanes), [f"worker {one.worker}" for one in forecast.workers], color=INK)
-    upper.set_ylim(lanes - 0.45, -0.55)
-    upper.set_title(_title(forecast), loc="left", color=INK, fontsize=12, fontweight="bold", pad=20)
-    upper.annotate(
-        f"step {format_s(forecast.step_s)}, {forecast.samples_per_s:.4g} samples/s, speed-up {forecast.speedup:.2f} × "
-        "over one device",
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=9,
-    )
-    _draw_memory(lower, forecast, scale)
-    lower.set_xlabel(f"time ({unit})", color=INK)
-    lower.set_xlim(0, forecast.step_s / scale)
-    for axes in (upper, lower):
+    every: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0])
+    for axes, one in zip(every, shown, strict=False):
+        _draw_lanes(axes, one, scale)
+    if with_memory:
+        _draw_memory(every[-1], timeline, scale)
+    every[-1].set_xlabel(f"time ({unit})", color=INK)
+    every[-1].set_xlim(0, longest / scale)
+    for axes in every:
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(colors=MUTED, length=3)
@@ -73,9 +62,29 @@ def timeline_figure(forecast: Forecast) -> Figure:
             axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(GRID)
         axes.spines["bottom"].set_color(MUTED)
-    upper.tick_params(axis="y", length=0, labelcolor=INK)
-    _legend(figure, forecast)
+    for axes, _ in zip(every, shown, strict=False):
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+    _legend(figure, [segment for one in shown for segment in one.segments])
     return figure
+
+
+def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
+    label = len(timeline.segments) <= _MOST_LABELS
+    for segment in timeline.segments:
+        _draw(axes, segment, scale, label=label, step=timeline.step_s)
+    lanes = len(timeline.lanes)
+    axes.set_yticks(range(lanes), timeline.lanes, color=INK)
+    axes.set_ylim(lanes - 0.45, -0.55)
+    axes.set_title(timeline.title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20)
+    axes.annotate(
+        timeline.caption,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=9,
+    )
 
 
 def _draw(axes: Axes, segment: Segment, scale: float, *, label: bool, step: float) -> None:
@@ -93,48 +102,61 @@ def _draw(axes: Axes, segment: Segment, scale: float, *, label: bool, step: floa
             at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
-    face = MUTED if segment.name == "optimizer" else color if segment.name == "F" else tint(color)
-    axes.barh(lane, width, _LANE, left=left, color=face, edgecolor="white", linewidth=0.4, zorder=3)
-    if label and segment.microbatch >= 0 and segment.end_s - segment.start_s > 0.012 * step:
+    faces = {"optimizer": MUTED, "codec": INK, "F": color, "L": color, "R": tint(color, 0.3)}
+    face = faces.get(segment.name, tint(color))
+    edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
+    axes.barh(lane, width, _LANE, left=left, color=face, edgecolor="white", linewidth=edge, zorder=3)
+    if (
+        label
+        and segment.name not in ("L", "R")
+        and segment.microbatch >= 0
+        and segment.end_s - segment.start_s > 0.012 * step
+    ):
         ink = "white" if segment.name == "F" else INK
         axes.text(
             left + width / 2, lane, str(segment.microbatch), ha="center", va="center", fontsize=7, color=ink, zorder=5
         )
 
 
-def _draw_memory(axes: Axes, forecast: Forecast, scale: float) -> None:
-    size, unit = _size(forecast.peak_memory_bytes)
-    for worker in forecast.workers:
-        memory = worker.memory
-        times = [one / scale for one in (*memory.times_s, forecast.step_s)]
-        held = [one / size for one in (*memory.held_bytes, memory.held_bytes[-1])]
-        color = stage_color(worker.stages[0])
-        axes.step(times, held, where="post", color=color, linewidth=1.3, label=f"worker {worker.worker}")
-        if worker.memory_limit_bytes is not None and worker.memory_limit_bytes < 3 * forecast.peak_memory_bytes:
-            axes.axhline(worker.memory_limit_bytes / size, color=color, linewidth=0.9, linestyle=(0, (4, 2)))
+def _draw_memory(axes: Axes, timeline: Timeline, scale: float) -> None:
+    size, unit = size_unit(timeline.peak_memory_bytes)
+    for line in timeline.memory:
+        times = [one / scale for one in (*line.times_s, timeline.step_s)]
+        held = [one / size for one in (*line.held_bytes, line.held_bytes[-1])]
+        color = stage_color(line.stage)
+        axes.step(times, held, where="post", color=color, linewidth=1.3, label=line.label)
+        if line.limit_bytes is not None and line.limit_bytes < 3 * timeline.peak_memory_bytes:
+            axes.axhline(line.limit_bytes / size, color=color, linewidth=0.9, linestyle=(0, (4, 2)))
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"memory ({unit})", color=INK)
-    if len(forecast.workers) <= 8:
+    if len(timeline.memory) <= 8:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=4, loc="lower right")
 
 
-def _size(peak: int) -> tuple[float, str]:
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """The unit for times up to that."""
+    return next((one for one in _SCALES if longest_s >= one[0]), _SCALES[-1])
+
+
+def size_unit(peak: int) -> tuple[float, str]:
+    """The unit for sizes up to that."""
     return next(
         ((size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")) if peak >= size),
         (1.0, "bytes"),
     )
 
 
-def _legend(figure: Figure, forecast: Forecast) -> None:
-    streams = {one.stream for one in forecast.segments}
-    keys: list[Artist] = [Patch(facecolor=MUTED, label="forward"), Patch(facecolor=tint(MUTED), label="backward")]
+def _legend(figure: Figure, segments: list[Segment]) -> None:
+    streams, names = {one.stream for one in segments}, {one.name for one in segments}
+    keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
+    if names & {"B", "I", "W"}:
+        keys.append(Patch(facecolor=tint(MUTED), label="backward"))
+    if "R" in names:
+        keys.append(Patch(facecolor=tint(MUTED, 0.3), label="forward again"))
+    if "codec" in names:
+        keys.append(Patch(facecolor=INK, label="codec"))
     if "send" in streams:
         keys.append(Patch(facecolor=MUTED, alpha=0.55, label="sending (below)"))
     if streams & {"tensor", "data"}:
         keys.append(Patch(facecolor="white", edgecolor=MUTED, hatch="/////", label="collective"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)
-
-
-def _title(forecast: Forecast) -> str:
-    chunks = f"{forecast.schedule}, {forecast.microbatches} micro-batches" if len(forecast.workers) > 1 else "one stage"
-    return f"{forecast.model}: {forecast.strategy} on {forecast.num_workers} workers, {chunks} (forecast)"

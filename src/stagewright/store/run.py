@@ -4,7 +4,8 @@
       plan.toml                     the resolved plan: runs again from here
       environment.json              versions, processor, GPUs
       workers/0/metrics.jsonl       one line a step, on the disk as soon as it is written
-      workers/0/events.parquet      written when the worker ends
+      workers/0/events.parquet      what it did when, and memory.parquet: what it held; written when the worker ends
+      workers/0/clock.json          how its times are to be read beside those of the other workers
       result.json                   written when the run ends; without it the run goes on, or was killed
 
 A folder appears with its plan and environment in it, or not at all. Each worker writes below its own number only.

@@ -1,4 +1,4 @@
-"""What one worker writes: metrics line by line while it runs, events in one file when it ends.
+"""What one worker writes: metrics line by line while it runs, events and memory in one file each when it ends.
 
 Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
 readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, JSON lines.
@@ -16,6 +16,8 @@ from typing import IO, Any
 from stagewright.errors import RunError
 
 __all__ = ["WorkerFolder"]
+
+_TYPES = {"stage": "int64", "microbatch": "int64", "bytes": "int64", "peer": "int64", "note": "string"}
 
 
 @dataclass(slots=True)
@@ -59,7 +61,22 @@ class WorkerFolder:
 
     def write_events(self, events: Iterable[Mapping[str, Any]]) -> Path:
         """Writes all events, one row each; a column that an event lacks is empty."""
-        rows = [dict(event) for event in events]
+        return self._write_rows("events", events)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, each as a row; none where the worker has not ended."""
+        return self._rows("events")
+
+    def write_memory(self, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Writes what was held in one step over time."""
+        return self._write_rows("memory", rows)
+
+    def memory(self) -> list[dict[str, Any]]:
+        """What was held over time; none where that was not counted."""
+        return self._rows("memory")
+
+    def _write_rows(self, name: str, content: Iterable[Mapping[str, Any]]) -> Path:
+        rows = [dict(row) for row in content]
         columns = list(dict.fromkeys(name for row in rows for name in row))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -67,27 +84,29 @@ class WorkerFolder:
                 import pyarrow
                 from pyarrow import parquet
             except ModuleNotFoundError:
-                path = self.path / "events.jsonl"
+                path = self.path / f"{name}.jsonl"
                 path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
                 return path
-            path = self.path / "events.parquet"
-            table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
-            temporary = self.path / ".events.parquet.tmp"
+            path = self.path / f"{name}.parquet"
+            # A column may be empty in all rows of one worker: its type is then what it is elsewhere.
+            table = pyarrow.table(
+                {one: pyarrow.array([row.get(one) for row in rows], type=_TYPES.get(one)) for one in columns}
+            )
+            temporary = self.path / f".{name}.parquet.tmp"
             parquet.write_table(table, temporary, compression="zstd")
             temporary.replace(path)
             return path
         except OSError as error:
-            raise RunError(f"can't write events to {self.path}: {error.strerror or error}") from error
+            raise RunError(f"can't write {name} to {self.path}: {error.strerror or error}") from error
 
-    def events(self) -> list[dict[str, Any]]:
-        """All events, each as a row; none where the worker has not ended."""
-        path = self.path / "events.parquet"
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / f"{name}.parquet"
         if path.is_file():
             from pyarrow import parquet
 
             rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
             return rows
-        lines = self.path / "events.jsonl"
+        lines = self.path / f"{name}.jsonl"
         return [json.loads(line) for line in lines.read_text("utf-8").splitlines()] if lines.is_file() else []
 
     def close(self) -> None:

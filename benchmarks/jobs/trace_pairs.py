@@ -1,0 +1,79 @@
+"""One worker's part of ``trace_overhead.py``: three steps in turns, recorded, not recorded, not recorded."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from stagewright.engine.job import load_model, make_optimizer
+from stagewright.engine.recorder import recorder
+from stagewright.engine.replica import Replica, capture_for
+from stagewright.zoo.model import Batch
+
+
+def run_job(plan: Any, context: Any, run_folder: Any) -> None:
+    model = load_model(plan, context)
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    replica = Replica(plan, model, context, capture_for(plan, model))
+    optimizer = make_optimizer(plan.optimizer, [one for one in replica.module.parameters() if one.requires_grad])
+
+    def step() -> None:
+        replica.zero_gradients()
+        outcome = replica.train_step(batch)
+        begun = recorder.now()
+        optimizer.step()
+        recorder.add("optimizer", begun)
+        replica.total_loss(outcome)
+
+    def timed(*, recorded: bool) -> float:
+        if recorded:
+            recorder.open(context.torch_device)
+        else:
+            recorder.close()
+        dist.barrier()
+        start = time.perf_counter()
+        with recorder.step(0):
+            step()
+        return time.perf_counter() - start
+
+    for _ in range(5):
+        timed(recorded=True)
+    events = len(recorder.rows())
+    gc.collect()
+    gc.freeze()
+    kinds = {"with": True, "without": False, "again": False}
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    orders = [("with", "without", "again"), ("again", "with", "without"), ("without", "again", "with")]
+    for number in range(int(os.environ["TRACE_PAIRS"])):
+        for name in orders[number % 3]:
+            seconds[name].append(timed(recorded=kinds[name]))
+    middle = {name: statistics.median(times) for name, times in seconds.items()}
+    result = {
+        "events": events,
+        "with_s": middle["with"],
+        "without_s": middle["without"],
+        "overhead": middle["with"] / statistics.median(seconds["without"] + seconds["again"]) - 1,
+        "by_chance": middle["again"] / middle["without"] - 1,
+        "event_s": event_s(),
+        "seconds": seconds,
+    }
+    folder = run_folder.worker(context.rank).path
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pairs.json").write_text(json.dumps(result))
+
+
+def event_s(repeats: int = 100_000) -> float:
+    """Recording one event that holds nothing."""
+    recorder.open()
+    with recorder.step(0):
+        start = time.perf_counter()
+        for _ in range(repeats):
+            begun = recorder.now()
+            recorder.add("forward", begun)
+        return (time.perf_counter() - start) / repeats

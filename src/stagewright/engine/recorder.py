@@ -1,0 +1,189 @@
+"""What this worker does when: the one record of events that a run folder gets, cheap enough to be always on.
+
+    with recorder.step(7):                      only what happens in a step is recorded
+        start = recorder.now()
+        …                                       any work
+        recorder.add("forward", start)          one tuple; stage and micro-batch are those that were set last
+
+``now`` costs a call of ``time.perf_counter`` and, outside recorded steps, nothing but a call. On CUDA it records an
+event on the current stream instead, and nothing is waited for: times are resolved when the rows are made, each step's
+from its own first event, before which the device was idle. Of a long training run the last steps are kept.
+
+Events of one stream are nested or disjoint: computing and waiting are one thread's, and a collective that runs beside
+them counts from when the one before it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["Recorder", "recorder"]
+
+Mark: TypeAlias = Any
+"""A moment: seconds of ``time.perf_counter``, or a CUDA event."""
+
+# kind, stream, stage, micro-batch, begin, end, bytes, peer, note
+_Event: TypeAlias = tuple[str, str, int | None, int | None, Mark, Mark, int | None, int | None, str | None]
+
+
+@dataclass(slots=True)
+class _Step:
+    """The events of one step."""
+
+    number: int
+    note: str | None
+    begun_s: float
+    begin: Mark
+    end: Mark = 0.0
+    events: list[_Event] = field(default_factory=list)
+
+
+class Recorder:
+    """The one mutable record of this process; a job opens it."""
+
+    def __init__(self) -> None:
+        self.now: Callable[[], Mark] = _nothing
+        """This moment, as ``add`` takes it."""
+        self.stage: int | None = None
+        """The stage that is worked on."""
+        self.microbatch: int | None = None
+        """The micro-batch that is worked on."""
+        self._clock: Callable[[], Mark] = time.perf_counter
+        self._open = False
+        self._steps: deque[_Step] = deque()
+        self._events: list[_Event] | None = None
+        self._waiting: tuple[Mark, str] | None = None
+
+    def open(self, device: torch.device | None = None, *, most_steps: int | None = None) -> None:
+        """Forget what was recorded and record the coming steps, of which the last ``most_steps`` are kept."""
+        on_cuda = device is not None and device.type == "cuda"
+        self._clock = _cuda_mark if on_cuda else time.perf_counter
+        self._steps = deque(maxlen=most_steps)
+        self._open = True
+
+    def close(self) -> None:
+        """Record no more; what was recorded stays."""
+        self._open = False
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recorded step goes on."""
+        return self._events is not None
+
+    @contextmanager
+    def step(self, number: int, note: str | None = None) -> Iterator[None]:
+        """Record what happens inside as one step."""
+        if not self._open:
+            yield
+            return
+        self.now = self._clock
+        one = _Step(number, note, time.perf_counter(), self.now())
+        self._events = one.events
+        try:
+            yield
+            one.end = self.now()
+            self._steps.append(one)
+        finally:
+            self.now, self._events = _nothing, None
+            self.stage = self.microbatch = self._waiting = None
+
+    def add(
+        self,
+        kind: str,
+        start: Mark,
+        *,
+        stream: str = "compute",
+        num_bytes: int | None = None,
+        peer: int | None = None,
+        note: str | None = None,
+    ) -> None:
+        """Something that began at ``start`` ends now."""
+        events = self._events
+        if events is None:
+            return
+        end = self.now()
+        if self._waiting is not None:
+            begun, about = self._waiting
+            self._waiting = None
+            events.append(("collective", "compute", self.stage, self.microbatch, begun, end, None, None, about))
+        events.append((kind, stream, self.stage, self.microbatch, start, end, num_bytes, peer, note))
+
+    def beside(self, num_bytes: int, note: str) -> Callable[[], None]:
+        """A collective begins that runs beside computing; call the result, from any thread, when it is done."""
+        events = self._events
+        if events is None:
+            return _nothing
+        start, stage, microbatch = self.now(), self.stage, self.microbatch
+        clock = self._clock
+
+        def done() -> None:
+            events.append(("collective", "collective", stage, microbatch, start, clock(), num_bytes, None, note))
+
+        return done
+
+    def wait_inside(self, note: str) -> None:
+        """From now on until the end of what is being recorded, the worker waits for collectives."""
+        if self._events is not None:
+            self._waiting = (self.now(), note)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All events in the order of their begin, as a run folder keeps them."""
+        if self._clock is _cuda_mark:
+            torch.cuda.synchronize()
+        return [row for one in self._steps for row in _rows(one)]
+
+
+def _rows(step: _Step) -> Iterator[dict[str, Any]]:
+    begin_s, end_s = _seconds(step, step.begin), _seconds(step, step.end)
+    yield _row(step.number, ("step", "compute", None, None, 0, 0, None, None, step.note), begin_s, end_s)
+    timed = [(_seconds(step, one[4]), min(end_s, _seconds(step, one[5])), one) for one in step.events]
+    free_s = begin_s
+    for at, (start_s, stop_s, one) in sorted(enumerate(timed), key=lambda each: each[1][1]):
+        if one[1] == "collective":
+            timed[at] = (max(start_s, free_s), stop_s, one)
+            free_s = stop_s
+    for start_s, stop_s, one in sorted(timed, key=lambda each: (each[0], -each[1])):
+        yield _row(step.number, one, start_s, stop_s)
+
+
+def _row(number: int, event: _Event, start_s: float, end_s: float) -> dict[str, Any]:
+    kind, stream, stage, microbatch, _, _, num_bytes, peer, note = event
+    return {
+        "step": number,
+        "kind": kind,
+        "stream": stream,
+        "stage": stage,
+        "microbatch": microbatch,
+        "start_s": start_s,
+        "end_s": end_s,
+        "bytes": num_bytes,
+        "peer": peer,
+        "note": note,
+    }
+
+
+def _seconds(step: _Step, mark: Mark) -> float:
+    if isinstance(mark, float):
+        return mark
+    return step.begun_s + float(step.begin.elapsed_time(mark)) * 1e-3
+
+
+def _cuda_mark() -> Mark:
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
+
+
+def _nothing() -> Any:
+    """Outside a recorded step."""
+    return 0.0
+
+
+recorder = Recorder()

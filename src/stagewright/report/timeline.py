@@ -1,0 +1,126 @@
+"""A step as lanes of segments: what the text and the figure draw, whether it was predicted or measured.
+
+worker 0   F0 F1 F2        B0 F3 B1     from a forecast: one lane for each place along the pipeline
+worker 1      F0 B0 F1 B1               from a trace: one lane for each worker
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagewright.forecast.value import Forecast, Segment, Stream
+from stagewright.quantity import format_s
+from stagewright.trace.value import Trace, TraceEvent
+
+__all__ = ["MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
+
+_NAMES = {
+    "forward": "F",
+    "backward": "B",
+    "backward-input": "I",
+    "backward-weight": "W",
+    "recompute": "R",
+    "encode": "codec",
+    "decode": "codec",
+    "optimizer": "optimizer",
+    "collective": "all-reduce",
+    "send": "message",
+    "receive": "message",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """What one lane holds over time."""
+
+    # Of the legend.
+    label: str
+    # Whose colour it has.
+    stage: int
+    # Moments, and the bytes held from each on.
+    times_s: tuple[float, ...]
+    held_bytes: tuple[int, ...]
+    # Memory of the device; None: not limited.
+    limit_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A step, ready to be drawn."""
+
+    # What was run, and how it went.
+    title: str
+    caption: str
+    # How long it took.
+    step_s: float
+    # One name a lane.
+    lanes: tuple[str, ...]
+    # What is in them; a segment's worker is its lane.
+    segments: tuple[Segment, ...]
+    # What each lane holds over time; none where that is not known.
+    memory: tuple[MemoryLine, ...] = ()
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most that any lane holds."""
+        return max((max(line.held_bytes) for line in self.memory), default=0)
+
+
+def forecast_timeline(forecast: Forecast) -> Timeline:
+    """The predicted step."""
+    chunks = f"{forecast.schedule}, {forecast.microbatches} micro-batches" if len(forecast.workers) > 1 else "one stage"
+    return Timeline(
+        title=f"{forecast.model}: {forecast.strategy} on {forecast.num_workers} workers, {chunks} (forecast)",
+        caption=f"step {format_s(forecast.step_s)}, {forecast.samples_per_s:.4g} samples/s, "
+        f"speed-up {forecast.speedup:.2f} × over one device",
+        step_s=forecast.step_s,
+        lanes=tuple(f"worker {one.worker}" for one in forecast.workers),
+        segments=forecast.segments,
+        memory=tuple(
+            MemoryLine(
+                label=f"worker {one.worker}",
+                stage=one.stages[0],
+                times_s=one.memory.times_s,
+                held_bytes=one.memory.held_bytes,
+                limit_bytes=one.memory_limit_bytes,
+            )
+            for one in forecast.workers
+        ),
+    )
+
+
+def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
+    """A measured step, from when its first worker began it."""
+    begin_s, end_s = trace.spans[step]
+    segments = [
+        _segment(one, lane, begin_s)
+        for lane, worker in enumerate(trace.workers)
+        for one in worker.of_step(step)
+        if one.seconds > 0
+    ]
+    whole = next((one for one in trace.workers[0].events if one.kind == "step" and one.step == step), None)
+    what = f"stream of {whole.note}" if whole is not None and whole.note else "step"
+    return Timeline(
+        title=title,
+        caption=f"{what} {step}: {format_s(end_s - begin_s)}",
+        step_s=end_s - begin_s,
+        lanes=tuple(f"worker {worker.rank}" for worker in trace.workers),
+        segments=tuple(segments),
+    )
+
+
+def _segment(event: TraceEvent, lane: int, begin_s: float) -> Segment:
+    stream: Stream = "compute"
+    if event.stream in ("send", "receive"):
+        stream = "send" if event.stream == "send" else "receive"
+    elif event.kind == "collective":  # waited for, or beside computing
+        stream = "tensor" if event.stream == "compute" else "data"
+    return Segment(
+        worker=lane,
+        stream=stream,
+        name="L" if event.note == "loss" and event.kind == "forward" else _NAMES[event.kind],
+        stage=-1 if event.stage is None else event.stage,
+        microbatch=-1 if event.microbatch is None else event.microbatch,
+        start_s=event.start_s - begin_s,
+        end_s=event.end_s - begin_s,
+    )

@@ -22,7 +22,9 @@ def ticks(low: float, high: float, quantity: Quantity = "number", count: int = 5
         step = power if power >= rough else 2 * power
     else:
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
+        factors = (1, 2, 5, 10) if quantity == "count" else (1, 2, 2.5, 5, 10)
+        step = next(factor * power for factor in factors if factor * power >= rough * (1 - 1e-9))
+        step = max(1.0, step) if quantity == "count" else step
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [place * step for place in range(first, last + 1)]
 

@@ -50,7 +50,8 @@ def _section(folder: FabricFolder, at: int) -> Section:
 def _charts(layers: Sequence[tuple[dict[str, Any], Any]], at: int) -> list[LineChart]:
     spread, over = [], []
     for place, (layer, times) in enumerate(layers):
-        name = f"{layer['name']} ({size_words(layer['bytes'])})"
+        plain = layer["name"] == f"{layer['bytes']} B"
+        name = layer["name"] if plain else f"{layer['name']} ({size_words(layer['bytes'])})"
         ordered, shares = np.sort(times), np.arange(1, len(times) + 1) / len(times)
         kept = _some(len(times))
         common: dict[str, Any] = {"name": name, "paint": f"stage-{place}"}
@@ -73,6 +74,7 @@ def _charts(layers: Sequence[tuple[dict[str, Any], Any]], at: int) -> list[LineC
             name=f"fabric-trials-{at}",
             title="Delay of each layer, trial by trial",
             x_title="trial",
+            x_quantity="count",
             y_title="time, logarithmic",
             y_quantity="seconds",
             y_log=True,

@@ -37,14 +37,19 @@ _TOOLS = (
     ("before", "◀ Step"),
     ("after", "Step ▶"),
 )
+_HOW = (
+    "One row a worker: above what it computes, with the number of the micro-batch; below what it sends, waits for and "
+    "sums. Drag to move; zoom with the buttons, with Ctrl and the wheel, with two fingers, or with + and −; point at "
+    "an event to see what it is. Dashed lines are where steps begin; time counts from the step that is shown first."
+)
 _KEYS = (
-    ("forward", "--stage-0"),
-    ("backward", "--stage-0-pale"),
-    ("recomputation", "--share-bubble"),
-    ("collective", "--share-collective"),
-    ("encode, decode", "--tone-good"),
-    ("waits for a message", "--grid"),
-    ("optimizer", "--muted"),
+    ("forward", "stage-0"),
+    ("backward", "stage-0-pale"),
+    ("recomputation", "share-bubble"),
+    ("collective", "share-collective"),
+    ("encode, decode", "tone-good"),
+    ("waits for a message", "grid"),
+    ("optimizer", "muted"),
 )
 
 
@@ -65,7 +70,8 @@ def page_html(page: Page) -> str:
             '<meta name="referrer" content="no-referrer">\n<link rel="icon" href="data:,">\n',
             f"<title>{clean(page.title)}</title>\n<style>\n{_variables()}{style}</style>\n</head>\n<body>\n",
             f"<header><h1>{clean(page.title)}</h1><p class=subtitle>{clean(page.subtitle)}</p></header>\n",
-            f'<nav><div>{links}<button id="theme" type="button">Colours: auto</button></div></nav>\n<main>\n',
+            f'<nav><div><div class="links">{links}</div><button id="theme" type="button">Colours: auto</button></div></nav>\n',
+            "<main>\n",
             *(_section(one) for one in page.sections),
             f"</main>\n<footer>{clean(page.footer)}</footer>\n",
             '<div id="tip" role="status" hidden></div><span id="probe" hidden></span>\n',
@@ -91,9 +97,15 @@ def _variables() -> str:
 
 def _section(section: Section) -> str:
     prose = "".join(f"<p>{clean(one)}</p>\n" for one in section.prose)
-    several = sum(isinstance(one, Timeline) for one in section.items) > 1
-    lock = '<label><input type="checkbox" id="together" checked> Runs move together</label>\n' if several else ""
+    num_timelines = sum(isinstance(one, Timeline) for one in section.items)
+    if num_timelines:
+        prose = f'<p class="note">{clean(_HOW)}</p>\n{prose}'
+    lock = (
+        '<label><input type="checkbox" id="together" checked> Runs move together</label>\n' if num_timelines > 1 else ""
+    )
     items = "".join(_item(one) for one in section.items)
+    if num_timelines:
+        items += _legend((name, f"--{paint}", "") for name, paint in _KEYS)
     name, title = clean(section.name), clean(section.title)
     head = f'<section id="{name}" aria-labelledby="{name}-title">\n<h2 id="{name}-title">{title}</h2>\n'
     return f"{head}{prose}{lock}{items}</section>\n"
@@ -158,19 +170,18 @@ def _table(table: Table) -> str:
     caption = f"<caption>{clean(table.title)}</caption>" if table.title else ""
     rows = "".join(row(one, "td", " class=marked" if at in table.marked else "") for at, one in enumerate(table.rows))
     note = f'<p class="note">{clean(table.note)}</p>' if table.note else ""
-    head = row(table.head, "th")
+    head = row(table.head, "th") if any(table.head) else ""
     return f'<div class="scroll"><table>{caption}<thead>{head}</thead><tbody>{rows}</tbody></table></div>{note}\n'
 
 
 def _timeline(timeline: Timeline) -> str:
     tools = "".join(f'<button type="button" data-act="{act}">{text}</button>' for act, text in _TOOLS)
-    keys = _legend((name, paint, "") for name, paint in _KEYS)
     note = f'<p class="note">{clean(timeline.note)}</p>' if timeline.note else ""
     title = clean(timeline.title)
     return (
         f'<div class="timeline" data-name="{clean(timeline.name)}"><h3>{title}</h3><div class="tools">{tools}</div>'
         f'<canvas tabindex="0" role="img" aria-label="{title}: what each worker did over time; plus and minus zoom, '
-        f'arrows move"></canvas>{keys}{note}'
+        f'arrows move"></canvas>{note}'
         f'<script type="application/json">{script_json(timeline.data)}</script></div>\n'
     )
 

@@ -33,11 +33,6 @@ def memory_section(runs: Sequence[RunData]) -> Section | None:
         items.append(BarChart(name="memory", title=title, quantity="bytes", bars=bars))
     elif bars:
         prose.append(f"{bars[0].label}: {bars[0].text} at the peak.")
-    prose += [
-        f"{run.label}: {peak_sentence(max(run.memory, key=lambda one: one.peak.total_bytes))}."
-        for run in runs
-        if run.memory
-    ]
     items += curves if len(curves) <= 4 else [Fold(title=f"Over a step, {len(curves)} runs", items=curves)]
     absent = [run.label for run in runs if run.is_timed and not run.memory]
     if absent:
@@ -64,7 +59,8 @@ def _bars(run: RunData, *, several: bool) -> list[Bar]:
 
 def _over_time(run: RunData) -> LineChart:
     shown = run.memory[:_MOST_LINES]
-    left = f"The first {_MOST_LINES} of {len(run.memory)} workers." if len(run.memory) > _MOST_LINES else ""
+    why = peak_sentence(max(run.memory, key=lambda one: one.peak.total_bytes))
+    left = f" The first {_MOST_LINES} of {len(run.memory)} workers are drawn." if len(run.memory) > _MOST_LINES else ""
     return LineChart(
         name=f"memory-over-time-{slug(run.label)}",
         title=f"{run.label}: memory over one step",
@@ -73,7 +69,7 @@ def _over_time(run: RunData) -> LineChart:
         x_quantity="seconds",
         y_quantity="bytes",
         lines=tuple(_line(one, run) for one in shown),
-        note=left,
+        note=f"{why[:1].upper()}{why[1:]}.{left}",
     )
 
 

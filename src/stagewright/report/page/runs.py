@@ -231,23 +231,26 @@ def differences(plans: Sequence[Plan]) -> tuple[list[str], list[str]]:
 
 
 def _labels(plans: Sequence[Plan]) -> list[str]:
-    """What tells the runs apart: the mesh, then what differs between plans with the same one, then a number."""
-    labels = []
-    for at, plan in enumerate(plans):
-        alike = [other for other in plans if other.mesh == plan.mesh]
-        several = len({other.model.name for other in plans}) > 1
-        words = [plan.model.name] if several else []
+    """What tells the runs apart: model and task, the mesh, what differs between plans alike in these, a number."""
+    labels: list[str] = []
+    for plan in plans:
+        alike = [other for other in plans if _kind(other) == _kind(plan)]
+        words = [plan.model.name] if len({other.model.name for other in plans}) > 1 else []
+        words += [plan.task] if plan.task is not None and len({other.task for other in plans}) > 2 else []
         words.append(str(plan.mesh))
         own = flat_plan(plan)
-        ignored = ("mesh.", "model.name", "devices", "optimizer.")
         for key in differences(alike)[0]:
-            if not key.startswith(ignored) and len(words) < 5:
-                name = key.rpartition(".")[2]
-                words.append(own[key] if key in ("schedule", "task") else f"{name} {_brief(own.get(key, '–'))}")
-        before = sum(label == ", ".join(words) or label.startswith(", ".join(words) + " #") for label in labels)
-        labels.append(", ".join(words) + (f" #{before + 1}" if before else ""))
-        assert len(labels) == at + 1
+            if not key.startswith(("devices", "optimizer.", "model.seed")) and len(words) < 5:
+                value = _brief(own.get(key, "–"))
+                words.append(value if key == "schedule" else f"{key.rpartition('.')[2]} {value}")
+        text = ", ".join(words)
+        before = sum(label == text or label.startswith(f"{text} #") for label in labels)
+        labels.append(f"{text} #{before + 1}" if before else text)
     return labels
+
+
+def _kind(plan: Plan) -> tuple[object, ...]:
+    return plan.model.name, plan.task, plan.mesh
 
 
 def _brief(text: str) -> str:

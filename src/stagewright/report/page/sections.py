@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 # What an axis counts: how its ticks are written.
-Quantity: TypeAlias = Literal["number", "seconds", "bytes", "times", "share"]
+Quantity: TypeAlias = Literal["number", "count", "seconds", "bytes", "times", "share"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,22 +26,12 @@ _WORDS = {
 def speed_section(runs: Sequence[RunData]) -> Section | None:
     """Bars of throughput and speed-up; for a single run there is nothing to compare, so no chart."""
     timed = [run for run in runs if run.status == "done" and run.result.get("samples_per_s")]
-    if len(timed) < 2:
+    groups: dict[tuple[str, str | None], list[RunData]] = {}
+    for run in timed:
+        groups.setdefault((run.plan.model.name, run.plan.task), []).append(run)
+    rates = tuple(_rates(group, several=len(groups) > 1) for group in groups.values() if len(group) > 1)
+    if not rates:
         return None
-    rates = BarChart(
-        name="throughput",
-        title="Samples a second",
-        quantity="number",
-        in_table=all(run.is_timed for run in timed),
-        bars=tuple(
-            Bar(
-                label=run.label,
-                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result["samples_per_s"]),),
-                text=f"{run.result['samples_per_s']:.1f}/s",
-            )
-            for run in timed
-        ),
-    )
     speedups = [(run, run.speedup) for run in timed if run.speedup is not None]
     gains = BarChart(
         name="speed-up",
@@ -61,12 +51,30 @@ def speed_section(runs: Sequence[RunData]) -> Section | None:
         ),
     )
     parallel = any(run.plan.mesh.num_workers > 1 for run, _ in speedups)
-    prose = (
-        ()
-        if parallel
-        else ("No speed-up is shown: no parallel run here is proven equal to a serial run of the same batch.",)
+    if parallel:
+        return Section(name="speed", title="Speed", items=(*rates, gains))
+    reason = "No speed-up is shown: no parallel run here is proven equal to a serial run of the same batch."
+    return Section(name="speed", title="Speed", prose=(reason,), items=rates)
+
+
+def _rates(runs: Sequence[RunData], *, several: bool) -> BarChart:
+    """Runs of one model and task: others can't be compared."""
+    plan = runs[0].plan
+    what = plan.model.name if plan.task is None else f"{plan.model.name} on {plan.task}"
+    return BarChart(
+        name=f"throughput-{slug(what)}" if several else "throughput",
+        title=f"{what}: samples a second" if several else "Samples a second",
+        quantity="number",
+        in_table=True,
+        bars=tuple(
+            Bar(
+                label=run.label,
+                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result["samples_per_s"]),),
+                text=f"{run.result['samples_per_s']:.1f}/s",
+            )
+            for run in runs
+        ),
     )
-    return Section(name="speed", title="Speed", prose=prose, items=(rates, gains) if parallel else (rates,))
 
 
 def why_section(runs: Sequence[RunData]) -> Section | None:

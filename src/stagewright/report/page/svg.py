@@ -15,7 +15,7 @@ from collections.abc import Callable
 from html import escape
 
 from stagewright.report.page.axis import label, log_ticks, ticks
-from stagewright.report.page.sections import BarChart, Line, LineChart
+from stagewright.report.page.sections import BarChart, Line, LineChart, Quantity
 
 __all__ = ["bar_svg", "clean", "line_svg"]
 
@@ -66,8 +66,8 @@ def bar_svg(chart: BarChart) -> str:
 def line_svg(chart: LineChart) -> str:
     """The curves."""
     points = [(x, y) for line in chart.lines for x, y in zip(line.x, line.y, strict=True)]
-    x_places, across = _scale([x for x, _ in points], chart.x_log, False, chart.x_quantity)
-    y_places, upward = _scale([y for _, y in points], chart.y_log, chart.from_zero, chart.y_quantity)
+    x_places, across = _scale([x for x, _ in points], chart.x_log, chart.x_quantity, tight=True)
+    y_places, upward = _scale([y for _, y in points], chart.y_log, chart.y_quantity, from_zero=chart.from_zero)
     parts = []
     for place in y_places:
         at = 16 + _TALL * (1 - upward(place))
@@ -86,17 +86,20 @@ def line_svg(chart: LineChart) -> str:
     return _whole(chart.title, 16 + _TALL + _AXIS, parts)
 
 
-def _scale(values: list[float], log: bool, from_zero: bool, kind: str) -> tuple[list[float], Callable[[float], float]]:
-    """Ticks, and the place of a value between the first and the last of them."""
+def _scale(
+    values: list[float], log: bool, quantity: Quantity, *, from_zero: bool = False, tight: bool = False
+) -> tuple[list[float], Callable[[float], float]]:
+    """Ticks, and the place of a value between 0 and 1; `tight` ends where the values do, not at a tick."""
     finite = [one for one in values if math.isfinite(one) and (one > 0 or not log)]
     low, high = (min(finite), max(finite)) if finite else (1.0, 10.0)
+    places = log_ticks(low, high) if log else ticks(min(0.0, low) if from_zero else low, high, quantity)
+    first, last = (low, high) if tight and high > low else (places[0], places[-1])
+    slack = 1e-9 * (last - first)
+    inside = [one for one in places if first - slack <= one <= last + slack]
     if log:
-        places = log_ticks(low, high)
-        first, last = math.log10(places[0]), math.log10(places[-1])
-        least = places[0]
-        return places, lambda value: (math.log10(max(value, least)) - first) / (last - first)
-    places = ticks(min(0.0, low) if from_zero else low, high, kind)  # type: ignore[arg-type]
-    return places, lambda value: (value - places[0]) / (places[-1] - places[0])
+        begin, length = math.log10(first), math.log10(last) - math.log10(first)
+        return inside, lambda value: (math.log10(max(value, first)) - begin) / length
+    return inside, lambda value: (value - first) / (last - first)
 
 
 def _curve(line: Line, across: Callable[[float], float], upward: Callable[[float], float]) -> str:

@@ -26,7 +26,8 @@ def make_timeline(trace: Trace, *, name: str, title: str, most: int = MOST_EVENT
     steps = shown_steps(trace, most)
     spans = trace.spans
     notes: dict[str, int] = {}
-    workers = [_worker(worker, set(steps), notes) for worker in trace.workers]
+    several = len({worker.host for worker in trace.workers}) > 1
+    workers = [_worker(worker, set(steps), notes, several) for worker in trace.workers]
     data: dict[str, Any] = {
         "unit_s": 1 / _UNITS_A_S,
         "kinds": list(KINDS),
@@ -60,12 +61,12 @@ def shown_steps(trace: Trace, most: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _worker(worker: WorkerTrace, steps: set[int], notes: dict[str, int]) -> dict[str, Any]:
+def _worker(worker: WorkerTrace, steps: set[int], notes: dict[str, int], several: bool) -> dict[str, Any]:
     streams: dict[str, list[TraceEvent]] = {stream: [] for stream in STREAMS}
     for event in worker.events:
         if event.kind != "step" and event.step in steps:
             streams[event.stream].append(event)
-    label = f"worker {worker.rank}" + (f" on {worker.host}" if worker.host else "")
+    label = f"worker {worker.rank}" + (f" on {worker.host}" if several else "")
     lanes = [_lane(stream, events, notes) for stream, events in streams.items() if events or stream == "compute"]
     return {"label": label, "error_s": worker.clock_error_s, "lanes": lanes}
 

@@ -13,12 +13,6 @@ from stagewright.trace.breakdown import breakdown
 
 __all__ = ["shares_section", "timeline_section"]
 
-_HOW = (
-    "One row a worker: above what it computes, with the number of the micro-batch; below what it sends, waits for and "
-    "sums. Drag to move; zoom with the buttons, with Ctrl and the wheel, with two fingers, or with + and −; point at "
-    "an event to see what it is. Dashed lines are where steps begin; time counts from the step that is shown first."
-)
-
 
 def timeline_section(runs: Sequence[RunData]) -> Section | None:
     """A timeline for each run that was recorded."""
@@ -34,7 +28,7 @@ def timeline_section(runs: Sequence[RunData]) -> Section | None:
     clocks = (
         (f"Workers on other hosts are on worker 0's clock, within {format_s(max(errors))}.",) if max(errors) > 0 else ()
     )
-    return Section(name="timeline", title="Timeline", prose=(_HOW, *clocks, *absent), items=items)
+    return Section(name="timeline", title="Timeline", prose=(*clocks, *absent), items=items)
 
 
 def shares_section(runs: Sequence[RunData]) -> Section | None:
@@ -48,7 +42,7 @@ def shares_section(runs: Sequence[RunData]) -> Section | None:
         for share in breakdown(run.trace, step):
             at, parts = 0.0, []
             for name, seconds in share.parts().items():
-                if seconds > 0:
+                if seconds > 1e-6 * share.step_s:
                     hint = f"{name} {format_s(seconds)}, {seconds / share.step_s:.0%}"
                     parts.append(BarPart(name=name, paint=f"share-{name}", start=at, end=at + seconds, hint=hint))
                     at += seconds

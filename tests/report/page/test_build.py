@@ -1,0 +1,237 @@
+"""From folders to a page, on runs that were made by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from made_runs import SERIAL_S, make_run, make_training
+from stagewright.cluster.atomic_file import save_text
+from stagewright.report.page import Page, Picture, Section, Table, build_report, page_html, page_markdown
+from stagewright.report.page.html import script_json
+from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Timeline
+
+
+def section(page: Page, name: str) -> Section:
+    return next(one for one in page.sections if one.name == name)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    root = tmp_path_factory.mktemp("runs")
+    make_run(root, step_s=SERIAL_S, number=0)
+    make_run(root, "data=2", number=1)
+    make_run(root, "pipeline=2", number=2)
+    make_training(root)
+    make_training(root, seed=1)
+    return build_report([root]).page
+
+
+def test_every_question_has_its_section(page: Page) -> None:
+    assert [one.name for one in page.sections] == [
+        "what",
+        "compare",
+        "speed",
+        "why",
+        "timeline",
+        "shares",
+        "memory",
+        "traffic",
+        "learning",
+        "forecast",
+        "plans",
+        "environment",
+        "again",
+    ]
+    assert page.title == "digits-vit, mlp-mnist: serial, data, pipeline"
+
+
+def test_the_comparison_has_the_figures(page: Page) -> None:
+    (table,) = section(page, "compare").items
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["digits-vit, serial", "digits-vit, data=2", "digits-vit, pipeline=2"]
+    assert table.rows[0][3] == "1.00 ×"
+    assert table.rows[1][3] == f"{SERIAL_S / 0.067:.2f} ×"
+    assert table.rows[2][7] == "1.00 MiB"
+
+
+def test_the_waterfall_goes_from_n_to_what_was_reached(page: Page) -> None:
+    charts = [one for one in section(page, "why").items if isinstance(one, BarChart)]
+    assert [one.name for one in charts] == ["why-digits-vit-data-2", "why-digits-vit-pipeline-2"]
+    for chart in charts:
+        first, *steps, last = chart.bars
+        assert first.parts[0].end == 2.0
+        at = 2.0
+        for bar in steps:
+            (part,) = bar.parts
+            down = part.paint == "tone-bad"
+            assert (part.end if down else part.start) == pytest.approx(at)
+            at = part.start if down else part.end
+        assert last.parts[0].end == pytest.approx(at), "the parts end where the run is"
+
+
+def test_shares_add_up_to_the_step(page: Page) -> None:
+    for chart in section(page, "shares").items:
+        assert isinstance(chart, BarChart)
+        for bar in chart.bars:
+            ends = [part.end for part in bar.parts]
+            assert [part.start for part in bar.parts] == pytest.approx([0.0, *ends[:-1]])
+    piped = section(page, "shares").items[2]
+    assert isinstance(piped, BarChart)
+    names = [part.name for part in piped.bars[0].parts]
+    assert names == ["compute", "transfer", "wait", "bubble", "overhead"]
+
+
+def test_no_chart_for_one_number(tmp_path: Path) -> None:
+    alone = build_report([make_run(tmp_path).path]).page
+    assert [one.name for one in alone.sections if one.name in ("speed", "traffic", "why")] == []
+    (memory,) = section(alone, "memory").items
+    assert isinstance(memory, LineChart), "the curve, and no bar for one worker"
+    assert "worker 0: 16.2 MiB at the peak." in section(alone, "memory").prose
+
+
+def test_learning_has_curves_and_a_mean_over_seeds(page: Page) -> None:
+    loss, accuracy, table = section(page, "learning").items
+    assert isinstance(loss, LineChart)
+    assert loss.lines[0].y[0] == 2.3
+    assert [line.dashed for line in loss.lines] == [False, True], "of one strategy, so told apart by dashes"
+    assert isinstance(accuracy, LineChart)
+    assert accuracy.lines[1].y[-1] == pytest.approx(1 - 0.5 / 3 + 0.01)
+    assert isinstance(table, Table)
+    assert table.note == "accuracy 0.8383 ± 0.0071 over 2 seeds"
+
+
+def test_plans_are_lined_up_and_differences_marked(page: Page) -> None:
+    table, alike, files = section(page, "plans").items
+    assert isinstance(table, Table)
+    keys = [row[0] for row in table.rows]
+    assert "mesh.pipeline" in keys
+    assert "dtype" not in keys
+    assert table.marked == frozenset(range(len(keys)))
+    assert isinstance(alike, Fold)
+    assert isinstance(files, Fold)
+    assert len(files.items) == 5
+
+
+def test_what_was_not_recorded_says_why(tmp_path: Path) -> None:
+    make_run(tmp_path, events=False)
+    make_run(tmp_path, "pipeline=2", events=False, number=1)
+    page = build_report([tmp_path]).page
+    assert "has no events of worker 0; run its plan again: torchrun" in section(page, "timeline").prose[0]
+    assert section(page, "why").prose[0] == "There is nothing to show here."
+    assert "stagewright report" in section(page, "forecast").prose[0]
+    assert [one.name for one in page.sections if one.name == "shares"] == []
+
+
+def test_a_failed_run_is_on_the_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    folder.finish("failed", {"error": "worker 1 was killed"})
+    page = build_report([folder.path]).page
+    assert section(page, "what").prose == ("serial failed: worker 1 was killed",)
+    assert "worker 1 was killed" in page_html(page)
+
+
+def test_sections_of_others_come_first(tmp_path: Path) -> None:
+    picture = Picture(caption="a figure", content=b"<svg xmlns='http://www.w3.org/2000/svg'/>", kind="image/svg+xml")
+    own = Section(name="mine", title="Mine", prose=("A sentence.",), items=(picture,))
+    page = build_report([make_run(tmp_path).path], title="A title", extra=[own]).page
+    assert page.sections[0] is own
+    assert page.title == "A title"
+    assert "data:image/svg+xml;base64," in page_html(page)
+
+
+def test_a_study_has_its_answers_and_tables(tmp_path: Path) -> None:
+    folder = tmp_path / "2026-11-15-stages-deit"
+    (folder / "figures").mkdir(parents=True)
+    about = {"study": "stages", "title": "Stages of deit", "status": "done", "command": "stagewright study stages deit"}
+    (folder / "study.json").write_text(json.dumps(about))
+    (folder / "answers.md").write_text("# Stages\n\n## Which policy?\n\nTime.\n\nIt is 4 % faster.\n")
+    (folder / "table.md").write_text("# Stages\n\n## Policies\n\n| a \\| b | n |\n|---|---:|\n| x | 2 |\n\nA note.\n")
+    (folder / "figures" / "bars.png").write_bytes(b"png")
+    answers, tables = build_report([folder]).page.sections
+    assert answers.prose == ("Which policy? Time. It is 4 % faster.",)
+    command, table, picture = tables.items
+    assert isinstance(command, Code)
+    assert isinstance(table, Table)
+    assert (table.head, table.rows, table.right, table.note) == (("a | b", "n"), (("x", "2"),), {1}, "A note.")
+    assert isinstance(picture, Picture)
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&|`$<!--"
+
+
+class _Parser(HTMLParser):
+    """Tags and attributes as a browser sees them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a<b>&", "pipeline=2", name=f"x:{HOSTILE}", cuts=(HOSTILE,), number=1)
+    make_run(tmp_path / "a<b>&", name=f"x:{HOSTILE}")
+    for rank in range(2):
+        clock = folder.worker(rank).path / "clock.json"
+        save_text(json.dumps({"host": HOSTILE, "offset_s": -100.0 * rank, "error_s": 0.0, "wall_s": 0.0}), clock)
+    broken = make_run(tmp_path / "a<b>&", "data=2", number=2)
+    broken.finish("failed", {"error": HOSTILE})
+    page = build_report([tmp_path / "a<b>&"], title=HOSTILE).page
+    text = page_html(page)
+    parser = _Parser()
+    parser.feed(text)
+    kinds = [dict(attributes).get("type") for tag, attributes in parser.tags if tag == "script"]
+    assert kinds == ["application/json"] * 2 + [None], "the page's own script and the data of two timelines"
+    assert [tag for tag, _ in parser.tags if tag == "img"] == []
+    assert not [name for _, attributes in parser.tags for name in attributes if name.startswith("on")]
+    assert HOSTILE not in text
+    for data in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL):
+        json.loads(data)
+        assert "<" not in data
+    assert "\n" not in page_markdown(page).splitlines()[0]
+    assert "<script" not in page_markdown(page).replace("\\<", "")
+
+
+def test_json_for_a_script_can_be_read_back() -> None:
+    data = {"a": "</script>", "b": ["<!--", "&amp;", "\u2028"]}
+    text = script_json(data)
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == data
+
+
+def test_the_page_asks_for_nothing(page: Page) -> None:
+    text = page_html(page)
+    parser = _Parser()
+    parser.feed(text)
+    sources = [value for _, attributes in parser.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert all(value is not None and value.startswith(("#", "data:")) for value in sources)
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_markdown_tables_are_whole(page: Page) -> None:
+    width: int | None = None
+    for line in page_markdown(page).splitlines():
+        if line.startswith("|"):
+            count = len(re.findall(r"(?<!\\)\|", line))
+            assert width in (None, count), line
+            width = count
+        else:
+            width = None
+    assert "| digits-vit, serial |" in page_markdown(page)
+
+
+def test_timelines_share_the_room_for_events(page: Page) -> None:
+    items = section(page, "timeline").items
+    assert [one.title for one in items if isinstance(one, Timeline)] == [
+        "digits-vit, serial",
+        "digits-vit, data=2",
+        "digits-vit, pipeline=2",
+    ]

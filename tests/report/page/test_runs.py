@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from made_runs import make_run, make_training
+from stagewright.errors import UnknownName, UsageError
+from stagewright.plan import Mesh, ModelSpec, Plan
+from stagewright.report.page.runs import differences, find_folders, read_runs
+from stagewright.store import RunFolder
+
+
+def test_a_folder_of_runs_is_all_its_runs(tmp_path: Path) -> None:
+    made = [make_run(tmp_path, number=0), make_run(tmp_path, "data=2", number=1)]
+    (tmp_path / "notes").mkdir()
+    assert [one.path for one in find_folders([tmp_path]).runs] == [one.path for one in made]
+    assert len(find_folders([tmp_path, made[0].path]).runs) == 2, "named twice, shown once"
+    assert [one.path for one in find_folders([made[1].path, made[0].path]).runs] == [made[1].path, made[0].path]
+
+
+def test_a_study_brings_its_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "2026-11-15-stages"
+    folder.mkdir()
+    (folder / "study.json").write_text("{}")
+    run = make_run(folder / "runs")
+    found = find_folders([folder])
+    assert found.studies == (folder,)
+    assert [one.path for one in found.runs] == [run.path]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    with pytest.raises(UnknownName, match="did you mean '2026-11-15-031502-digits-vit-serial'"):
+        find_folders([run.path.with_name("2026-11-15-031502-digits-vit-serail")])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match=r"there is no run in .*empty; make one with: stagewright compare"):
+        find_folders([empty])
+
+
+def test_speed_up_is_over_the_serial_run_on_the_page_or_beside(tmp_path: Path) -> None:
+    serial = make_run(tmp_path, step_s=0.1)
+    pipeline = make_run(tmp_path, "pipeline=2", step_s=0.08, number=1)
+    assert read_runs([pipeline])[0].speedup == pytest.approx(1.25)
+    both = read_runs([serial, pipeline])
+    assert [run.speedup for run in both] == pytest.approx([1.0, 1.25])
+    elsewhere = make_run(tmp_path / "other", "pipeline=2", step_s=0.08)
+    assert read_runs([elsewhere])[0].speedup is None
+    wrong = make_run(tmp_path, "pipeline=2", step_s=0.08, equal=False, number=2)
+    assert read_runs([serial, wrong])[1].speedup is None, "what is not equal has no speed-up"
+
+
+def test_labels_tell_runs_apart(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, number=0),
+        make_run(tmp_path, "pipeline=2", number=1),
+        make_run(tmp_path, "pipeline=2", microbatches=8, number=2),
+        make_run(tmp_path, "pipeline=2", microbatches=8, number=3),
+        make_run(tmp_path, "pipeline=2", microbatches=8, schedule="gpipe", number=4),
+    ]
+    assert [run.label for run in read_runs(runs)] == [
+        "serial",
+        "pipeline=2, microbatches 2, 1f1b",
+        "pipeline=2, microbatches 8, 1f1b",
+        "pipeline=2, microbatches 8, 1f1b #2",
+        "pipeline=2, microbatches 8, gpipe",
+    ]
+    several = read_runs([runs[0], make_training(tmp_path)])
+    assert [run.label for run in several] == ["digits-vit, serial", "mlp-mnist, serial"]
+
+
+def test_differences_of_plans() -> None:
+    plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
+    other = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, mesh=Mesh(pipeline=2), cuts=("fc1",), memory_bytes=2**30)
+    differ, same = differences([plan, other])
+    assert differ == ["cuts", "mesh.pipeline", "memory"]
+    assert "batch" in same
+    assert differences([plan])[0] == []
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    old = make_run(tmp_path, events=False)
+    (run,) = read_runs([old])
+    assert run.trace is None
+    assert run.memory == ()
+    assert "has no events of worker 0; run its plan again" in run.missing["trace"]
+    plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
+    going = RunFolder.create(tmp_path, plan, environment={}, now=datetime(2026, 11, 15, 9))
+    (run,) = read_runs([going])
+    assert (run.status, run.result, run.speedup, run.metrics) == ("unfinished", {}, None, ())

@@ -31,6 +31,7 @@ __all__ = [
     "FaultKind",
     "activity",
     "describe_shapes",
+    "parse_doing",
     "read_doing",
     "root_cause",
     "worker_folder",
@@ -135,6 +136,13 @@ class Activity:
             self.step = step
         self._write()
 
+    def turn(self, action: str) -> str:
+        """The same work goes on with another action, such as waiting for its input; the action until now."""
+        before, self.action = self.action, action
+        self.count += 1
+        self._write()
+        return before
+
     def now(self) -> Doing:
         """A copy of the record."""
         return Doing(**{one.name: getattr(self, one.name) for one in fields(Doing)})
@@ -153,14 +161,21 @@ activity = Activity()
 def read_doing(path: Path) -> Doing:
     """What a worker's file says that it does; an empty record where there is none yet."""
     try:
-        line = path.read_bytes()[:RECORD_BYTES].partition(b"\n")[0].decode(errors="replace")
-        count, step, stage, microbatch, action, shapes = line.split("\t", 5)
+        return parse_doing(path.read_bytes()[:RECORD_BYTES].partition(b"\n")[0]) or Doing()
+    except OSError:
+        return Doing()
+
+
+def parse_doing(line: bytes) -> Doing | None:
+    """What a record says, without its end of line; None where it says nothing."""
+    try:
+        count, step, stage, microbatch, action, shapes = line.decode(errors="replace").split("\t", 5)
         numbers = [None if text == "None" else int(text) for text in (step, stage, microbatch)]
         return Doing(
             count=int(count), step=numbers[0], stage=numbers[1], microbatch=numbers[2], action=action, shapes=shapes
         )
-    except (OSError, ValueError):
-        return Doing()
+    except ValueError:
+        return None
 
 
 def describe_shapes(tensors: Iterable[Any]) -> str:

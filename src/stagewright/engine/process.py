@@ -58,8 +58,10 @@ class ProcessMark:
 
     def state(self) -> ProcessState:
         """What has become of the process."""
-        if self.machine != _machine():
-            return "unknown"
+        here = _machine()
+        if self.machine != here:
+            restarted = self.machine.partition(" ")[0] != here.partition(" ")[0] and self.host == socket.gethostname()
+            return "gone" if restarted else "unknown"
         state, started = _stat(self.pid)
         if not self.started:  # a system without /proc: the number is all there is
             return "running" if _exists(self.pid) else "gone"

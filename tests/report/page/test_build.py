@@ -188,15 +188,18 @@ def test_hostile_names_stay_text(tmp_path: Path) -> None:
     parser = _Parser()
     parser.feed(text)
     kinds = [dict(attributes).get("type") for tag, attributes in parser.tags if tag == "script"]
-    assert kinds == ["application/json"] * 2 + [None], "the page's own script and the data of two timelines"
+    assert kinds == ["application/json"] * 3 + [None], "the data of three timelines and the page's own script"
     assert [tag for tag, _ in parser.tags if tag == "img"] == []
     assert not [name for _, attributes in parser.tags for name in attributes if name.startswith("on")]
     assert HOSTILE not in text
     for data in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL):
         json.loads(data)
         assert "<" not in data
-    assert "\n" not in page_markdown(page).splitlines()[0]
-    assert "<script" not in page_markdown(page).replace("\\<", "")
+    fences = re.compile(r"^(`{3,})text\n.*?^\1$", re.DOTALL | re.MULTILINE)
+    prose, count = fences.subn("", page_markdown(page))
+    assert count == 6, "the plans and commands of three runs"
+    assert "<script" not in prose.replace("\\<", "")
+    assert "alert(1)" in prose
 
 
 def test_json_for_a_script_can_be_read_back() -> None:

@@ -40,6 +40,17 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         find_folders([empty])
 
 
+def test_a_damaged_run_is_left_out_of_a_folder_and_refused_by_name(tmp_path: Path) -> None:
+    good, bad = make_run(tmp_path, number=0), make_run(tmp_path, "data=2", number=1)
+    (bad.path / "plan.toml").write_text("batch = 0\n")
+    found = find_folders([tmp_path])
+    assert [one.path for one in found.runs] == [good.path]
+    assert len(found.damaged) == 1
+    assert "plan.toml" in found.damaged[0]
+    with pytest.raises(UsageError, match=r"plan\.toml"):
+        find_folders([bad.path])
+
+
 def test_speed_up_is_over_the_serial_run_on_the_page_or_beside(tmp_path: Path) -> None:
     serial = make_run(tmp_path, step_s=0.1)
     pipeline = make_run(tmp_path, "pipeline=2", step_s=0.08, number=1)

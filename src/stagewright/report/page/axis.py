@@ -7,7 +7,7 @@ import math
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.report.page.sections import Quantity
 
-__all__ = ["label", "labels", "log_ticks", "ticks"]
+__all__ = ["label", "log_ticks", "ticks"]
 
 _MOST_DECADES = 6
 
@@ -31,20 +31,16 @@ def ticks(low: float, high: float, quantity: Quantity = "number", count: int = 5
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Powers of ten around the range; with 2 and 5 between them where these are few."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    last = max(last, first + 1)
-    every = max(1, math.ceil((last - first) / _MOST_DECADES))
-    between = (1, 2, 5) if last - first <= 2 else (1,)
-    found = [factor * 10.0**power for power in range(first, last + 1, every) for factor in between]
-    kept = [one for one in found if one <= 10.0**last]
-    below = [one for one in kept if one <= low * (1 + 1e-9)]
-    above = [one for one in kept if one >= high * (1 - 1e-9)]
-    return [one for one in kept if (not below or one >= below[-1]) and (not above or one <= above[0])]
-
-
-def labels(values: list[float], quantity: Quantity) -> list[str]:
-    """The ticks' texts."""
-    return [label(value, quantity) for value in values]
+    first = math.floor(math.log10(low) + 1e-9)
+    last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
+    every = math.ceil((last - first) / _MOST_DECADES)
+    powers = [first + every * place for place in range(math.ceil((last - first) / every) + 1)]
+    if len(powers) > 3:
+        return [10.0**power for power in powers]
+    found = [factor * 10.0**power for power in powers[:-1] for factor in (1, 2, 5)] + [10.0 ** powers[-1]]
+    begin = max(place for place, one in enumerate(found) if one <= low * (1 + 1e-8))
+    end = min(place for place, one in enumerate(found) if one >= high * (1 - 1e-8))
+    return found[begin : max(end, begin + 1) + 1]
 
 
 def label(value: float, quantity: Quantity) -> str:

@@ -50,7 +50,7 @@ def build_report(
     if forecaster is not None:
         runs = tuple(forecaster(run) if run.is_timed else run for run in runs)
     told = [section for folder in found.studies for section in study_sections(folder)]
-    sections = (*extra, *told, *run_sections(runs), *fabric_sections(found.fabrics))
+    sections = (*extra, *told, *run_sections(runs), *fabric_sections(found.fabrics), *_damaged(found))
     page = Page(
         title=title or _title(runs, found),
         subtitle=_subtitle(runs, found),
@@ -80,6 +80,13 @@ def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
         again_section,
     )
     return tuple(section for make in makers if (section := make(runs)) is not None)
+
+
+def _damaged(found: Found) -> tuple[Section, ...]:
+    """Runs that were left out, with the reasons."""
+    if not found.damaged:
+        return ()
+    return (Section(name="damaged", title="Runs that can't be read", prose=tuple(f"{one}." for one in found.damaged)),)
 
 
 def _title(runs: Sequence[RunData], found: Found) -> str:

@@ -19,10 +19,7 @@ def learning_section(runs: Sequence[RunData]) -> Section | None:
     trained = [run for run in runs if run.is_trained and _steps(run)]
     if not trained:
         return None
-    losses = tuple(
-        Line(name=run.label, paint=paint, dashed=dashed, **_smoothed(_steps(run)))
-        for run, (paint, dashed) in zip(trained, _paints(trained), strict=True)
-    )
+    losses = tuple(_loss(run, paint, dashed) for run, (paint, dashed) in zip(trained, _paints(trained), strict=True))
     items: list[LineChart | Table] = [
         LineChart(
             name="loss",
@@ -40,24 +37,26 @@ def learning_section(runs: Sequence[RunData]) -> Section | None:
         if max(len(run.result["epochs"]) for run in judged) > 1:
             items.append(_metric_chart(metric, judged))
         items.append(_metric_table(metric, judged))
-    prose = ()
-    if not metrics:
-        prose = ("No epoch has ended yet, so there is no accuracy.",)
-    return Section(name="learning", title="Learning", prose=prose, items=tuple(items))
+    reason = () if metrics else ("No epoch has ended yet, so there is no accuracy.",)
+    return Section(name="learning", title="Learning", prose=reason, items=tuple(items))
 
 
 def _steps(run: RunData) -> list[dict[str, Any]]:
     return [line for line in run.metrics if line.get("kind") == "step" and line.get("loss") is not None]
 
 
-def _smoothed(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+def _loss(run: RunData, paint: str, dashed: bool) -> Line:
     """Means over neighbours, so that there are few enough points."""
+    steps = _steps(run)
     size = -(-len(steps) // _MOST_POINTS)
     groups = [steps[at : at + size] for at in range(0, len(steps), size)]
-    return {
-        "x": tuple(float(group[-1]["step"]) for group in groups),
-        "y": tuple(statistics.fmean(float(one["loss"]) for one in group) for group in groups),
-    }
+    return Line(
+        name=run.label,
+        paint=paint,
+        dashed=dashed,
+        x=tuple(float(group[-1]["step"]) for group in groups),
+        y=tuple(statistics.fmean(float(one["loss"]) for one in group) for group in groups),
+    )
 
 
 def _metric_chart(metric: str, runs: Sequence[RunData]) -> LineChart:

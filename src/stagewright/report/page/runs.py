@@ -43,6 +43,8 @@ class Found:
     fabrics: tuple[FabricFolder, ...] = ()
     # Studies.
     studies: tuple[Path, ...] = ()
+    # Runs in a folder of runs that can't be read, each with the reason in one sentence.
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ def find_folders(paths: Sequence[str | Path]) -> Found:
     runs: dict[Path, RunFolder] = {}
     fabrics: dict[Path, FabricFolder] = {}
     studies: dict[Path, Path] = {}
+    damaged: dict[Path, str] = {}
 
     def add(path: Path, *, inside: bool) -> None:
         if (path / "study.json").is_file():
@@ -112,14 +115,19 @@ def find_folders(paths: Sequence[str | Path]) -> Found:
             for one in _folders(path / "runs"):
                 add(one, inside=True)
         elif (path / "plan.toml").is_file():
-            runs[path.resolve()] = RunFolder(path)
+            try:
+                RunFolder(path).plan()
+                runs[path.resolve()] = RunFolder(path)
+            except UsageError as error:
+                if not inside:
+                    raise
+                damaged[path.resolve()] = str(error)
         elif (path / "fabric.json").is_file():
             fabrics[path.resolve()] = FabricFolder(path)
         elif not inside:
-            before = len(runs) + len(fabrics) + len(studies)
             for one in _folders(path):
                 add(one, inside=True)
-            if len(runs) + len(fabrics) + len(studies) == before:
+            if not runs and not fabrics and not studies:
                 _refuse(path)
 
     for path in map(Path, paths):
@@ -127,7 +135,12 @@ def find_folders(paths: Sequence[str | Path]) -> Found:
     count = len(runs)
     if count > MOST_RUNS:
         raise UsageError(f"{count} runs are too many for one page, which shows {MOST_RUNS} at most: name some of them")
-    return Found(runs=tuple(runs.values()), fabrics=tuple(fabrics.values()), studies=tuple(studies.values()))
+    return Found(
+        runs=tuple(runs.values()),
+        fabrics=tuple(fabrics.values()),
+        studies=tuple(studies.values()),
+        damaged=tuple(damaged.values()),
+    )
 
 
 def _folders(path: Path) -> list[Path]:

@@ -20,6 +20,8 @@ from stagewright.report.page.sections import BarChart, Line, LineChart, Quantity
 __all__ = ["bar_svg", "clean", "line_svg"]
 
 _ROW = 40
+_LINE = 17
+_MOST_LETTERS = 46  # of two texts on one line, at 360 px
 _AXIS = 24
 _TALL = 240
 _MOST_POINTS = 2000
@@ -38,15 +40,18 @@ def bar_svg(chart: BarChart) -> str:
     high = max([*(max(part.start, part.end) for bar in chart.bars for part in bar.parts), *marks, 0.0])
     places = ticks(low, high, chart.quantity)
     span = places[-1] - places[0]
-    bottom = _ROW * len(chart.bars)
+    # Where a phone has no room for both texts on a line, the second goes below the first.
+    lines = [1 if len(bar.label) + len(bar.text) <= _MOST_LETTERS else 2 for bar in chart.bars]
+    tops = [_ROW * place + _LINE * (sum(lines[:place]) - place) for place in range(len(lines) + 1)]
+    bottom = tops[-1]
 
     def across(value: float) -> float:
         return 100 * (value - places[0]) / span
 
     parts = [_grid(across(place), bottom, label(place, chart.quantity)) for place in places]
-    for index, bar in enumerate(chart.bars):
-        top = _ROW * index
-        parts.append(f'<text class="name" x="0" y="{top + 13}">{clean(bar.label)}</text>')
+    for bar, start, count in zip(chart.bars, tops, lines, strict=False):
+        top = start + _LINE * (count - 1)
+        parts.append(f'<text class="name" x="0" y="{start + 13}">{clean(bar.label)}</text>')
         parts.append(f'<text class="value" x="100%" y="{top + 13}" text-anchor="end">{clean(bar.text)}</text>')
         for part in bar.parts:
             left, right = sorted((across(part.start), across(part.end)))

@@ -79,11 +79,14 @@ def report(
                 ],
                 "fabric_runs": [str(one.path) for one in made.found.fabrics],
                 "studies": [str(one) for one in made.found.studies],
+                "damaged": list(made.found.damaged),
                 "markdown": None if markdown is None else str(markdown),
                 "figures": [str(path) for path in drawn],
             }
         )
         return
+    for reason in made.found.damaged:
+        note(f"left out: {reason}")
     note(f"{output}: {format_bytes(size)}, {len(made.page.sections)} sections; open it in a browser")
     if markdown is not None:
         note(f"{markdown}: the same as Markdown")

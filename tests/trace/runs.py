@@ -1,7 +1,7 @@
 """Run folders made by hand: a step in which every number is known.
 
-    worker 0   F0 F1 ·· B0 ·· B1 o       forward 1 s, backward 2 s, optimiser 0.5 s, messages 0.25 s on their way
-    worker 1   ·· F0 B0 F1 B1 o
+worker 0   F0 F1 ·· B0 ·· B1 o       forward 1 s, backward 2 s, optimiser 0.5 s, messages 0.25 s on their way
+worker 1   ·· F0 B0 F1 B1 o
 """
 
 from __future__ import annotations

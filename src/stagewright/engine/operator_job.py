@@ -13,7 +13,9 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import count
+from statistics import median
 from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -35,7 +37,7 @@ from stagewright.zoo.model import Batch
 __all__ = ["record_operators", "run_operators"]
 
 JOB = "stagewright.engine.operator_job:run_operators"
-_ANCHOR = "stagewright anchor"
+_MARK = "stagewright mark"
 _WARM_UP = 2
 _FILE = "operators.jsonl"
 
@@ -81,48 +83,75 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
 
     for _ in range(_WARM_UP):
         step()
-    recorder.open(context.torch_device)
+    marks = _Marks()
+    recorder.open(clock=marks.read)
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (context.torch_device.type == "cuda")
-    with profile(activities=kinds) as profiler:
-        before_s = time.perf_counter()
-        with record_function(_ANCHOR):
-            after_s = time.perf_counter()
-        with recorder.step(0):
-            step()
+    with profile(activities=kinds) as profiler, recorder.step(0):
+        step()
     recorder.close()
-    rows = _rows(profiler.events(), (before_s + after_s) / 2, recorder.rows())
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(json.dumps(row) + "\n" for row in _rows(profiler.events(), marks, recorder.rows()))
     folder.path.mkdir(parents=True, exist_ok=True)
     save_text(text, folder.path / _FILE)
 
 
-def _rows(events: Any, anchor_s: float, recorded: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+class _Marks:
+    """A clock each of whose readings the profiler sees too: so that actions are known to the operator."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._at: dict[float, str] = {}
+        self._spans: dict[str, tuple[float, float]] = {}
+
+    def read(self) -> float:
+        """This moment; different from all others."""
+        name = f"{_MARK} {next(self._numbers)}"
+        with record_function(name):
+            moment_s = time.perf_counter()
+            self._at[moment_s] = name
+        return moment_s
+
+    def find(self, events: Any) -> float:
+        """Look the readings up among a profiler's events; what to add to its times to have ours."""
+        self._spans = {one.name: _span(one) for one in events if one.name.startswith(_MARK)}
+        return median(moment_s - sum(self._spans[name]) / 2 for moment_s, name in self._at.items())
+
+    def between(self, action: Mapping[str, Any]) -> tuple[float, float]:
+        """From the end of an action's first reading to the begin of its last, as the profiler times them."""
+        return self._spans[self._at[action["start_s"]]][1], self._spans[self._at[action["end_s"]]][0]
+
+
+def _rows(events: Any, marks: _Marks, recorded: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Actions and the operators in them, by begin; an operator lies inside its action and those around it."""
-    anchor = next(one for one in events if one.name == _ANCHOR)
-    shift_s = anchor_s - anchor.time_range.start * 1e-6
+    shift_s = marks.find(events)
     actions = [one for one in recorded if one["stream"] == "compute" and one["kind"] != "collective"]
     whole, inner = actions[0], [one for one in actions[1:] if one["kind"] != "recompute"]
-    starts = [one["start_s"] for one in inner]
+    spans = [marks.between(one) for one in inner]
+    begin_s, end_s = marks.between(whole)
+    starts = [span[0] for span in spans]
     rows = [_row(_title(one), one["start_s"], one["end_s"], 0, one, is_operator=False) for one in [whole, *inner]]
     around: list[tuple[float, Any]] = []  # operators that enclose the next one: end, action
-    named = [one for one in events if _is_operator(one)]
-    for one in sorted(named, key=lambda each: (each.time_range.start, -each.time_range.end)):
-        start_s, end_s = (moment * 1e-6 + shift_s for moment in (one.time_range.start, one.time_range.end))
-        middle_s = (start_s + end_s) / 2
-        if not whole["start_s"] <= middle_s <= whole["end_s"]:
+    named = [(*_span(one), one.name) for one in events if _is_operator(one)]
+    for start_s, stop_s, name in sorted(named, key=lambda each: (each[0], -each[1])):
+        if start_s < begin_s or stop_s > end_s:
             continue
-        at = bisect.bisect_right(starts, middle_s) - 1
-        home = inner[at] if at >= 0 and middle_s <= inner[at]["end_s"] else None
+        at = bisect.bisect_right(starts, start_s) - 1
+        home = inner[at] if at >= 0 and start_s <= spans[at][1] else None
         low_s, high_s = _gap(inner, at, whole) if home is None else (home["start_s"], home["end_s"])
+        start_s, stop_s = start_s + shift_s, stop_s + shift_s
         while around and (around[-1][0] <= start_s or around[-1][1] is not home):
             around.pop()
         if around:
             high_s = min(high_s, around[-1][0])
-        start_s, end_s = max(start_s, low_s), min(end_s, high_s)
-        start_s = min(start_s, end_s)
-        rows.append(_row(one.name, start_s, end_s, len(around), home, is_operator=True))
-        around.append((end_s, home))
+        stop_s = max(low_s, min(stop_s, high_s))
+        start_s = min(max(start_s, low_s), stop_s)
+        rows.append(_row(name, start_s, stop_s, len(around), home, is_operator=True))
+        around.append((stop_s, home))
     yield from sorted(rows, key=lambda row: (row["start_s"], -row["end_s"], row["is_operator"], row["depth"]))
+
+
+def _span(event: Any) -> tuple[float, float]:
+    """Begin and end in the profiler's own seconds."""
+    return event.time_range.start * 1e-6, event.time_range.end * 1e-6
 
 
 def _gap(inner: list[dict[str, Any]], at: int, whole: dict[str, Any]) -> tuple[float, float]:
@@ -155,4 +184,4 @@ def _title(action: dict[str, Any]) -> str:
 def _is_operator(event: Any) -> bool:
     """An operator of any library, not autograd's own frames nor what runs in Gloo's threads or on the GPU."""
     on_host = event.device_type == DeviceType.CPU
-    return "::" in event.name and on_host and not event.name.startswith(("autograd::", "Optimizer."))
+    return "::" in event.name and on_host and not event.name.startswith(("autograd::", "torch::autograd::"))

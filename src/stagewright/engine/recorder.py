@@ -61,10 +61,19 @@ class Recorder:
         self._events: list[_Event] | None = None
         self._waiting: tuple[Mark, str] | None = None
 
-    def open(self, device: torch.device | None = None, *, most_steps: int | None = None) -> None:
-        """Forget what was recorded and record the coming steps, of which the last ``most_steps`` are kept."""
+    def open(
+        self,
+        device: torch.device | None = None,
+        *,
+        most_steps: int | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Forget what was recorded and record the coming steps, of which the last ``most_steps`` are kept.
+
+        ``clock``: read instead of the device's own, for whoever wants to know of each reading.
+        """
         on_cuda = device is not None and device.type == "cuda"
-        self._clock = _cuda_mark if on_cuda else time.perf_counter
+        self._clock = clock or (_cuda_mark if on_cuda else time.perf_counter)
         self._steps = deque(maxlen=most_steps)
         self._open = True
 

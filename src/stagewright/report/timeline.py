@@ -1,4 +1,4 @@
-"""A step as lanes of segments: what the text and the figure draw, whether it was predicted or measured.
+"""A step as lanes of bars: what the text and the figure draw, whether it was predicted or measured.
 
 worker 0   F0 F1 F2        B0 F3 B1     from a forecast: one lane for each place along the pipeline
 worker 1      F0 B0 F1 B1               from a trace: one lane for each worker
@@ -7,12 +7,15 @@ worker 1      F0 B0 F1 B1               from a trace: one lane for each worker
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from stagewright.forecast.value import Forecast, Segment, Stream
 from stagewright.quantity import format_s
 from stagewright.trace.value import Trace, TraceEvent
 
-__all__ = ["MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
+if TYPE_CHECKING:  # a forecast comes with torch, which a trace does without
+    from stagewright.forecast.value import Forecast
+
+__all__ = ["Bar", "MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
 
 _NAMES = {
     "forward": "F",
@@ -27,6 +30,24 @@ _NAMES = {
     "send": "message",
     "receive": "message",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Something that goes on for a while in a lane."""
+
+    # Which lane.
+    lane: int
+    # compute; tensor: a collective that is waited for; data: one beside computing; send; receive.
+    stream: str
+    # F, B, I, W, R (forward again), L (the loss), codec, optimizer, message, all-reduce.
+    name: str
+    # The stage and the micro-batch; -1: of none.
+    stage: int
+    microbatch: int
+    # When it begins and ends.
+    start_s: float
+    end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +76,8 @@ class Timeline:
     step_s: float
     # One name a lane.
     lanes: tuple[str, ...]
-    # What is in them; a segment's worker is its lane.
-    segments: tuple[Segment, ...]
+    # What is in them.
+    bars: tuple[Bar, ...]
     # What each lane holds over time; none where that is not known.
     memory: tuple[MemoryLine, ...] = ()
 
@@ -75,7 +96,18 @@ def forecast_timeline(forecast: Forecast) -> Timeline:
         f"speed-up {forecast.speedup:.2f} × over one device",
         step_s=forecast.step_s,
         lanes=tuple(f"worker {one.worker}" for one in forecast.workers),
-        segments=forecast.segments,
+        bars=tuple(
+            Bar(
+                lane=one.worker,
+                stream=one.stream,
+                name=one.name,
+                stage=one.stage,
+                microbatch=one.microbatch,
+                start_s=one.start_s,
+                end_s=one.end_s,
+            )
+            for one in forecast.segments
+        ),
         memory=tuple(
             MemoryLine(
                 label=f"worker {one.worker}",
@@ -92,8 +124,8 @@ def forecast_timeline(forecast: Forecast) -> Timeline:
 def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
     """A measured step, from when its first worker began it."""
     begin_s, end_s = trace.spans[step]
-    segments = [
-        _segment(one, lane, begin_s)
+    bars = [
+        _bar(one, lane, begin_s)
         for lane, worker in enumerate(trace.workers)
         for one in worker.of_step(step)
         if one.seconds > 0
@@ -105,18 +137,18 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
         caption=f"{what} {step}: {format_s(end_s - begin_s)}",
         step_s=end_s - begin_s,
         lanes=tuple(f"worker {worker.rank}" for worker in trace.workers),
-        segments=tuple(segments),
+        bars=tuple(bars),
     )
 
 
-def _segment(event: TraceEvent, lane: int, begin_s: float) -> Segment:
-    stream: Stream = "compute"
+def _bar(event: TraceEvent, lane: int, begin_s: float) -> Bar:
+    stream = "compute"
     if event.stream in ("send", "receive"):
-        stream = "send" if event.stream == "send" else "receive"
+        stream = event.stream
     elif event.kind == "collective":  # waited for, or beside computing
         stream = "tensor" if event.stream == "compute" else "data"
-    return Segment(
-        worker=lane,
+    return Bar(
+        lane=lane,
         stream=stream,
         name="L" if event.note == "loss" and event.kind == "forward" else _NAMES[event.kind],
         stage=-1 if event.stage is None else event.stage,

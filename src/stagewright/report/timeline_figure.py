@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from stagewright.errors import UsageError
-from stagewright.forecast.value import Segment
 from stagewright.report.figure_file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
-from stagewright.report.timeline import Timeline
+from stagewright.report.timeline import Bar, Timeline
 
 __all__ = ["draw_timeline", "size_unit", "time_unit", "timeline_figure"]
 
@@ -37,7 +36,7 @@ def draw_timeline(timeline: Timeline, path: str | Path, beside: Timeline | None 
 def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figure:
     """The figure as an object; ``beside`` is drawn below on the same axis of time."""
     for one in (timeline, beside):
-        if one is not None and not one.segments:
+        if one is not None and not one.bars:
             raise UsageError(f"{one.title}: the step is too long to be drawn; use fewer micro-batches")
     shown = [timeline] if beside is None else [timeline, beside]
     longest = max(one.step_s for one in shown)
@@ -64,14 +63,14 @@ def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figur
         axes.spines["bottom"].set_color(MUTED)
     for axes, _ in zip(every, shown, strict=False):
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-    _legend(figure, [segment for one in shown for segment in one.segments])
+    _legend(figure, [bar for one in shown for bar in one.bars])
     return figure
 
 
 def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
-    label = len(timeline.segments) <= _MOST_LABELS
-    for segment in timeline.segments:
-        _draw(axes, segment, scale, label=label, step=timeline.step_s)
+    label = len(timeline.bars) <= _MOST_LABELS
+    for bar in timeline.bars:
+        _draw(axes, bar, scale, label=label, step=timeline.step_s)
     lanes = len(timeline.lanes)
     axes.set_yticks(range(lanes), timeline.lanes, color=INK)
     axes.set_ylim(lanes - 0.45, -0.55)
@@ -87,34 +86,29 @@ def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
     )
 
 
-def _draw(axes: Axes, segment: Segment, scale: float, *, label: bool, step: float) -> None:
-    left, width, lane = segment.start_s / scale, (segment.end_s - segment.start_s) / scale, segment.worker
-    color = stage_color(segment.stage) if segment.stage >= 0 else MUTED
-    if segment.stream == "receive":
+def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
+    left, width, lane = bar.start_s / scale, (bar.end_s - bar.start_s) / scale, bar.lane
+    color = stage_color(bar.stage) if bar.stage >= 0 else MUTED
+    if bar.stream == "receive":
         return
-    if segment.stream == "send":
+    if bar.stream == "send":
         axes.barh(lane + _LANE / 2 + _LINK / 2, width, _LINK, left=left, color=color, alpha=0.55, zorder=3)
         return
-    if segment.stream in ("tensor", "data"):
-        depth = _LANE if segment.stream == "tensor" else _LINK
-        at = lane if segment.stream == "tensor" else lane - _LANE / 2 - _LINK / 2
+    if bar.stream in ("tensor", "data"):
+        depth = _LANE if bar.stream == "tensor" else _LINK
+        at = lane if bar.stream == "tensor" else lane - _LANE / 2 - _LINK / 2
         axes.barh(
             at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
     faces = {"optimizer": MUTED, "codec": INK, "F": color, "L": color, "R": tint(color, 0.3)}
-    face = faces.get(segment.name, tint(color))
+    face = faces.get(bar.name, tint(color))
     edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
     axes.barh(lane, width, _LANE, left=left, color=face, edgecolor="white", linewidth=edge, zorder=3)
-    if (
-        label
-        and segment.name not in ("L", "R")
-        and segment.microbatch >= 0
-        and segment.end_s - segment.start_s > 0.012 * step
-    ):
-        ink = "white" if segment.name == "F" else INK
+    if label and bar.name not in ("L", "R") and bar.microbatch >= 0 and bar.end_s - bar.start_s > 0.012 * step:
+        ink = "white" if bar.name == "F" else INK
         axes.text(
-            left + width / 2, lane, str(segment.microbatch), ha="center", va="center", fontsize=7, color=ink, zorder=5
+            left + width / 2, lane, str(bar.microbatch), ha="center", va="center", fontsize=7, color=ink, zorder=5
         )
 
 
@@ -146,8 +140,8 @@ def size_unit(peak: int) -> tuple[float, str]:
     )
 
 
-def _legend(figure: Figure, segments: list[Segment]) -> None:
-    streams, names = {one.stream for one in segments}, {one.name for one in segments}
+def _legend(figure: Figure, bars: list[Bar]) -> None:
+    streams, names = {one.stream for one in bars}, {one.name for one in bars}
     keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
     if names & {"B", "I", "W"}:
         keys.append(Patch(facecolor=tint(MUTED), label="backward"))

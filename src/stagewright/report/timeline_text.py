@@ -10,10 +10,9 @@ import bisect
 
 from rich.text import Text
 
-from stagewright.forecast.value import Segment
 from stagewright.quantity import format_s
 from stagewright.report.palette import stage_color
-from stagewright.report.timeline import Timeline
+from stagewright.report.timeline import Bar, Timeline
 
 __all__ = ["timeline_text"]
 
@@ -22,13 +21,13 @@ _LEGEND = "    digits: the micro-batch, forward plain, backward filled; + collec
 
 def timeline_text(timeline: Timeline, width: int = 100) -> list[Text]:
     """The lines; empty where the step is too long to be drawn."""
-    if not timeline.segments:
+    if not timeline.bars:
         return []
-    end = max(timeline.step_s, max(one.end_s for one in timeline.segments))
+    end = max(timeline.step_s, max(one.end_s for one in timeline.bars))
     columns = max(20, width - 6)
     lines = []
     for lane in range(len(timeline.lanes)):
-        own = [one for one in timeline.segments if one.worker == lane and one.stream not in ("send", "receive")]
+        own = [one for one in timeline.bars if one.lane == lane and one.stream not in ("send", "receive")]
         own.sort(key=lambda one: one.start_s)
         starts = [one.start_s for one in own]
         longest = max((one.end_s - one.start_s for one in own), default=0.0)
@@ -43,8 +42,8 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[Text]:
     return lines
 
 
-def _cell(segments: list[Segment], moment: float) -> Text:
-    here = [one for one in segments if one.start_s <= moment < one.end_s]
+def _cell(bars: list[Bar], moment: float) -> Text:
+    here = [one for one in bars if one.start_s <= moment < one.end_s]
     waited = any(one.stream == "tensor" for one in here)
     computing = next((one for one in reversed(here) if one.stream == "compute"), None)
     if computing is not None and not waited:

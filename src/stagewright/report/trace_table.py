@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from stagewright.forecast.value import Forecast
 from stagewright.plan.value import Mesh
 from stagewright.quantity import format_bytes, format_s
 from stagewright.trace.breakdown import PARTS, WorkerShare
 from stagewright.trace.memory import CATEGORIES, WorkerMemory
 from stagewright.trace.operators import Comparison, WorkerOperators
+
+if TYPE_CHECKING:
+    from stagewright.forecast.value import Forecast
 
 __all__ = [
     "beside_forecast_table",

@@ -29,7 +29,7 @@ __all__ = [
     "read_operators",
 ]
 
-_MOST = 4000  # operators of one part that are aligned one by one; of longer ones only the beginning is
+_MOST = 2000  # operators of one part that are aligned one by one; of longer ones only the beginning is
 _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "broadcast", "barrier")
 _MESSAGES = ("c10d::send", "c10d::recv")
 
@@ -112,7 +112,17 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**asdict(self), "is_same": self.is_same}
+        parts = [
+            {
+                **asdict(part),
+                "lines": list(part.lines),
+                "only_first": dict(part.only_first),
+                "only_second": dict(part.only_second),
+                "is_same": part.is_same,
+            }
+            for part in self.parts
+        ]
+        return {**asdict(self), "parts": parts, "is_same": self.is_same}
 
 
 def read_operators(folder: RunFolder) -> tuple[WorkerOperators, ...]:
@@ -151,11 +161,14 @@ def compare_workers(workers: Sequence[WorkerOperators], first: int, second: int,
     parts = tuple(
         _compare_part(action, one.get(action, []), other.get(action, [])) for action in dict.fromkeys((*one, *other))
     )
-    return Comparison(first=first, second=second, parts=parts, sentence=_sentence(parts, first, second, plan))
+    sums = sum(_is_collective(name) for chunks in one.values() for chunk in chunks for name in chunk)
+    return Comparison(first=first, second=second, parts=parts, sentence=_sentence(parts, first, second, plan, sums))
 
 
 def _compare_part(action: str, one: Sequence[tuple[str, ...]], other: Sequence[tuple[str, ...]]) -> PartComparison:
-    mine, theirs = _typical(one)[:_MOST], _typical(other)[:_MOST]
+    mine, theirs = _typical(one), _typical(other)
+    if mine != theirs:
+        mine, theirs = mine[:_MOST], theirs[:_MOST]
     lines: list[str] = []
     same = 0
     if mine == theirs:
@@ -185,7 +198,7 @@ def _typical(chunks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return Counter(chunks).most_common(1)[0][0] if chunks else ()
 
 
-def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Plan) -> str:
+def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Plan, sums: int) -> str:
     mesh = plan.mesh
     places = [mesh.coordinates(rank) for rank in (first, second)]
     differ = [axis for axis, one, other in zip(("data", "tensor", "pipeline"), *places, strict=True) if one != other]
@@ -197,25 +210,30 @@ def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Pl
             for rank, place in zip((first, second), places, strict=True)
         )
         return f"{who} executed different operators because they hold different stages: {about}{_alone(parts)}"
-    sums = sum(1 for part in parts for line in part.lines if _is_collective(line) and line.startswith("  "))
     kind = "replicas of the same stages, each with its own samples" if differ == ["data"] else ""
     if differ == ["tensor"]:
         kind = "holders of one part each of the same layers"
     kind = kind or "on different places of the data and tensor axes, with the same stages"
-    with_sums = f", among them {sums} collectives that both take part in" if sums else ""
+    what = {"data": " over which gradients are summed", "tensor": " inside the layers"}
+    about = what[differ[0]] if len(differ) == 1 else ""
+    with_sums = f", {_many(sums, 'collective')}{about} among them" if sums else ""
     if all(part.is_same for part in parts):
         return f"{who} executed the same {total} operators in the same order{with_sums}: they are {kind}"
     wrong = [line[2:] for part in parts for line in part.lines if not line.startswith("  ")]
-    if wrong and all(_is_collective(f"  {name}") for name in wrong):
-        return f"{who} executed the same operators but for {len(wrong)} collectives: they are {kind}"
+    if wrong and all(map(_is_collective, wrong)):
+        return f"{who} executed the same operators but for {_many(len(wrong), 'collective')}: they are {kind}"
     if not wrong:
         return f"{who} executed the same operators, but not as often ({_counts(parts)}): they are {kind}"
     names = ", ".join(f"{name} × {count}" for name, count in Counter(wrong).most_common(3))
-    return f"{who} are {kind}, yet they differ in {len(wrong)} operators of one micro-batch: {names}"
+    return f"{who} are {kind}, yet they differ in {_many(len(wrong), 'operator')} of one micro-batch: {names}"
 
 
-def _is_collective(line: str) -> bool:
-    return any(word in line for word in _COLLECTIVES)
+def _is_collective(name: str) -> bool:
+    return any(word in name for word in _COLLECTIVES)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _counts(parts: Sequence[PartComparison]) -> str:
@@ -234,15 +252,14 @@ def _stages_text(plan: Plan, worker: int) -> str:
 
 
 def _alone(parts: Sequence[PartComparison]) -> str:
-    """What one of them has and the other has not, most telling first."""
+    """Operators that one of them has and the other has not at all."""
+    counts = [
+        Counter(line[2:] for part in parts for line in part.lines if line[0] in (" ", sign)) for sign in ("-", "+")
+    ]
     found = []
-    for side in ("only_first", "only_second"):
-        names: Counter[str] = Counter()
-        for part in parts:
-            for name, count in getattr(part, side):
-                names[name] += count
-        found.append(", ".join(f"{name} × {count}" for name, count in names.most_common(3)))
-    both = [text for text in found if text]
-    if len(both) < 2:
-        return f"; only one has {both[0]}" if both else ""
-    return f"; in one micro-batch the first has more of {both[0]}, the second of {both[1]}"
+    for own, other, word in ((counts[0], counts[1], "first"), (counts[1], counts[0], "second")):
+        names = [name for name in own if name not in other and not name.startswith(_MESSAGES)]
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            found.append(f"only the {word} has {', '.join(names[:4])}{more}")
+    return f"; {', '.join(found)}" if found else "; of the operators themselves both have the same kinds"

@@ -66,12 +66,15 @@ def read_trace(folder: RunFolder) -> Trace:
         )
         for rank, clock, rows in found
     )
+    common = set.intersection(*(set(worker.steps) for worker in workers))
+    if not common:
+        raise UsageError(f"{folder.path} has no step that every worker has: {_again(folder, plan)}")
     return Trace(
         run=str(folder.path),
         mesh=plan.mesh,
         training=plan.training,
         workers=workers,
-        num_steps=len(set.intersection(*(set(worker.steps) for worker in workers))),
+        num_steps=len(common),
     )
 
 

@@ -1,0 +1,95 @@
+"""The record of events: nothing outside steps, nested or disjoint inside, bounded for long runs."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from stagewright.engine.recorder import Recorder
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A recorder whose clock ticks once a reading: 1.0, 2.0, 3.0, …"""
+    ticks = itertools.count(1)
+    found = Recorder()
+    found.open(clock=lambda: float(next(ticks)))
+    return found
+
+
+def spans(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    return [(row["kind"], row["start_s"], row["end_s"]) for row in rows]
+
+
+def test_nothing_is_recorded_outside_steps(recorder: Recorder) -> None:
+    recorder.add("forward", recorder.now())
+    recorder.beside(8, "data")()
+    with recorder.step(3):
+        recorder.stage, recorder.microbatch = 1, 2
+        start = recorder.now()
+        recorder.add("send", start, stream="send", num_bytes=8, peer=0, note="activation")
+    recorder.add("forward", recorder.now())
+    step, sent = recorder.rows()
+    assert (step["kind"], step["step"], step["start_s"], step["end_s"]) == ("step", 3, 1.0, 4.0)
+    assert sent == {
+        "step": 3,
+        "kind": "send",
+        "stream": "send",
+        "stage": 1,
+        "microbatch": 2,
+        "start_s": 2.0,
+        "end_s": 3.0,
+        "bytes": 8,
+        "peer": 0,
+        "note": "activation",
+    }
+    recorder.close()
+    with recorder.step(4):
+        recorder.add("forward", recorder.now())
+    assert len(recorder.rows()) == 2
+
+
+def test_what_is_nested_comes_after_what_is_around_it(recorder: Recorder) -> None:
+    with recorder.step(0):
+        outer = recorder.now()
+        inner = recorder.now()
+        recorder.add("recompute", inner)
+        recorder.add("backward", outer)
+    assert spans(recorder.rows()) == [("step", 1.0, 6.0), ("backward", 2.0, 5.0), ("recompute", 3.0, 4.0)]
+
+
+def test_collectives_beside_computing_are_disjoint(recorder: Recorder) -> None:
+    with recorder.step(0):
+        first, second = recorder.beside(8, "data"), recorder.beside(8, "data")  # begin at 2 and 3
+        first()  # ends at 4
+        second()  # ends at 5
+        third = recorder.beside(8, "data")  # begins at 6
+    third()  # ends after the step, at 8: held to its end, at 7
+    assert spans(recorder.rows())[1:] == [("collective", 2.0, 4.0), ("collective", 4.0, 5.0), ("collective", 6.0, 7.0)]
+
+
+def test_waiting_inside_ends_with_what_is_around_it(recorder: Recorder) -> None:
+    with recorder.step(0):
+        start = recorder.now()
+        recorder.wait_inside("data")
+        recorder.add("backward", start)
+        recorder.add("optimizer", recorder.now())
+    assert spans(recorder.rows())[1:] == [("backward", 2.0, 4.0), ("collective", 3.0, 4.0), ("optimizer", 5.0, 6.0)]
+
+
+def test_of_a_long_run_the_last_steps_are_kept() -> None:
+    recorder = Recorder()
+    recorder.open(most_steps=3)
+    for number in range(10):
+        with recorder.step(number):
+            recorder.add("forward", recorder.now())
+    assert [row["step"] for row in recorder.rows()] == [7, 7, 8, 8, 9, 9]
+
+
+def test_a_step_that_fails_is_not_recorded(recorder: Recorder) -> None:
+    with pytest.raises(ValueError, match="no"), recorder.step(0):
+        raise ValueError("no")
+    assert not recorder.is_recording
+    assert recorder.rows() == []

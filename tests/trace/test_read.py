@@ -1,0 +1,122 @@
+"""Events of a run folder, read on one clock; what is not there is said in one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import pipeline_rows, pipeline_run, row, write_run
+
+from stagewright.errors import UsageError
+from stagewright.store import RunFolder
+from stagewright.trace.read import read_trace
+
+
+def test_times_are_on_worker_0s_clock_and_begin_with_the_first_step(tmp_path: Path) -> None:
+    folder = pipeline_run(tmp_path)
+    raw = folder.worker(1).events()[0]
+    assert raw["start_s"] == 100.5 - 7, "worker 1's own clock is 7 s behind"
+    trace = read_trace(folder)
+    assert [worker.host for worker in trace.workers] == ["host0", "host1"]
+    assert [worker.clock_error_s for worker in trace.workers] == [0.0, 1e-4]
+    assert trace.spans == {0: (0.0, 12.0)}
+    assert trace.workers[1].step(0) is not None
+    forwards = [(one.start_s, one.end_s) for one in trace.workers[1].events if one.kind == "forward"]
+    assert forwards == [(1.25, 2.25), (4.5, 5.5)]
+    assert [worker.stages for worker in trace.workers] == [(0,), (1,)]
+
+
+def test_an_event_around_others_comes_first(tmp_path: Path) -> None:
+    rows = [row("recompute", 1, 2), row("backward", 1, 3), row("step", 0, 4)]
+    (worker,) = read_trace(write_run(tmp_path, "serial", [rows])).workers
+    assert [one.kind for one in worker.events] == ["step", "backward", "recompute"]
+
+
+def test_the_median_step(tmp_path: Path) -> None:
+    rows = [{**row("step", 10 * number, 10 * number + took), "step": number} for number, took in enumerate((3, 9, 4))]
+    trace = read_trace(write_run(tmp_path, "serial", [rows]))
+    assert trace.steps == (0, 1, 2)
+    assert trace.num_steps == 3
+    assert trace.median_step == 2
+
+
+def test_only_steps_that_every_worker_has_count(tmp_path: Path) -> None:
+    later = [{**one, "step": 1} for one in pipeline_rows()[0]]
+    trace = read_trace(write_run(tmp_path, "data=2", [pipeline_rows()[0] + later, later]))
+    assert trace.steps == (1,)
+
+
+def test_a_run_without_events(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "serial", [pipeline_rows()[0]])
+    (folder.worker(0).path / "events.parquet").unlink()
+    with pytest.raises(UsageError, match=r"has no events of worker 0; run its plan again: torchrun --nproc-per-node 1"):
+        read_trace(folder)
+    folder.finish("failed", {})
+    with pytest.raises(UsageError, match="the run failed before they were written"):
+        read_trace(folder)
+    (folder.path / "result.json").unlink()
+    with pytest.raises(UsageError, match="it still runs, or was killed"):
+        read_trace(folder)
+
+
+def test_events_of_an_older_version(tmp_path: Path) -> None:
+    old = {"name": "F", "stage": 0, "microbatch": 0, "start_s": 0.0, "end_s": 1.0}
+    folder = write_run(tmp_path, "serial", [[old]])
+    with pytest.raises(UsageError, match="written by an older version, without kinds; run its plan again"):
+        read_trace(folder)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "nap"}, "unknown kind 'nap'"),
+        ({"stream": "gossip"}, "unknown stream 'gossip'"),
+        ({"end_s": 1.0}, r"ends at 1.0 s, before it begins at 100.0 s"),
+    ],
+)
+def test_events_that_make_no_sense(wrong: dict[str, object], message: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "serial", [[{**row("step", 0, 1), **wrong}]])
+    with pytest.raises(UsageError, match=message):
+        read_trace(folder)
+
+
+def test_events_without_a_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not one whole step"):
+        read_trace(write_run(tmp_path, "serial", [[row("forward", 0, 1)]]))
+    with pytest.raises(UsageError, match="no step that every worker has"):
+        read_trace(write_run(tmp_path, "data=2", [[row("step", 0, 1)], [{**row("step", 0, 1), "step": 3}]]))
+
+
+def test_a_clock_that_is_no_json(tmp_path: Path) -> None:
+    folder = pipeline_run(tmp_path)
+    (folder.worker(1).path / "clock.json").write_text("[1, 2]")
+    with pytest.raises(UsageError, match=r"can't read .*clock.json"):
+        read_trace(folder)
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    folder = pipeline_run(tmp_path)
+    code = (
+        "import json, sys\n"
+        "from stagewright.store import RunFolder\n"
+        "from stagewright.trace.breakdown import breakdown\n"
+        "from stagewright.trace.read import read_trace\n"
+        "trace = read_trace(RunFolder.open(sys.argv[1]))\n"
+        "print(json.dumps([share.bubble_s for share in breakdown(trace, 0)]))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder.path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [2.75, 2.75]
+
+
+def test_without_pyarrow_events_are_lines(tmp_path: Path) -> None:
+    folder = RunFolder.open(pipeline_run(tmp_path).path)
+    for rank in range(2):
+        rows = folder.worker(rank).events()
+        (folder.worker(rank).path / "events.parquet").unlink()
+        text = "".join(json.dumps(one) + "\n" for one in rows)
+        (folder.worker(rank).path / "events.jsonl").write_text(text)
+    assert read_trace(folder).spans == {0: (0.0, 12.0)}

@@ -13,7 +13,7 @@ from made_runs import SERIAL_S, make_run, make_training
 from stagewright.cluster.atomic_file import save_text
 from stagewright.report.page import Page, Picture, Section, Table, build_report, page_html, page_markdown
 from stagewright.report.page.html import script_json
-from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Timeline
+from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Prose, Timeline
 
 
 def section(page: Page, name: str) -> Section:
@@ -72,6 +72,16 @@ def test_the_waterfall_goes_from_n_to_what_was_reached(page: Page) -> None:
             assert (part.end if down else part.start) == pytest.approx(at)
             at = part.start if down else part.end
         assert last.parts[0].end == pytest.approx(at), "the parts end where the run is"
+
+
+def test_a_stream_of_batches_is_explained_for_one_of_them(tmp_path: Path) -> None:
+    make_run(tmp_path, step_s=0.02, training=False, number=0)
+    make_run(tmp_path, "pipeline=2", training=False, steps=5, number=1)
+    (chart,) = section(build_report([tmp_path]).page, "why").items
+    assert isinstance(chart, BarChart)
+    whole = 0.101
+    assert chart.bars[-1].parts[0].end == pytest.approx(0.02 / (whole / 5))
+    assert "of a stream of 5 batches" in chart.note
 
 
 def test_shares_add_up_to_the_step(page: Page) -> None:
@@ -153,7 +163,7 @@ def test_a_study_has_its_answers_and_tables(tmp_path: Path) -> None:
     (folder / "table.md").write_text("# Stages\n\n## Policies\n\n| a \\| b | n |\n|---|---:|\n| x | 2 |\n\nA note.\n")
     (folder / "figures" / "bars.png").write_bytes(b"png")
     answers, tables = build_report([folder]).page.sections
-    assert answers.prose == ("Which policy? Time. It is 4 % faster.",)
+    assert answers.items == (Prose(title="Which policy?", paragraphs=("Time.", "It is 4 % faster.")),)
     command, table, picture = tables.items
     assert isinstance(command, Code)
     assert isinstance(table, Table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from stagewright.report.page.build import Report, build_report
 from stagewright.report.page.html import page_html
 from stagewright.report.page.markdown import page_markdown
-from stagewright.report.page.sections import BarChart, Code, LineChart, Page, Picture, Section, Table
+from stagewright.report.page.sections import BarChart, Code, LineChart, Page, Picture, Prose, Section, Table
 
 __all__ = [
     "BarChart",
@@ -16,6 +16,7 @@ __all__ = [
     "LineChart",
     "Page",
     "Picture",
+    "Prose",
     "Report",
     "Section",
     "Table",

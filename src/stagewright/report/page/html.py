@@ -20,6 +20,7 @@ from stagewright.report.page.sections import (
     LineChart,
     Page,
     Picture,
+    Prose,
     Section,
     Table,
     Timeline,
@@ -97,7 +98,8 @@ def _variables() -> str:
 
 def _section(section: Section) -> str:
     prose = "".join(f"<p>{clean(one)}</p>\n" for one in section.prose)
-    num_timelines = sum(isinstance(one, Timeline) for one in section.items)
+    inside = [one for item in section.items for one in (item.items if isinstance(item, Fold) else (item,))]
+    num_timelines = sum(isinstance(one, Timeline) for one in inside)
     if num_timelines:
         prose = f'<p class="note">{clean(_HOW)}</p>\n{prose}'
     lock = (
@@ -131,6 +133,8 @@ def _item(item: Item) -> str:
             title = f"<h3>{clean(item.title)}</h3>" if item.title else ""
             button = '<button type="button" class="copy">copy</button>'
             return f'{title}<div class="code"><pre><code>{clean(item.text)}</code></pre>{button}</div>\n'
+        case Prose():
+            return f"<h3>{clean(item.title)}</h3>" + "".join(f"<p>{clean(one)}</p>\n" for one in item.paragraphs)
         case Picture():
             content = base64.b64encode(item.content).decode("ascii")
             caption = clean(item.caption)

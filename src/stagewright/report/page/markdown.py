@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from stagewright.report.page.axis import label
-from stagewright.report.page.sections import BarChart, Code, Fold, Item, Page, Picture, Section, Table
+from stagewright.report.page.sections import BarChart, Code, Fold, Item, Page, Picture, Prose, Section, Table
 
 __all__ = ["page_markdown"]
 
@@ -37,6 +37,8 @@ def _item(item: Item) -> str:
         case Fold():
             inside = "".join(_item(one) for one in item.items)
             return f"\n<details><summary>{_text(item.title)}</summary>\n{inside}\n</details>\n"
+        case Prose():
+            return f"\n**{_text(item.title)}**\n" + "".join(f"\n{_text(one)}\n" for one in item.paragraphs)
         case Picture():
             return f"\n*{_text(item.caption)}* (in the page)\n"
         case _:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes
 from stagewright.report.page.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Fold, Line, LineChart, Section
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line, LineChart, Section, folded
 from stagewright.report.page.slug import slug
 from stagewright.trace.memory import CATEGORIES, WorkerMemory, peak_sentence
 
@@ -23,7 +23,7 @@ def memory_section(runs: Sequence[RunData]) -> Section | None:
     if not measured and not curves:
         return None
     bars = tuple(bar for run in measured for bar in _bars(run, several=len(measured) > 1))
-    items: list[BarChart | LineChart | Fold] = []
+    items: list[Item] = []
     prose = [
         "What a worker counts as its own in one step: parameters, gradients, optimiser states, what it keeps for "
         "backward, and buffers."
@@ -33,7 +33,7 @@ def memory_section(runs: Sequence[RunData]) -> Section | None:
         items.append(BarChart(name="memory", title=title, quantity="bytes", bars=bars))
     elif bars:
         prose.append(f"{bars[0].label}: {bars[0].text} at the peak.")
-    items += curves if len(curves) <= 4 else [Fold(title=f"Over a step, {len(curves)} runs", items=curves)]
+    items += folded(curves, "runs", 4)
     absent = [run.label for run in runs if run.is_timed and not run.memory]
     if absent:
         reason = next(run.missing.get("memory", "") for run in runs if run.label == absent[0])

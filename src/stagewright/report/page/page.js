@@ -168,6 +168,7 @@
   function draw(chart) {
     const { canvas, data } = chart;
     const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
+    if (!width) return; // folded
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(chart.height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(chart.height * ratio);
@@ -377,4 +378,5 @@
   if (lock) lock.addEventListener("change", () => (together = lock.checked));
   for (const chart of timelines) showStep(chart);
   addEventListener("resize", drawAll);
+  for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", drawAll);
 })();

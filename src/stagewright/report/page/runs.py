@@ -95,6 +95,11 @@ class RunData:
         return self.plan.task is not None
 
     @property
+    def batches_a_step(self) -> int:
+        """Batches in one recorded step: inference is timed as a stream of several."""
+        return 1 if self.plan.training else self.plan.steps
+
+    @property
     def speedup(self) -> float | None:
         """Over serial; None where it is not equal to serial, or none is known."""
         if not self.is_timed or self.serial_s is None or not self.result.get("equal"):
@@ -161,16 +166,11 @@ def _refuse(path: Path) -> None:
 def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
     """Everything that the folders have."""
     plans = [folder.plan() for folder in folders]
-    labels = _labels(plans)
-    serials = [
-        (plan, float(result["latency_s"]))
-        for folder, plan in zip(folders, plans, strict=True)
-        if plan.mesh.num_workers == 1 and "latency_s" in (result := folder.result() or {})
-    ]
-    return tuple(_read(*one, serials) for one in zip(folders, plans, labels, strict=True))
+    serial = _Serial(folders, plans)
+    return tuple(_read(*one, serial) for one in zip(folders, plans, _labels(plans), strict=True))
 
 
-def _read(folder: RunFolder, plan: Plan, label: str, serials: list[tuple[Plan, float]]) -> RunData:
+def _read(folder: RunFolder, plan: Plan, label: str, serial: _Serial) -> RunData:
     result = folder.result()
     missing: dict[str, str] = {}
     return RunData(
@@ -181,7 +181,7 @@ def _read(folder: RunFolder, plan: Plan, label: str, serials: list[tuple[Plan, f
         status="unfinished" if result is None else str(result.get("status", "done")),
         result=result or {},
         metrics=tuple(_metrics(folder, plan)),
-        serial_s=_serial_s(folder, plan, serials),
+        serial_s=serial.seconds(folder, plan) if plan.task is None else None,
         trace=_trace(folder, missing),
         memory=_memory(folder, missing),
         missing=missing,
@@ -190,18 +190,38 @@ def _read(folder: RunFolder, plan: Plan, label: str, serials: list[tuple[Plan, f
 
 def _metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
     """The lines of the first worker that has losses; without any, the first worker's."""
-    every = {rank: list(folder.metrics(rank)) for rank in folder.workers()[: plan.mesh.num_workers]}
-    with_loss = (lines for lines in every.values() if any(line.get("loss") is not None for line in lines))
-    return next(with_loss, next(iter(every.values()), []))
+    first: list[dict[str, Any]] = []
+    for rank in folder.workers()[: plan.mesh.num_workers]:
+        lines = list(folder.metrics(rank))
+        if any(line.get("loss") is not None for line in lines):
+            return lines
+        first = first or lines
+    return first
 
 
-def _serial_s(folder: RunFolder, plan: Plan, serials: list[tuple[Plan, float]]) -> float | None:
-    """Of the runs on the page, else of the folder that this one is in."""
-    known = [seconds for other, seconds in serials if is_alike(other, plan)]
-    if known:
-        return known[-1]
-    beside = serial_beside(folder)
-    return None if beside is None else float((beside.result() or {})["latency_s"])
+class _Serial:
+    """A step of serial for any plan: of the runs on the page, else of the folder that a run is in."""
+
+    def __init__(self, folders: Sequence[RunFolder], plans: Sequence[Plan]) -> None:
+        self._shown = [
+            (plan, float(result["latency_s"]))
+            for folder, plan in zip(folders, plans, strict=True)
+            if plan.mesh.num_workers == 1 and "latency_s" in (result := folder.result() or {})
+        ]
+        self._beside: list[tuple[Path, Plan, float | None]] = []
+
+    def seconds(self, folder: RunFolder, plan: Plan) -> float | None:
+        shown = [seconds for other, seconds in self._shown if is_alike(other, plan)]
+        if shown:
+            return shown[-1]
+        parent = folder.path.resolve().parent
+        for place, other, seconds in self._beside:
+            if place == parent and is_alike(other, plan):
+                return seconds
+        found = serial_beside(folder)
+        answer = None if found is None else float((found.result() or {})["latency_s"])
+        self._beside.append((parent, plan, answer))
+        return answer
 
 
 def _trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
@@ -255,7 +275,8 @@ def _labels(plans: Sequence[Plan]) -> list[str]:
         for key in differences(alike)[0]:
             if not key.startswith(("devices", "optimizer.", "model.seed")) and len(words) < 5:
                 value = _brief(own.get(key, "–"))
-                words.append(value if key == "schedule" else f"{key.rpartition('.')[2]} {value}")
+                plain = {"schedule": value, "training": "training" if plan.training else "inference"}
+                words.append(plain.get(key, f"{key.rpartition('.')[2]} {value}"))
         text = ", ".join(words)
         before = sum(label == text or label.startswith(f"{text} #") for label in labels)
         labels.append(f"{text} #{before + 1}" if before else text)

@@ -7,7 +7,8 @@
                             ██████████▌     │                │ where the ideal is
         LineChart           curves, steps or dots over a number
         Timeline            every worker's events, which can be zoomed
-        Code, Picture       text that can be copied; a figure that someone else has drawn
+        Code, Prose         text that can be copied; a question with its answer
+        Picture             a figure that someone else has drawn
         Fold                items behind a line that opens
 
 All text is plain: HTML and Markdown escape it. Colours are names of `report.palette`, so that they follow light and
@@ -16,6 +17,7 @@ dark. To show something of one's own: `build_report(paths, extra=[Section(…)])
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -30,10 +32,12 @@ __all__ = [
     "LineChart",
     "Page",
     "Picture",
+    "Prose",
     "Quantity",
     "Section",
     "Table",
     "Timeline",
+    "folded",
 ]
 
 # What an axis counts: how its ticks are written.
@@ -186,6 +190,16 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prose:
+    """Sentences under a line of their own: a question and its answer."""
+
+    # The line above.
+    title: str
+    # The paragraphs.
+    paragraphs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A figure that was drawn elsewhere."""
 
@@ -207,7 +221,14 @@ class Fold:
     items: tuple[Item, ...]
 
 
-Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Picture | Fold
+Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Prose | Picture | Fold
+
+
+def folded(items: Sequence[Item], what: str, most: int = 6) -> tuple[Item, ...]:
+    """The first of many, and the rest behind a line; `what` they are, as "timelines"."""
+    if len(items) <= most + 1:
+        return tuple(items)
+    return *items[:most], Fold(title=f"{len(items) - most} more {what}", items=tuple(items[most:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

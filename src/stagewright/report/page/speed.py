@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stagewright.quantity import format_s
 from stagewright.report.page.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table, folded
 from stagewright.report.page.slug import slug
 from stagewright.trace.breakdown import PARTS, breakdown
 
@@ -95,7 +95,7 @@ def why_section(runs: Sequence[RunData]) -> Section | None:
             items.append(_measured(run))
     if not items:
         reasons.insert(0, "There is nothing to show here.")
-    return Section(name="why", title="Why the speed-up is not n", prose=tuple(reasons), items=tuple(items))
+    return Section(name="why", title="Why the speed-up is not n", prose=tuple(reasons), items=folded(items, "runs"))
 
 
 def _explained(run: RunData) -> list[BarChart | Table]:
@@ -104,14 +104,14 @@ def _explained(run: RunData) -> list[BarChart | Table]:
 
     assert run.explanation is not None
     parts, change = run.explanation.parts, run.explanation.change
-    steps = [(part.name, part.seconds) for part in parts.parts if abs(part.seconds) >= 1e-4 * parts.step_s]
+    steps = _large({part.name: part.seconds for part in parts.parts}, parts.step_s)
     advice = (
         "No change that was tried gains 1 %."
         if change is None
         else f"What would gain most: {change.what}, {change.gain:+.0%} by forecast."
     )
     chart = _waterfall(run, parts.serial_s, parts.ideal_s, steps, parts.step_s, "explained", note=advice)
-    rows = tuple((name, format_s(seconds), MEANINGS[name]) for name, seconds in steps)
+    rows = tuple((name, format_s(seconds), MEANINGS.get(name, "each below 0.3 %")) for name, seconds in steps)
     return [chart, Table(head=("part", "time", "what it is"), rows=rows, right=frozenset((1,)))]
 
 
@@ -120,15 +120,23 @@ def _measured(run: RunData) -> BarChart:
     assert run.trace is not None
     assert run.serial_s is not None
     shares = breakdown(run.trace, run.trace.median_step)
-    count = len(shares)
-    mean = {name: sum(one.parts()[name] for one in shares) / count for name in PARTS}
+    each = len(shares) * run.batches_a_step
+    mean = {name: sum(one.parts()[name] for one in shares) / each for name in PARTS}
     ideal = run.serial_s / run.plan.mesh.num_workers
     step = sum(mean.values())
     mean["compute"] -= ideal
-    steps = [(name, seconds) for name, seconds in mean.items() if abs(seconds) >= 1e-4 * step]
-    told = "; ".join(f"{name}: {_WORDS[name]}" for name, _ in steps)
-    note = f"Means over workers in step {run.trace.median_step}, which took {format_s(step)}. {told}."
+    steps = _large(mean, step)
+    told = "; ".join(f"{name}: {_WORDS[name]}" for name, _ in steps if name in _WORDS)
+    batch = "" if run.batches_a_step == 1 else f" of a stream of {run.batches_a_step} batches, for one of them"
+    note = f"Means over workers in step {run.trace.median_step}{batch}, which took {format_s(step)}. {told}."
     return _waterfall(run, run.serial_s, ideal, steps, step, "measured", note=note)
+
+
+def _large(parts: Mapping[str, float], step_s: float) -> list[tuple[str, float]]:
+    """The parts that can be seen, and the others as one, so that all still add up."""
+    steps = [(name, seconds) for name, seconds in parts.items() if abs(seconds) >= 0.003 * step_s]
+    rest = sum(parts.values()) - sum(seconds for _, seconds in steps)
+    return steps if abs(rest) < 1e-4 * step_s else [*steps, ("smaller parts", rest)]
 
 
 def _waterfall(

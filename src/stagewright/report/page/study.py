@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stagewright.report.page.sections import Code, Item, Picture, Section, Table
+from stagewright.report.page.sections import Code, Item, Picture, Prose, Section, Table
 from stagewright.report.page.slug import slug
 
 __all__ = ["study_sections"]
@@ -37,8 +37,8 @@ def study_sections(folder: Path) -> tuple[Section, ...]:
     items += _pictures(folder / "figures")
     sections = [Section(name=name, title=title, prose=tuple(prose), items=tuple(items))]
     if answers:
-        text = tuple(f"{question} {_sentences(body)}" for question, body in answers)
-        sections.insert(0, Section(name=f"{name}-answers", title=f"{title}: answers", prose=text))
+        told = tuple(Prose(title=question, paragraphs=_paragraphs(body)) for question, body in answers)
+        sections.insert(0, Section(name=f"{name}-answers", title=f"{title}: answers", items=told))
     elif not tables:
         nothing = "It has concluded nothing yet: neither answers.md nor table.md is there."
         sections = [Section(name=name, title=title, prose=(*prose, nothing), items=tuple(items))]
@@ -63,8 +63,8 @@ def _parts(path: Path) -> list[tuple[str, str]]:
     return [(heading.strip(), body.strip()) for heading, body in zip(pieces[1::2], pieces[2::2], strict=True)]
 
 
-def _sentences(body: str) -> str:
-    return " ".join(line.strip() for line in body.splitlines() if line.strip())
+def _paragraphs(body: str) -> tuple[str, ...]:
+    return tuple(" ".join(one.split()) for one in re.split(r"\n\s*\n", body) if one.strip())
 
 
 def _table(title: str, body: str) -> Table:

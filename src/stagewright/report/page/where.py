@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_s
 from stagewright.report.page.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, folded
 from stagewright.report.page.slug import slug
 from stagewright.report.page.timeline import MOST_EVENTS, make_timeline
 from stagewright.trace.breakdown import breakdown
@@ -28,7 +28,7 @@ def timeline_section(runs: Sequence[RunData]) -> Section | None:
     clocks = (
         (f"Workers on other hosts are on worker 0's clock, within {format_s(max(errors))}.",) if max(errors) > 0 else ()
     )
-    return Section(name="timeline", title="Timeline", prose=(*clocks, *absent), items=items)
+    return Section(name="timeline", title="Timeline", prose=(*clocks, *absent), items=folded(items, "timelines"))
 
 
 def shares_section(runs: Sequence[RunData]) -> Section | None:
@@ -64,7 +64,7 @@ def shares_section(runs: Sequence[RunData]) -> Section | None:
         "even with free links; wait is waiting for a peer that is late; overhead is the engine's own work. The step is "
         "the median one of each run, and the parts add up to it.",
     )
-    return Section(name="shares", title="Where each worker's time went", prose=prose, items=tuple(charts))
+    return Section(name="shares", title="Where each worker's time went", prose=prose, items=folded(charts, "runs"))
 
 
 def _absent(runs: Sequence[RunData]) -> tuple[str, ...]:

@@ -294,6 +294,7 @@ class Replica:
         own = outcome.loss if outcome.loss is not None else torch.zeros((), device=self.context.torch_device)
         total = own.detach().double().reshape(1) / self.plan.mesh.tensor
         if self.plan.mesh.num_workers > 1:
+            activity.turn("reduce loss")
             start = recorder.now()
             dist.all_reduce(total)
             recorder.add("collective", start, num_bytes=total.element_size(), note="loss")

@@ -25,7 +25,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         mesh=Mesh(pipeline=2),
         devices=tuple(f"cpu:{cores[rank % len(cores)]}" for rank in range(2)),
         recompute="always",
-        codec="int8",
+        codec="block8",
         steps=2,
         warmup=0,
     )

@@ -92,6 +92,30 @@ def test_a_collective_beside_computing_costs_nothing_until_it_is_waited_for(tmp_
     assert share.parts() == dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "collective": 1.0, "overhead": 1.0}
 
 
+def test_waiting_until_messages_have_left(tmp_path: Path) -> None:
+    first = [
+        row("step", 0, 10),
+        row("forward", 0, 1, stage=0, microbatch=0),
+        row("send", 1, 1.5, stage=0, microbatch=0, peer=1, note="activation"),
+        row("forward", 1.5, 2.5, stage=0, microbatch=1),
+        row("send", 2.5, 3, stage=0, microbatch=1, peer=1, note="activation"),
+        row("send", 3, 4, stage=0, microbatch=1, note="limit"),
+        row("send", 4, 8, note="flush"),
+    ]
+    second = [
+        row("step", 0, 10),
+        row("receive", 0, 2, stage=1, microbatch=0, peer=0, note="activation"),
+        row("forward", 2, 7, stage=1, microbatch=0),
+        row("receive", 7, 8, stage=1, microbatch=1, peer=0, note="activation"),
+        row("forward", 8, 10, stage=1, microbatch=1),
+    ]
+    share, _ = breakdown(read_trace(write_run(tmp_path, "pipeline=2", [first, second], microbatches=2)), 0)
+    # The last message was wanted at 7 s: until then worker 1 was behind, from then on it was on its way.
+    assert share.transfer_s == 0.5 + 0.5 + 1.0
+    assert share.wait_s + share.bubble_s == 1.0 + 3.0
+    assert share.bubble_s == 4.0, "free links or not, it would wait 6 s for worker 1 to end"
+
+
 def test_a_step_that_was_not_recorded(tmp_path: Path) -> None:
     trace = read_trace(pipeline_run(tmp_path))
     with pytest.raises(UsageError, match=r"step 7 was not recorded; .* has 0$"):

@@ -226,6 +226,7 @@ def _forecast(plan: Plan, cache: str | None, no_cache: bool, repeats: int) -> Fo
 
 
 def _title(plan: Plan) -> str:
-    chunks = f", {plan.schedule}, {plan.microbatches} micro-batches" if plan.mesh.pipeline > 1 else ""
+    order = plan.schedule if plan.training else "forward alone"
+    chunks = f", {order}, {plan.microbatches} micro-batches" if plan.mesh.pipeline > 1 else ""
     many = f" on {plan.mesh.num_workers} workers" if plan.mesh.num_workers > 1 else ""
     return f"{plan.model.name}: {plan.mesh.strategy}{many}{chunks}"

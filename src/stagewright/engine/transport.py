@@ -109,7 +109,7 @@ class Outbox:
             work, tensor = self._pending.popleft()
             start = recorder.now()
             work.wait()
-            recorder.add("send", start, stream="send", note="flush")
+            recorder.add("send", start, stream="send", note="limit")
             held -= tensor.numel() * tensor.element_size()
 
     def take_bytes(self) -> dict[int, int]:

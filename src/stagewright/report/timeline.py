@@ -130,11 +130,11 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
         for one in worker.of_step(step)
         if one.seconds > 0
     ]
-    whole = next((one for one in trace.workers[0].events if one.kind == "step" and one.step == step), None)
-    what = f"stream of {whole.note}" if whole is not None and whole.note else "step"
+    whole = trace.workers[0].step(step)
+    stream = f" (a stream of {whole.note})" if whole is not None and whole.note else ""
     return Timeline(
         title=title,
-        caption=f"{what} {step}: {format_s(end_s - begin_s)}",
+        caption=f"step {step}{stream}: {format_s(end_s - begin_s)}",
         step_s=end_s - begin_s,
         lanes=tuple(f"worker {worker.rank}" for worker in trace.workers),
         bars=tuple(bars),

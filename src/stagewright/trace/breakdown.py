@@ -9,12 +9,14 @@
     overhead     the rest: the engine's own work between all that, reading a batch, zeroing gradients
 
 Waiting for a message is *transfer* from the moment the peer began to send it; before that the peer was not ready.
-What runs beside computing (stream ``collective``) costs nothing here until the worker waits for it.
+Waiting until messages have left is *transfer* from the moment the peer wanted the last of them. What runs beside
+computing (stream ``collective``) costs nothing here until the worker waits for it.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -64,10 +66,13 @@ def breakdown(trace: Trace, step: int) -> tuple[WorkerShare, ...]:
     """Every worker's step, divided."""
     check_step(trace, step)
     events = {worker.rank: worker.of_step(step) for worker in trace.workers}
-    sent = _send_times(events)
+    sent, wanted = _send_times(events), _wanted_times(events)
     arrivals = _arrivals(trace, events)
     idle = schedule_idle(trace, step)
-    return tuple(_share(worker, step, events[worker.rank], sent, arrivals, idle) for worker in trace.workers)
+    return tuple(
+        _share(worker, step, events[worker.rank], sent, wanted.get(worker.rank, -math.inf), arrivals, idle)
+        for worker in trace.workers
+    )
 
 
 def check_step(trace: Trace, step: int) -> None:
@@ -83,6 +88,7 @@ def _share(
     step: int,
     events: Sequence[TraceEvent],
     sent: Mapping[Message, float],
+    wanted_s: float,
     arrivals: Mapping[tuple[int, int], float],
     idle: Mapping[int, float],
 ) -> WorkerShare:
@@ -95,6 +101,11 @@ def _share(
             found["compute"] += own_s
             if event.kind in found:
                 found[event.kind] += own_s
+        elif event.note in ("flush", "limit") and event.kind == "send":
+            late_s = math.inf if event.note == "limit" else wanted_s
+            waited_s = min(own_s, max(0.0, late_s - event.start_s))
+            found["waiting"] += waited_s
+            found["transfer"] += own_s - waited_s
         elif event.kind in _TRANSFER:
             found["transfer"] += own_s
         elif event.kind == "receive":
@@ -149,6 +160,16 @@ def _send_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[Message, flo
         for event in own:
             if event.kind == "send" and event.peer is not None and event.stage is not None:
                 found.setdefault(message_of(event, rank), event.start_s)
+    return found
+
+
+def _wanted_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[int, float]:
+    """For each worker, when the last of its messages was wanted by whom it was for."""
+    found: dict[int, float] = {}
+    for own in events.values():
+        for event in own:
+            if event.kind == "receive" and event.peer is not None:
+                found[event.peer] = max(found.get(event.peer, -math.inf), event.start_s)
     return found
 
 

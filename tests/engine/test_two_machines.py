@@ -25,6 +25,8 @@ import pytest
 from stagewright.cluster.device import usable_cores
 from stagewright.plan.file import read_plan, write_plan
 from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.run import RunFolder
+from stagewright.trace.read import read_trace
 
 CORES = sorted(usable_cores())
 
@@ -41,7 +43,17 @@ def why_not() -> str:
     return "" if made.returncode == 0 else f"network namespaces can't be made here: {made.stderr.strip()}"
 
 
+def later() -> list[str]:
+    """What makes a process's clock differ from this machine's, as another machine's does; nothing where it can't be."""
+    words = ["unshare", "--time", "--fork", "--kill-child", f"--monotonic={LATER_S}"]
+    if shutil.which("unshare") is None:
+        return []
+    return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
+
+
+LATER_S = 1000
 REASON = why_not()
+LATER = [] if REASON else later()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
 
@@ -102,11 +114,16 @@ def torchrun(
     *words: str,
     limit_s: float = 100,
     folders: Sequence[Path] | None = None,
+    second_in: Sequence[str] = (),
 ) -> list[tuple[int, str]]:
-    """Run a job on both machines, each in a folder of its own if they are given; exit code and standard error."""
+    """Run a job on both machines, each in a folder of its own if they are given; exit code and standard error.
+
+    ``second_in``: a command that the second machine's runs in.
+    """
     started = []
     for rank, (one, folder) in enumerate(zip(machines, folders or [plan.parent] * 2, strict=True)):
-        command = ["ip", "netns", "exec", one.name, sys.executable, "-m", "torch.distributed.run"]
+        command = ["ip", "netns", "exec", one.name, *(second_in if rank else ())]
+        command += [sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--max-restarts", "0"]
         command += ["--master-addr", machines[0].address, "--master-port", "29517"]
         command += ["-m", "stagewright", "worker", str(plan), "--job", job, *words]
@@ -156,13 +173,26 @@ def test_two_machines_agree_on_cuts_and_leave_one_result(machines: list[Machine]
     folders = [tmp_path / name for name in ("here", "there")]
     for folder in folders:
         folder.mkdir()
-    ended = torchrun(machines, path, "stagewright.engine.job:run_job", folders=folders)
+    ended = torchrun(machines, path, "stagewright.engine.job:run_job", folders=folders, second_in=LATER)
     assert [code for code, _ in ended] == [0, 0], ended
     (run,) = (folders[0] / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())
     assert (result["status"], result["equal"], result["workers"]) == ("done", True, 2)
     assert len(result["peak_memory_bytes"]) == 2  # the other machine's worker sent its part
     assert len(read_plan(run / "plan.toml").cuts) == 1
+    # Events of both machines are in worker 0's folder, and on its clock.
+    trace = read_trace(RunFolder.open(run))
+    assert trace.steps == (0, 1)
+    clock = json.loads((run / "workers" / "1" / "clock.json").read_text())
+    assert abs(clock["offset_s"] + (LATER_S if LATER else 0)) <= clock["error_s"] < 0.1
+    assert trace.workers[1].clock_error_s == clock["error_s"]
+    ends = [
+        [one for one in worker.events if one.kind == kind]
+        for worker, kind in zip(trace.workers, ("send", "receive"), strict=True)
+    ]
+    for sent, received in zip([one for one in ends[0] if one.peer == 1], ends[1], strict=True):
+        assert sent.microbatch == received.microbatch
+        assert received.end_s >= sent.start_s - clock["error_s"], "no message arrives before it is sent"
 
 
 def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: Path) -> None:

@@ -15,6 +15,7 @@ import datetime
 import faulthandler
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -22,11 +23,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagewright.cluster.atomic_file import save_text
-from stagewright.cluster.device import Device, pin_process
+from stagewright.cluster.device import Device, has_gpu, keep_freed_memory, pin_process
 from stagewright.cluster.machine import spread_cores
 from stagewright.engine.fault import Fault, activity, worker_folder
 from stagewright.engine.process import ProcessMark
@@ -39,7 +40,7 @@ from stagewright.store.run import RunFolder
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "run_worker"]
+__all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "launched_worker", "run_worker", "start_worker"]
 
 DEFAULT_JOB = "stagewright.engine.job:run_job"
 """What a worker does: ``package.module:function`` of plan, context and run folder."""
@@ -50,8 +51,17 @@ TRAINING_JOB = "stagewright.engine.training_job:run_training"
 LAUNCHER = "STAGEWRIGHT_LAUNCHER"
 """The variable with the local launcher's process id: it watches, so that its workers need not."""
 
+# What worker 0 gathers from workers of other machines.
+_GATHERED = (
+    "result.json",
+    "metrics.jsonl",
+    "clock.json",
+    "events.parquet",
+    "events.jsonl",
+    "memory.parquet",
+    "memory.jsonl",
+)
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,35 @@ class Place:
             ) from None
 
 
+def launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> None:
+    """What the local launcher starts, often as a copy of a process that has imported everything: a session of its own.
+
+    Its output is in a file by now, line by line as in a fresh process.
+    """
+    os.setsid()
+    # Every copy holds a pipe that keeps the copied process alive; it must end with the launcher, and its copies with it.
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # type: ignore[attr-defined]
+    if alive is not None:
+        os.close(alive)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    start_worker(Path(plan), Path(run_folder), job, float(hang_s))
+
+
+def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: float | None) -> None:
+    """Run this worker; whatever fails ends the process with one message, without waiting for stuck threads."""
+
+    def end(error: StagewrightError) -> None:
+        print(f"stagewright: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.stdout.flush()
+        os._exit(error.exit_code)
+
+    try:
+        run_worker(plan, run_folder, job=job, hang_s=HANG_S if hang_s is None else hang_s, end=end)
+    except StagewrightError as error:
+        end(error)
+
+
 def run_worker(
     plan_path: Path,
     run_folder: Path | None = None,
@@ -111,7 +150,7 @@ def run_worker(
         device = choose_device(plan, place)
         record.device = device.text
         pin_process(device)
-        _keep_freed_memory()
+        keep_freed_memory()
         store = _connect(place, hang_s)
         if run_folder is None:
             run_folder = _agree_on_folder(store, place, plan)
@@ -142,8 +181,7 @@ def choose_device(plan: Plan, place: Place) -> Device:
     """The plan's device for this rank; where the plan names none, the machine's GPU or core of this local rank."""
     if plan.devices:
         return Device.parse(plan.devices[place.rank])
-    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
-    if gpus:
+    if has_gpu():
         return Device.parse(f"cuda:{place.local_rank}")
     cores = spread_cores()
     if place.local_rank >= len(cores):
@@ -229,17 +267,9 @@ def _follow_the_agent(place: Place) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if place.launcher is not None and os.getppid() != place.launcher:
+    launcher = multiprocessing.parent_process()  # not the process that this one is a copy of
+    if launcher is not None and not launcher.is_alive():
         raise SystemExit(1)  # it ended before we asked to follow it
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc keep what tensors give back: else every step asks the kernel for the same pages again, zeroed."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
-            libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _connect(place: Place, hang_s: float) -> Store:
@@ -290,16 +320,19 @@ def _conclude(job: Callable[..., None], plan: Plan, store: Store, place: Place, 
     A job's module may say how its workers' results become one: ``merge_results(plan, run_folder)``.
     """
     merge = getattr(sys.modules[job.__module__], "merge_results", None)
-    own = worker_folder(folder.path, place.rank) / "result.json"
+    for name in _GATHERED:
+        if place.rank != 0:
+            own = worker_folder(folder.path, place.rank) / name
+            store.set(f"{name} {place.rank}", own.read_bytes() if own.is_file() else b"")
+            continue
+        for rank in range(1, place.num_workers):
+            content = store.get(f"{name} {rank}")
+            path = worker_folder(folder.path, rank) / name
+            if content and not path.is_file():  # another machine's
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
     if place.rank != 0:
-        store.set(f"result {place.rank}", own.read_text(encoding="utf-8") if own.is_file() else "")
         return
-    for rank in range(1, place.num_workers):
-        text = store.get(f"result {rank}").decode()
-        path = worker_folder(folder.path, rank) / "result.json"
-        if text and not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_text(text, path)
     folder.finish("done", merge(folder.plan(), folder) if merge is not None else {})
 
 

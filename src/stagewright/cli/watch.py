@@ -7,14 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stagewright.cli.options import Json
-from stagewright.cli.screen import note, print_json, screen
+from stagewright.cli.screen import LEAST_WIDTH, note, print_json, screen
 from stagewright.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,16 +106,15 @@ def _show(watcher: Watcher, stop: threading.Event, *, speed: float | None, stay:
     from stagewright.report.live.terminal import live_line, live_view
 
     console = screen()
-    plain = not console.is_terminal
-    width = min(console.width, 112) - 2
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        told_s = 0.0
+    width = min(console.width, LEAST_WIDTH) - 2
+    told_s = 0.0
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         for shown in _states(watcher, stop, speed):
             ended = shown["status"] in _ENDED and not (shown["replay"] and _goes_on(shown["replay"]))
-            if not plain:
+            if live is not None:
                 live.update(live_view(shown, width), refresh=True)
             elif ended:
-                live.update(live_view(shown, width))
+                console.print(live_view(shown, width))
             elif time.monotonic() - told_s >= _LINE_S:
                 told_s = time.monotonic()
                 note(live_line(shown))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -87,6 +88,28 @@ def test_a_wrong_name_is_refused_with_the_nearest(finished: RunFolder) -> None:
     result = run(finished.path.with_name(finished.name + "x"))
     assert f"did you mean '{finished.name}'" in str(result.exception)
     assert "is a file" in str(run(finished.path / "plan.toml").exception)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="wants a pseudo-terminal")
+def test_on_a_terminal_the_page_s_address_and_the_view_are_there(finished: RunFolder) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen([PROGRAM, "watch", finished.path], stdout=theirs, stderr=theirs, env=environment) as page:
+        os.close(theirs)
+        text = ""
+        try:
+            while "ended" not in text:
+                text += os.read(ours, 65536).decode(errors="replace")
+            page.send_signal(signal.SIGINT)
+            assert page.wait(10) == 0
+        finally:
+            page.kill()
+            os.close(ours)
+    assert "http://127.0.0.1:" in text
+    assert "Ctrl-C ends the page, not the run" in text
+    assert "finished" in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -94,6 +94,11 @@ def test_the_slower_worker_s_line_of_a_step_is_no_news(plan: Plan) -> None:
     assert len(second.curve) == 1
 
 
+def test_a_worker_on_another_machine_is_not_said_to_be_missing(plan: Plan) -> None:
+    shown = folded(plan, step(1), Seen(rank=0, doing=Doing(count=1, action="forward"), at_s=0.0)).to_dict(0.0)
+    assert [one["condition"] for one in shown["workers"]] == ["working", "elsewhere"]
+
+
 def test_what_it_does(plan: Plan) -> None:
     doing = Doing(count=3, step=7, stage=1, microbatch=2, action="receive activation")
     shown = folded(plan, Seen(rank=1, doing=doing, at_s=10.0)).to_dict(12.0)

@@ -49,7 +49,7 @@ def test_everything_is_there(plan: Plan) -> None:
         "memory 3.00 MiB",
         "3.00 s left",
         "receive activation, micro-batch 3",
-        "not here yet",
+        "can't be seen from here",
         "cpu:1",
     ):
         assert words in text

@@ -313,8 +313,10 @@ class LiveState:
             condition = "ended"
         elif one.process in ("stopped", "gone"):
             condition = one.process
-        else:
-            condition = "working" if doing.count else "absent"
+        elif doing.count:
+            condition = "working"
+        else:  # others have done steps: it must run where we can't look
+            condition = "absent" if self.step is None else "elsewhere"
         still_s = now_s - one.changed_s
         kind = kind_of(doing.action) if condition in ("working", "stopped") else "idle"
         return {

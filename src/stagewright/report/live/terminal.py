@@ -40,6 +40,7 @@ STATUS = {
 }
 _CONDITION = {
     "absent": "not here yet",
+    "elsewhere": "can't be seen from here",
     "stopped": "stopped",
     "gone": "its process is gone",
     "ended": "ended",
@@ -177,7 +178,7 @@ def _workers(shown: Mapping[str, Any]) -> Table:
 
 def _doing(worker: Mapping[str, Any]) -> str:
     condition, action = worker["condition"], worker["action"]
-    if condition in ("ended", "absent"):
+    if condition in ("ended", "absent", "elsewhere"):
         return _CONDITION[condition]
     words = [action or "nothing"] if condition == "working" else [_CONDITION[condition], *([action] if action else [])]
     if worker["microbatch"] is not None:

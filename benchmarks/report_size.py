@@ -22,6 +22,7 @@ from made_runs import make_run
 from stagewright.report.page import build_report, page_html
 
 LIMIT_S, LIMIT_BYTES = 10.0, 8_000_000
+EVENTS_A_STEP = 648  # of four workers and 32 micro-batches
 
 
 def measure(events: int, keep: Path | None) -> dict[str, float]:
@@ -29,11 +30,12 @@ def measure(events: int, keep: Path | None) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         make_run(root, number=0)
-        folder = make_run(root, "pipeline=4", microbatches=32, steps=max(1, round(events / 802)), number=1)
+        folder = make_run(root, "pipeline=4", microbatches=32, steps=max(1, round(events / EVENTS_A_STEP)), number=1)
         count = sum(len(folder.worker(rank).events()) for rank in range(4))
         begin = time.perf_counter()
         report = build_report([root])
         built = time.perf_counter()
+        assert all(run.trace is not None for run in report.runs), "every event is to be drawn"
         content = page_html(report.page)
         written = time.perf_counter()
         if keep is not None:

@@ -174,7 +174,7 @@ def _worker_events(mesh: Mesh, rank: int, microbatches: int, steps: int) -> Iter
             source, target = (rank - 1, rank + 1) if way == "forward" else (rank + 1, rank - 1)
             lag = place if way == "forward" else last - place
             for chunk in range(microbatches):
-                start = begin + (lag + chunk) * (seconds + 0.001)
+                start = max(at, begin + (lag + chunk) * (seconds + 0.001))
                 both = {**common, "microbatch": chunk, "note": note, "bytes": 65536}
                 if waits:
                     yield {

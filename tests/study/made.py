@@ -145,6 +145,12 @@ def memory_parts(
             }
             fits[way] = {"largest": 3, "refused": ""}
         parts[f"executed-{strategy}"] = executed
+        if strategy != "serial":
+            parts[f"operators-{strategy}"] = {
+                "is_same": strategy != "pipeline",
+                "sentence": f"workers of {strategy}",
+                "parts": {"forward": [30, 40 if strategy == "pipeline" else 30], "backward": [60, 60]},
+            }
         parts[f"forecast-{strategy}"] = forecasts
     parts["fit-forecast"] = fits
     parts["fit-data"] = {

@@ -62,8 +62,13 @@ def test_least_memory() -> None:
 
 def test_workers_that_did_the_same_and_those_that_did_not() -> None:
     text = said(concluded(memory_parts()), "execute")
-    assert "Data: both workers did the same in a step, 4 forward." in text
-    assert "Pipeline: the workers did different things: worker 0 (stage 0) 4 forward; worker 1 (stage 1)" in text
+    assert "Data, 90 operators in a step: workers of data. Data, actions of each worker: 4 forward." in text
+    assert "Pipeline, 90 and 100 operators in a step: workers of pipeline." in text
+    parts = memory_parts()
+    parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
+    assert "Pipeline, actions of the workers: worker 0 4 forward; worker 1 8 forward." in said(
+        concluded(parts), "execute"
+    )
 
 
 def test_layers_found_by_running() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from stagewright.store.run import RunFolder
 from stagewright.trace.breakdown import breakdown
+from stagewright.trace.operators import compare_workers, read_operators
 from stagewright.trace.read import read_trace
 
-__all__ = ["counts_of", "shares_of"]
+__all__ = ["compared_operators", "counts_of", "shares_of"]
 
 
 def shares_of(run: str | Path) -> list[dict[str, Any]]:
@@ -31,3 +32,17 @@ def counts_of(run: str | Path) -> list[dict[str, Any]]:
             entry["bytes"] += event.bytes or 0
         found.append({"worker": worker.rank, "stages": list(worker.stages), "kinds": kinds})
     return found
+
+
+def compared_operators(run: str | Path) -> dict[str, Any]:
+    """Run a run's plan for one step more with torch's profiler; what its first two workers executed, side by side."""
+    from stagewright.engine.operator_job import record_operators
+
+    folder = RunFolder.open(run)
+    record_operators(folder)
+    found = compare_workers(read_operators(folder), 0, 1, folder.plan())
+    return {
+        "is_same": found.is_same,
+        "sentence": found.sentence,
+        "parts": {part.action: [part.num_first, part.num_second] for part in found.parts},
+    }

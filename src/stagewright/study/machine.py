@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stagewright.plan.value import Plan
-from stagewright.profile.value import Profile
 from stagewright.study.value import Bench, Part
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
@@ -56,6 +55,7 @@ def measured_of(data: Mapping[str, Any]) -> MeasuredModel:
     from stagewright.forecast.costs import TensorTraffic
     from stagewright.forecast.terms import ModelTerms
     from stagewright.planner.measure import MeasuredModel
+    from stagewright.profile.value import Profile
 
     tensor = data["tensor"]
     return MeasuredModel(

@@ -4,7 +4,8 @@
     for each strategy: forecast, and forecast with free communication; what each worker executed
     for each limit:    the most layers by forecast ─► run there, one more, one less … until k runs and k + 1 does not
 
-The model is of a family with a free number of layers (`gpt-layers:N`).
+The model is of a family with a free number of layers (`gpt-layers:N`). A stage is what is recomputed, so a worker that
+holds the whole model (serial, data, tensor) takes it as one stage a block there: it keeps what enters each block.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ __all__ = ["QUICK", "Options", "study"]
 QUICK: dict[str, Any] = {
     "model": "gpt-layers:4",
     "sequence_length": 64,
-    "batch": 8,
+    "batch": 4,
     "rounds": 1,
     "steps": 4,
     "warmup": 1,
-    "repeats": 2,
-    "memory_bytes": 384 * 2**20,
+    "repeats": 1,
+    "memory_bytes": 256 * 2**20,
     "fits": ("data", "tensor", "pipeline", "tensor+recompute"),
 }
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
+_BLOCK = "transformer.h."  # what blocks of the family are called, before their number
 _MOST_ATTEMPTS = 8  # runs in search of a largest size; the forecast is seldom off by more than a few layers
 
 
@@ -97,16 +99,25 @@ class Options:
         """Layers of the model whose speed is measured."""
         return int(self.model.partition(":")[2])
 
-    def plan(self, way: str) -> Plan:
-        """The plan of `serial`, `data`, `tensor+recompute`, …"""
+    def plan(self, way: str, num_layers: int | None = None, cuts: tuple[str, ...] = ()) -> Plan:
+        """The plan of `serial`, `data`, `tensor+recompute`, … with the model's layers or another number of them."""
         strategy, _, again = way.partition("+")
         mesh = Mesh() if strategy == "serial" else Mesh(**{strategy: 2})
+        layers = num_layers or self.num_layers
+        if again and strategy != "pipeline" and layers > 1:
+            cuts = tuple(f"{_BLOCK}{number}" for number in range(layers - 1))
+        plan = self._plan(f"gpt-layers:{layers}", mesh, cuts)
+        if again:
+            plan = replace(plan, recompute="always")
+        return replace(plan, schedule="interleaved") if cuts and strategy != "pipeline" else plan
+
+    def _plan(self, model: str, mesh: Mesh, cuts: tuple[str, ...]) -> Plan:
         return Plan(
-            model=ModelSpec(name=self.model, sequence_length=self.sequence_length, seed=self.seed),
+            model=ModelSpec(name=model, sequence_length=self.sequence_length, seed=self.seed),
             batch=self.batch,
             mesh=mesh,
-            microbatches=self.microbatches if strategy == "pipeline" else 1,
-            recompute="always" if again else "none",
+            microbatches=self.microbatches if mesh.pipeline > 1 else 1,
+            cuts=cuts,
             devices=self.devices[: mesh.num_workers],
             optimizer=OptimizerSpec(name=self.optimizer),  # type: ignore[arg-type]
             seed=self.seed,
@@ -133,6 +144,7 @@ def study(options: Options) -> Study:
             name=f"run-{way}-{turn}",
             about=f"{way.replace('+recompute', ', recomputed')}, round {turn} of {options.rounds}",
             run=partial(_run, options, way),
+            needs=("forecast-pipeline",) if way.startswith("pipeline") else (),
         )
         for turn in range(1, options.rounds + 1)
         for way in ways
@@ -146,6 +158,15 @@ def study(options: Options) -> Study:
         )
         for strategy in STRATEGIES
     ]
+    parts += [
+        Part(
+            name=f"operators-{strategy}",
+            about=f"which operators the workers of {strategy} executed",
+            run=partial(_operators, strategy),
+            needs=(f"run-{strategy}-1",),
+        )
+        for strategy in STRATEGIES[1:]
+    ]
     parts.append(
         Part(name="fit-forecast", about="the most layers that fit, by forecast", run=partial(_fit_forecast, options))
     )
@@ -154,7 +175,7 @@ def study(options: Options) -> Study:
             name=f"fit-{way}",
             about=f"the most layers of {way.replace('+recompute', ', recomputed')}, found by running",
             run=partial(_fit, options, way),
-            needs=("fit-forecast",),
+            needs=("fit-forecast", *(("forecast-pipeline",) if way.startswith("pipeline") else ())),
         )
         for way in options.fits
     ]
@@ -189,11 +210,25 @@ def _forecast(options: Options, strategy: str, bench: Bench) -> dict[str, Any]:
             "peak_memory_bytes": forecast.peak_memory_bytes,
             "parts": [{"name": one.name, "seconds": one.seconds} for one in parts.parts],
         }
-    return found
+    return {**found, "measured": measured}
+
+
+def _cuts(options: Options, way: str, num_layers: int, bench: Bench) -> tuple[str, ...]:
+    """Where a pipeline of so many layers is cut, by the measured times of its units; () for other strategies."""
+    from stagewright.planner.grow import grown_layers
+    from stagewright.split.compare import split
+    from stagewright.split.conditions import Conditions
+
+    if not way.startswith("pipeline"):
+        return ()
+    measured = grown_layers(measured_of(bench.results["forecast-pipeline"]["measured"]), num_layers)
+    conditions = Conditions(num_microbatches=options.microbatches, recompute="+" in way)
+    names = split(measured.profile, 2, "optimal", conditions).cut_names
+    return tuple(name.replace("layer ", _BLOCK) for name in names)
 
 
 def _run(options: Options, way: str, bench: Bench) -> dict[str, Any]:
-    return bench.run(options.plan(way))
+    return bench.run(options.plan(way, cuts=_cuts(options, way, options.num_layers, bench)))
 
 
 def _executed(strategy: str, bench: Bench) -> dict[str, Any]:
@@ -204,18 +239,32 @@ def _executed(strategy: str, bench: Bench) -> dict[str, Any]:
     return {way: counts_of(bench.folder / bench.results[f"run-{way}-1"]["run"]) for way in ways}
 
 
+def _operators(strategy: str, bench: Bench) -> dict[str, Any]:
+    """Whether both workers executed the same operators, and what makes the difference."""
+    from stagewright.study.executed import compared_operators
+
+    return compared_operators(bench.folder / bench.results[f"run-{strategy}-1"]["run"])
+
+
 def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
     """The most layers of every strategy that fit, by forecast."""
     from stagewright.planner.fit import fit_strategies
+    from stagewright.planner.measure import MeasuredModel
     from stagewright.planner.sized import sized_models
 
+    grown = sized_models("layers", "gpt-layers", cache=False)
+
+    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+        chosen, measured = grown(plan, size)
+        by_block = plan.recompute != "none" and plan.mesh.pipeline == 1 and size > 1
+        return replace(chosen, stages=size, schedule="interleaved", split="blocks") if by_block else chosen, measured
+
     base = replace(options.plan("serial"), devices=(), steps=1, warmup=0)
-    family = options.model.partition(":")[0]
     rows = fit_strategies(
         base,
         2,
         options.memory_bytes,
-        sized_models("layers", family, cache=False),
+        sized,
         "layers",
         now=options.num_layers,
         microbatches=options.microbatches,
@@ -228,14 +277,15 @@ def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:
     forecast = bench.results["fit-forecast"][way]
     if forecast["refused"]:
         raise UsageError(forecast["refused"])
-    plan = replace(options.plan(way), memory_bytes=options.memory_bytes, steps=1, warmup=0)
-    least = plan.num_stages
+    least = 2 if way.startswith("pipeline") else 1
     ran: dict[int, bool] = {}
     attempts: list[dict[str, Any]] = []
     size = max(least, int(forecast["largest"]))
     while len(attempts) < _MOST_ATTEMPTS and least <= size and size not in ran:
         bench.tell(f"{size} layers")
-        attempts.append(_attempt(plan, size, bench))
+        plan = options.plan(way, size, _cuts(options, way, size, bench))
+        limited = replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0)
+        attempts.append({"layers": size, **_attempt(limited, bench)})
         ran[size] = attempts[-1]["ran"]
         size += 1 if ran[size] else -1
     largest = max((one for one, good in ran.items() if good), default=0)
@@ -248,18 +298,16 @@ def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:
     }
 
 
-def _attempt(plan: Plan, num_layers: int, bench: Bench) -> dict[str, Any]:
-    """Run so many layers under the limit; anything but a lack of memory is an error."""
-    family = plan.model.name.partition(":")[0]
+def _attempt(plan: Plan, bench: Bench) -> dict[str, Any]:
+    """Run a plan under its limit; anything but a lack of memory is an error."""
     try:
-        row = bench.run(replace(plan, model=replace(plan.model, name=f"{family}:{num_layers}")))
+        row = bench.run(plan)
     except RunError as error:
         text = str(error).splitlines()[0]
         if "out of memory" not in text:
             raise
-        return {"layers": num_layers, "ran": False, "text": text}
+        return {"ran": False, "text": text}
     return {
-        "layers": num_layers,
         "ran": True,
         "peak_memory_bytes": row["peak_memory_bytes"],
         "run": row["run"],

@@ -144,19 +144,21 @@ def _executed(results: Results) -> tuple[str, ...]:
         if workers is None:
             sentences.append(f"For {strategy} this is not known: its events were not read.")
             continue
+        operators = results.get(f"operators-{strategy}")
+        if operators is not None:
+            number = [sum(counts[at] for counts in operators["parts"].values()) for at in (0, 1)]
+            same = f"{number[0]} operators" if operators["is_same"] else f"{number[0]} and {number[1]} operators"
+            sentences.append(f"{strategy.capitalize()}, {same} in a step: {operators['sentence']}.")
         counts = [
             {kind: int(one["count"]) for kind, one in sorted(worker["kinds"].items()) if kind != "step"}
             for worker in workers
         ]
         texts = [joined(f"{count} {kind}" for kind, count in one.items()) for one in counts]
-        if all(one == counts[0] for one in counts) and len({tuple(worker["stages"]) for worker in workers}) == 1:
-            sentences.append(f"{strategy.capitalize()}: both workers did the same in a step, {texts[0]}.")
+        if all(one == counts[0] for one in counts):
+            sentences.append(f"{strategy.capitalize()}, actions of each worker: {texts[0]}.")
         else:
-            each = "; ".join(
-                f"worker {worker['worker']} (stage {joined(str(stage) for stage in worker['stages']) or '–'}) {text}"
-                for worker, text in zip(workers, texts, strict=True)
-            )
-            sentences.append(f"{strategy.capitalize()}: the workers did different things: {each}.")
+            each = "; ".join(f"worker {worker['worker']} {text}" for worker, text in zip(workers, texts, strict=True))
+            sentences.append(f"{strategy.capitalize()}, actions of the workers: {each}.")
     return tuple(sentences)
 
 

@@ -101,7 +101,7 @@ def _recompute_table(ways: Ways) -> Table:
         title="What recomputation costs and saves",
         columns=("strategy", "time more", "memory without", "memory with", "saved"),
         rows=tuple(rows),
-        note="Memory of the fullest worker.",
+        note="Memory of the fullest worker. Serial, data and tensor recompute block by block, a pipeline by stages.",
     )
 
 

@@ -27,8 +27,7 @@ __all__ = ["QUICK", "Options", "study"]
 
 QUICK: dict[str, Any] = {
     "model": "deit-tiny",
-    "image_size": 128,
-    "batch": 16,
+    "batch": 32,
     "microbatches": 8,
     "rounds": 1,
     "steps": 4,
@@ -89,7 +88,7 @@ class Options:
         return Plan(
             model=ModelSpec(
                 name=self.model,
-                image_size=self.image_size,
+                image_size=self.pixels,
                 sequence_length=self.sequence_length,
                 seed=self.seed,
             ),
@@ -103,6 +102,12 @@ class Options:
             steps=self.steps,
             warmup=self.warmup,
         )
+
+    @property
+    def pixels(self) -> int | None:
+        """Of the model's images; the quick model takes small ones unless it is told otherwise."""
+        is_quick_model = self.quick and self.model == QUICK["model"]
+        return 128 if self.image_size is None and is_quick_model else self.image_size
 
     @property
     def run_stages(self) -> tuple[int, ...]:

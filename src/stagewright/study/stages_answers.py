@@ -7,7 +7,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.study.sentence import joined, percent, ratio, spread, times
-from stagewright.study.stages_measured import PUBLISHED, MeasuredRun, forecasts_of, groups_of
+from stagewright.study.stages_measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
 from stagewright.study.value import Answer, Results
 
 __all__ = ["QUESTIONS", "answers"]
@@ -90,10 +90,11 @@ def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple
                 )
             elif forecasts:
                 names, one = max(forecasts, key=lambda pair: pair[1]["speedup"])
+                speedup = forecast_speedup(results, options, mode, one)
                 where = "on the given cluster" if options["cluster"] else "if there were as many devices"
                 sentences.append(
                     f"{mode.capitalize()} with {count} stages was not run ({len(options['devices'])} devices); "
-                    f"forecast {where}: {times(one['speedup'])}, cut by {names}.{beside}"
+                    f"forecast {where}: {times(speedup)}, cut by {names}.{beside}"
                 )
             else:
                 sentences.append(f"{mode.capitalize()} with {count} stages: not known.")
@@ -106,9 +107,10 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str
         saved = results.get(f"profile-{mode}")
         for count in options["stages"]:
             mine = [one for one in runs[mode] if one.num_stages == count and one.speedup is not None]
-            if saved is None or not mine:
-                continue
-            sentences += _best_at(mode, count, mine, saved["splits"][str(count)])
+            if saved is not None and mine:
+                sentences += _best_at(mode, count, mine, saved["splits"][str(count)])
+            elif saved is not None:
+                sentences += _best_forecast(mode, count, results, options)
         if saved is not None and not any(one.speedup is not None for one in runs[mode]):
             sentences.append(f"No pipeline of {mode} was measured, so that no policy is shown to be the best.")
     return tuple(sentences) or ("Not known: nothing was measured.",)
@@ -147,6 +149,25 @@ def _best_at(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping
     return found
 
 
+def _best_forecast(mode: str, count: int, results: Results, options: Mapping[str, Any]) -> list[str]:
+    """Which policy is best with a number of stages that was not run."""
+    splits = results[f"profile-{mode}"]["splits"][str(count)]
+    found = [
+        (forecast_speedup(results, options, mode, forecast), names, splits[names.split(",")[0]])
+        for names, forecast in forecasts_of(results, mode, count)
+    ]
+    if len(found) < 2:
+        return []
+    found.sort(key=lambda one: -one[0])
+    (_, best, fast), (_, worst, slow) = found[0], found[-1]
+    rates = joined(f"{names} {times(speedup)}" for speedup, names, _ in found)
+    return [
+        f"{mode.capitalize()}, {count} stages, by forecast: {rates}. The slowest stage takes "
+        f"{format_s(fast['bottleneck_s'])} with {best} (balance {fast['balance']:.2f}) and "
+        f"{format_s(slow['bottleneck_s'])} with {worst} (balance {slow['balance']:.2f})."
+    ]
+
+
 def _published_claim(runs: Sequence[MeasuredRun]) -> list[str]:
     """Blocks beat MACs, it was published: does it hold here?"""
     by_policy = {name: one for one in runs for name in (one.policy, *one.also)}
@@ -169,16 +190,16 @@ def _why(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         if why is None:
             sentences.append(f"For {mode} this is not known: no pipeline was measured and taken apart.")
             continue
-        costs = sorted((part for part in why["parts"]), key=lambda part: part["seconds"], reverse=True)
-        shown = [part for part in costs if part["seconds"] > 0.005 * why["step_s"]]
-        gained = [part for part in costs if part["seconds"] < -0.005 * why["step_s"]]
-        text = joined(f"{part['name']} {part['lost_speedup']:.2f}" for part in shown)
-        back = joined(f"{part['name']} {-part['lost_speedup']:.2f}" for part in gained)
-        faster = f" Some was faster than forecast and gives back: {back}." if gained else ""
+        costs = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)
+        shown = [part for part in costs if part["seconds"] >= 0.005 * why["step_s"]]
+        gained = [part for part in costs if part["seconds"] <= -0.005 * why["step_s"]]
+        text = joined(f"{part['name']} {percent(part['seconds'] / why['step_s'])}" for part in shown)
+        back = joined(f"{part['name']} {percent(-part['seconds'] / why['step_s'])}" for part in gained)
         sentences.append(
             f"{mode.capitalize()} with {why['stages']} stages reaches {times(why['speedup'])} of {why['num_devices']}. "
-            + (f"Of the speed-up that is missing, {text} are lost to these, the largest first." if text else "")
-            + faster
+            f"Of a step of {format_s(why['step_s'])}, {percent(why['ideal_s'] / why['step_s'])} is serial ÷ "
+            f"{why['num_devices']}; the rest is {text or 'nothing'}"
+            + (f", less {back} that was faster than forecast." if back else ".")
         )
         if shown:
             sentences.append(f"The largest is {shown[0]['name']}: {_MEANINGS[shown[0]['name']]}.")

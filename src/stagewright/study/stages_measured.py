@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PUBLISHED", "MeasuredRun", "forecasts_of", "groups_of", "measured_runs"]
+__all__ = ["PUBLISHED", "MeasuredRun", "forecast_speedup", "forecasts_of", "groups_of", "measured_runs", "serial_rate"]
 
 PUBLISHED = {2: 1.937, 3: 3.065, 4: 4.088}
 """Speed-ups that were published for an image model in stages on 4 machines, inference (PiPPy)."""
@@ -115,3 +115,23 @@ def forecasts_of(results: Mapping[str, Any], mode: str, count: int) -> list[tupl
         if "speedup" in one:
             found.append((names, one))
     return found
+
+
+def serial_rate(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> float | None:
+    """Serial's samples/s, the median over rounds."""
+    rounds = range(1, options["rounds"] + 1)
+    rates = [row["samples_per_s"] for turn in rounds if (row := results.get(f"run-{mode}-serial-{turn}")) is not None]
+    return statistics.median(rates) if rates else None
+
+
+def forecast_speedup(
+    results: Mapping[str, Any], options: Mapping[str, Any], mode: str, forecast: Mapping[str, Any]
+) -> float:
+    """A forecast over what serial was measured to do, as measured speed-ups are; on another cluster over its own.
+
+    Serial takes its batch in one piece, which is faster than the micro-batches that a forecast adds up.
+    """
+    alone = serial_rate(results, options, mode)
+    if alone is None or options["cluster"] is not None:
+        return float(forecast["speedup"])
+    return float(forecast["samples_per_s"]) / alone

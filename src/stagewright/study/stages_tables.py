@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,14 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.study.sentence import percent, spread
-from stagewright.study.stages_measured import PUBLISHED, MeasuredRun, forecasts_of, groups_of
+from stagewright.study.stages_measured import (
+    PUBLISHED,
+    MeasuredRun,
+    forecast_speedup,
+    forecasts_of,
+    groups_of,
+    serial_rate,
+)
 from stagewright.study.value import Drawing, Results, Table
 
 __all__ = ["drawings", "tables"]
@@ -50,7 +56,9 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
     rows = []
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
-        for count in options["stages"] if saved is not None else ():
+        if saved is None:
+            continue
+        for count in options["stages"]:
             for names, split in groups_of(saved["splits"][str(count)]):
                 rows.append(
                     (
@@ -76,13 +84,9 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
 def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> Table:
     rows = []
     for mode in options["modes"]:
-        serial = [
-            row["samples_per_s"]
-            for turn in range(1, options["rounds"] + 1)
-            if (row := results.get(f"run-{mode}-serial-{turn}")) is not None
-        ]
-        if serial:
-            rows.append((mode, "1", "serial", f"{statistics.median(serial):.1f}", "1.00", "", "measured", "–", "–"))
+        serial = serial_rate(results, options, mode)
+        if serial is not None:
+            rows.append((mode, "1", "serial", f"{serial:.1f}", "1.00", "", "measured", "–", "–"))
         for count in options["stages"]:
             shown = str(PUBLISHED[count]) if mode == "inference" and count in PUBLISHED else "–"
             mine = [one for one in runs[mode] if one.num_stages == count]
@@ -97,22 +101,23 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                         f"{one.speedup:.2f}" if one.speedup is not None else "–",
                         spread(one.speedups) if one.speedup is not None else "not equal to serial",
                         how,
-                        _forecast_text(results, mode, count, one.policy),
+                        _forecast_text(results, options, mode, count, one.policy),
                         shown,
                     )
                 )
             if not mine:
                 for names, forecast in forecasts_of(results, mode, count):
+                    speedup = f"{forecast_speedup(results, options, mode, forecast):.2f}"
                     rows.append(
                         (
                             mode,
                             str(count),
                             names,
                             f"{forecast['samples_per_s']:.1f}",
-                            f"{forecast['speedup']:.2f}",
+                            speedup,
                             "",
                             "forecast",
-                            f"{forecast['speedup']:.2f}",
+                            speedup,
                             shown,
                         )
                     )
@@ -121,14 +126,14 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         columns=("mode", "stages", "policy", "samples/s", "speed-up", "range", "how", "forecast", "published"),
         rows=tuple(rows),
         note="Speed-up: median over rounds of the ratio to serial of the same round; every measured row was first "
-        "proven equal to serial. Forecast rows were not run: there are fewer devices than stages. Published: another "
-        "model, 4 machines, inference.",
+        "proven equal to serial. Forecasts are over the same serial; rows that say forecast were not run, for lack of "
+        "devices. Published: another model, 4 machines, inference.",
     )
 
 
-def _forecast_text(results: Results, mode: str, count: int, policy: str) -> str:
+def _forecast_text(results: Results, options: Mapping[str, Any], mode: str, count: int, policy: str) -> str:
     found = (results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
-    return f"{found['speedup']:.2f}" if "speedup" in found else "–"
+    return f"{forecast_speedup(results, options, mode, found):.2f}" if "speedup" in found else "–"
 
 
 def _why_table(why: Mapping[str, Any], mode: str) -> Table:
@@ -163,10 +168,10 @@ def _draw_speedups(results: Results, options: Mapping[str, Any], runs: Runs, pat
             for one in mine:
                 if one.speedup is not None:
                     low, high = min(one.speedups), max(one.speedups)
-                    about = {"policy": one.policy, "num_stages": count, "speedup": one.speedup}
-                    points.append(SpeedupPoint(**about, low=low, high=high, is_measured=True))  # type: ignore[arg-type]
+                    about: dict[str, Any] = {"policy": one.policy, "num_stages": count, "speedup": one.speedup}
+                    points.append(SpeedupPoint(**about, low=low, high=high, is_measured=True))
             for names, forecast in [] if mine else forecasts_of(results, mode, count):
-                at = forecast["speedup"]
+                at = forecast_speedup(results, options, mode, forecast)
                 policy = names.split(",")[0]
                 points.append(
                     SpeedupPoint(policy=policy, num_stages=count, speedup=at, low=at, high=at, is_measured=False)

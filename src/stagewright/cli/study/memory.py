@@ -33,7 +33,7 @@ def memory(
         typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :4]", rich_help_panel=WHAT),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 8]", rich_help_panel=WHAT)
+        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 4]", rich_help_panel=WHAT)
     ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 128; quick: 64]", rich_help_panel=WHAT)
@@ -45,7 +45,7 @@ def memory(
         str | None,
         typer.Option(
             "--memory",
-            help="Of each device, for the most layers. \\[default: 1GiB; quick: 384MiB]",
+            help="Of each device, for the most layers. \\[default: 1GiB; quick: 256MiB]",
             rich_help_panel=WHAT,
         ),
     ] = None,

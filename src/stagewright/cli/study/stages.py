@@ -42,7 +42,7 @@ def stages(
         str | None, typer.Option(help="\\[default: inference,training]", rich_help_panel=WHAT, show_default=False)
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 32; quick: 16]", rich_help_panel=WHAT)
+        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 32]", rich_help_panel=WHAT)
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of a pipeline. \\[default: 16; quick: 8]", rich_help_panel=WHAT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from program import run_program
 from stagewright.cli import main, options
 from stagewright.errors import UnknownName
 from stagewright.zoo import names
@@ -19,8 +20,7 @@ HERE = Path(sys.executable).parent
 
 def run(*words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-    command = [str(HERE / "stagewright"), *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    return run_program(words, cwd=cwd, env=environment)
 
 
 def _children_s() -> float:
@@ -33,7 +33,7 @@ def test_help_is_quick_and_imports_no_torch() -> None:
     seconds = []
     for _ in range(3):
         start = _children_s()
-        result = run("--help")
+        result = subprocess.run([str(HERE / "stagewright"), "--help"], capture_output=True, check=False)
         seconds.append(_children_s() - start)
         assert result.returncode == 0
     assert min(seconds) < 0.6

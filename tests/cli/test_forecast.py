@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(sys.executable).parent
+from program import run_program
+
 PLAN = 'batch = 8\nmicrobatches = 4\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n'
 CALIBRATION = {
     "link": {"bandwidth_bytes_per_s": 1e9, "latency_s": 5e-5},
@@ -44,8 +43,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 def run(folder: Path, *words: str, code: int = 0) -> Any:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(folder)}
-    command = [str(HERE / "stagewright"), *words]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, cwd=folder)
+    result = run_program(words, env=environment, cwd=folder)
     assert result.returncode == code, result.stderr
     return result
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(sys.executable).parent
+from program import run_program
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +19,7 @@ def cache(tmp_path_factory: Any) -> Path:
 
 def run(cache: Path, *words: str) -> Any:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(cache)}
-    command = [str(HERE / "stagewright"), *words]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    result = run_program(words, env=environment)
     assert result.returncode == 0, result.stderr
     return result
 

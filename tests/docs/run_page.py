@@ -19,20 +19,18 @@ stagewright: unknown model …            a line that begins with "stagewright: 
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
-import time
-import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from program import TIME_LIMIT_S, run_program
 
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
 _SHELL = re.compile(r"[|&;<>$`*?\\]")
-_COMMAND_TIMEOUT_S = 300
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -102,13 +100,12 @@ def run(page: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "__page__"}
     sys.path.insert(0, os.getcwd())
     _link_environment()
-    fork = True  # until Python of the page has run here: a copy of its threads would hang
     for block in blocks(page):
         if block.not_run is not None:
             continue
         if block.language == "console":
             for command in commands(block):
-                _run_command(page, command, fork=fork)
+                _run_command(page, command)
         elif block.language in ("python", "toml"):
             first, _, _ = block.text.partition("\n")
             named = _FILE.match(first)
@@ -117,7 +114,6 @@ def run(page: Path) -> None:
             elif block.language == "toml":
                 sys.exit(f"{page}:{block.line}: the first line names no file, as in # plan.toml")
             else:
-                fork = False
                 # Padded with empty lines, so that a traceback names the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
 
@@ -131,12 +127,13 @@ def _link_environment() -> None:
     Path(".venv/.ready").touch()
 
 
-def _run_command(page: Path, command: Command, *, fork: bool) -> None:
+def _run_command(page: Path, command: Command) -> None:
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]), "HF_HUB_OFFLINE": "1"}
     words = shlex.split(command.text)
-    plain = fork and words[0] == "stagewright" and not _SHELL.search(command.text)
-    code, out, err = _forked(words, environment) if plain else _by_bash(command.text, environment)
+    plain = words[0] == "stagewright" and not _SHELL.search(command.text)
+    done = run_program(words[1:], env=environment) if plain else _by_bash(command.text, environment)
+    code, out, err = done.returncode, done.stdout, done.stderr
     errors = [line for line in command.shown if line.startswith("stagewright: ")]
     where = f"{page}:{command.line}: {shlex.quote(command.text)}"
     if bool(errors) != (code != 0):
@@ -146,59 +143,15 @@ def _run_command(page: Path, command: Command, *, fork: bool) -> None:
             sys.exit(f"{where} was to say\n{error}\nbut said\n{err}")
 
 
-def _by_bash(text: str, environment: dict[str, str]) -> tuple[int, str, str]:
-    done = subprocess.run(
+def _by_bash(text: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        timeout=_COMMAND_TIMEOUT_S,
+        timeout=TIME_LIMIT_S,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
-
-
-def _forked(words: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
-    """Run our own program in a copy of this process, which has torch and transformers already: seconds less each."""
-    import torch  # noqa: F401
-    import transformers.models.auto  # noqa: F401
-
-    from stagewright.cli.app import main
-
-    with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.setsid()
-                os.dup2(out.fileno(), 1)
-                os.dup2(err.fileno(), 2)
-                os.environ.update(environment)
-                sys.argv = words
-                main()
-                code = 0
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else int(bool(end.code))
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        until_s = time.monotonic() + _COMMAND_TIMEOUT_S
-        ended = (0, 0)
-        while ended == (0, 0):
-            ended = os.waitpid(child, os.WNOHANG)
-            if ended == (0, 0) and time.monotonic() > until_s:
-                os.killpg(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                raise TimeoutError(f"{shlex.join(words)} took longer than {_COMMAND_TIMEOUT_S} s")
-            time.sleep(0.02)
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-        return os.waitstatus_to_exitcode(ended[1]), texts[0], texts[1]
 
 
 if __name__ == "__main__":

@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from program import run_program
+from stagewright.engine.fault import Fault
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.run import RunFolder
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 _ROW = re.compile(r"^\| `(?P<field>\w+)`(?P<optional> \(optional\))? \| (?P<kind>[^|]+) \| [^|]+ \|$", re.MULTILINE)
@@ -72,11 +75,8 @@ class Checker:
 
 
 def output(*arguments: str, cache: Path) -> dict[str, Any]:
-    program = Path(sys.executable).with_name("stagewright")
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(cache)}
-    done = subprocess.run(
-        [program, *arguments, "--json"], env=environment, capture_output=True, encoding="utf-8", check=True
-    )
+    done = run_program([*arguments, "--json"], env=environment, check=True)
     data: dict[str, Any] = json.loads(done.stdout)
     return data
 
@@ -116,6 +116,8 @@ def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None
     runs = output("runs", *root, cache=cache)
     assert [run["status"] for run in runs["runs"]] == ["done"]
     checker.check_object("runs", runs, "runs")
+    report = output("report", root[1], "-o", str(tmp_path / "report.html"), cache=cache)
+    checker.check_object("report", report, "report")
 
 
 @pytest.mark.slow
@@ -154,6 +156,28 @@ def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("plan", output("plan", *searched, cache=cache), "plan")
     fitted = ("mlp-mnist", "--memory", "8MiB", "--devices", "2", "--check", *root)
     checker.check_object("fit", output("fit", *fitted, cache=cache), "fit")
+
+
+@pytest.mark.slow
+def test_trace(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    root = ("--root", str(tmp_path / "runs"))
+    few = ("--batch", "4", "--microbatches", "2", "--steps", "1", "--warmup", "0", *root)
+    compared = output("compare", "mlp-mnist", "--strategies", "pipeline", *few, cache=cache)
+    (row,) = compared["rows"]
+    words = ("--memory", "--compare-workers", "--forecast", "--repeats", "1")
+    checker.check_object("trace", output("trace", row["run"], *words, cache=cache), "trace")
+
+
+def test_watch(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=4, mesh=Mesh(pipeline=2), microbatches=2, steps=3)
+    folder = RunFolder.create(tmp_path, plan, environment={})
+    with folder.worker(0) as worker:
+        worker.append_metrics(step=0, seconds=0.5, loss=2.0, waited_s=0.1, memory_bytes=1024)
+    checker.check_object("watch", output("watch", str(tmp_path), cache=cache), "watch")
+    Fault(worker=1, kind="raised", message="no").write(folder.path / "workers" / "1" / "error.json")
+    broken = output("watch", str(folder.path), cache=cache)
+    assert broken["error"]["worker"] == 1
+    checker.check_object("watch", broken, "watch")
 
 
 @pytest.mark.slow

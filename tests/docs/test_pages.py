@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from program import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = Path(__file__).with_name("run_page.py")
@@ -33,14 +33,7 @@ def has_code(page: Path) -> bool:
 @pytest.mark.parametrize("name", [name for name, page in PAGES.items() if has_code(page)])
 def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, RUNNER, PAGES[name]],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
+    done = run_script(RUNNER, PAGES[name], cwd=tmp_path, env=environment, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -93,8 +86,6 @@ def test_a_page_is_cut_into_blocks(tmp_path: Path) -> None:
 def test_a_page_that_does_not_work_is_found(text: str, failure: str, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(text)
-    done = subprocess.run(
-        [sys.executable, RUNNER, page], cwd=tmp_path, capture_output=True, encoding="utf-8", check=False
-    )
+    done = run_script(RUNNER, page, cwd=tmp_path)
     assert done.returncode == 1
     assert failure in done.stderr

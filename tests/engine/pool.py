@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from stagewright.engine.agent import imported_ahead
+
 HERE = Path(__file__).parent
 
 
@@ -24,7 +26,7 @@ class Pool:
     """Some workers."""
 
     def __init__(self, num_workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -33,7 +35,8 @@ class Pool:
         for rank in range(num_workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, num_workers, port, theirs), daemon=True)
-            process.start()
+            with imported_ahead():
+                process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)

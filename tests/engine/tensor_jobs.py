@@ -153,20 +153,28 @@ def trained(rank: int, name: str, steps: int) -> float:
     return worst(full_state_dict(split), dict(serial.state_dict()))
 
 
-def dropout(rank: int, name: str) -> dict[str, Any]:
-    """Three passes, two with one seed: the loss on this worker, and numbers drawn inside a region and after all."""
-    model, batch = build(name, dropout=0.3)
-    apply_tensor_parallel(model, dist.group.WORLD)
-    losses: list[float] = []
-    after: list[float] = []
-    inside: list[float] = []
-    row = model.get_submodule(tensor_plan(build(name)[0], 2).regions[0].row)
-    row.register_forward_pre_hook(lambda *_: inside.append(float(torch.rand(()))))
-    for seed in (5, 5, 6):
-        torch.manual_seed(seed)
-        losses.append(float(loss_of(model(**batch)).detach()))
-        after.append(float(torch.rand(())))
-    return {"losses": losses, "after": after, "inside": inside}
+def dropout(rank: int, name: str, attention: str, passes: int = 2) -> dict[str, float]:
+    """Dropout on, serial and split from the same seed: differences of gradients and of the numbers drawn afterwards."""
+    serial, batch = build(name, dropout=0.3)
+    serial.set_attn_implementation(attention)  # type: ignore[operator]
+    split = copy.deepcopy(serial)
+    apply_tensor_parallel(split, dist.group.WORLD)
+    drawn = []
+    for model in (serial, split):
+        model.train()
+        torch.manual_seed(5)
+        for _ in range(passes):
+            loss_of(model(**batch)).backward()
+        drawn.append(float(torch.rand(())))
+    gradients = {key: value.grad for key, value in serial.named_parameters(remove_duplicate=False)}
+    split.eval()
+    serial.eval()
+    evaluated = abs(float(loss_of(split(**batch)).detach()) - float(loss_of(serial(**batch)).detach()))
+    return {
+        "gradients": worst(full_gradients(split), gradients),
+        "drawn": abs(drawn[0] - drawn[1]),
+        "evaluated": evaluated,
+    }
 
 
 def recomputed(rank: int, name: str) -> float:

@@ -137,6 +137,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp
 def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps of digits-vit; a worker is killed in the fifth; serial goes on after the fourth."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
     def plan(mesh: Mesh, **more: Any) -> Plan:
         return Plan(

@@ -52,6 +52,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("the test ran for 120 s")
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     before = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(120)
     yield

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
+from torch.multiprocessing.spawn import ProcessContext
 
 from stagewright.cluster.device import usable_cores
 from stagewright.engine.agent import Loopback
@@ -27,7 +30,7 @@ DEVICES = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
 
 @pytest.fixture(autouse=True)
 def jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_workers_add_up_pinned_and_on_the_loopback(
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", notes["port"])) != 0
     assert capfd.readouterr() == ("", "")
-    assert len(polls) > 3
+    assert polls
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     assert not (tmp_path / "fault.json").exists()
 
@@ -103,6 +106,27 @@ def test_the_agent_still_has_what_is_overridden() -> None:
     assert "self._pcontext" in source
     assert list(inspect.signature(LocalElasticAgent._monitor_workers).parameters) == ["self", "worker_group"]
     assert callable(LocalElasticAgent._shutdown)
-    assert "self.subprocess_handlers" in inspect.getsource(SubprocessContext)
-    handler = inspect.getsource(SubprocessHandler)
-    assert all(name in handler for name in ("self.proc", "self._stdout", "self._stderr", '"start_new_session"'))
+    assert "start_method=self._start_method" in source
+    source = inspect.getsource(MultiprocessContext)
+    assert "self._pc = mp.start_processes" in source
+    assert "self.processes = processes" in inspect.getsource(ProcessContext)
+
+
+def test_a_script_without_a_guard_starts_no_copy_of_itself(plan: Plan, tmp_path: Path) -> None:
+    """multiprocessing would run the script again in each worker, which would start workers, and so on."""
+    RunFolder.create(tmp_path / "runs", plan, environment={})
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from stagewright.engine.launch import launch\n"
+        "from stagewright.store.run import RunFolder\n"
+        'with open("runs.txt", "a") as file:\n'
+        '    file.write("once\\n")\n'
+        '(folder,) = (RunFolder(one) for one in Path("runs").iterdir())\n'
+        'launch(folder.plan(), folder, job="tiny_jobs:add_up")\n'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, check=True, timeout=90)
+    assert (tmp_path / "runs.txt").read_text() == "once\n"
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert seen(folder, 0)["total"] == 3.0

@@ -123,3 +123,18 @@ def test_no_runs(tmp_path: Path) -> None:
     assert rows(tmp_path) == []
     assert rows(tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
+
+
+def test_collectives_on_a_network_are_runs_too(root: Path) -> None:
+    folder = root / "2026-11-15-050000-fabric-mlp-4"
+    folder.mkdir()
+    (folder / "fabric.json").write_text(
+        '{"begun": "2026-11-15T05:00:00+00:00", "settings": {}, "workload": {"name": "mlp", "num_ranks": 4}}'
+    )
+    (unfinished, *_) = rows(root)
+    assert (unfinished.name, unfinished.strategy, unfinished.status) == (folder.name, "fabric", "unfinished")
+    (folder / "result.json").write_text('{"total": {"p50_s": 0.02}, "error": null}')
+    (done, *_) = rows(root)
+    assert (done.model, done.workers, done.p50_s, done.status) == ("mlp", 4, 0.02, "done")
+    (folder / "fabric.json").write_text('{"begun": 3}')
+    assert "can't be read" in str({one.name: one for one in rows(root)}[folder.name].error)

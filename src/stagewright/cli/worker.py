@@ -32,6 +32,6 @@ def worker(
     ] = None,
 ) -> None:
     """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
-    from stagewright.__main__ import start_worker
+    from stagewright.engine.worker import start_worker
 
     start_worker(plan, run_folder, job, hang_s)

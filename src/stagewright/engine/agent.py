@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,18 +27,27 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
+from stagewright.cluster.device import Device, has_gpu
 from stagewright.engine.fault import Doing, Fault, FaultKind, read_doing, worker_folder
 from stagewright.engine.watch import STARTING, ProgressClock, blame, is_stopped
 from stagewright.engine.worker import LAUNCHER
 from stagewright.plan.value import Plan
 
-__all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback"]
+__all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback", "imported_ahead"]
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 _SETTLE_S = 1.0  # a worker that only lost a connection waits so long for the one that was the cause
 _TERM_S = 2.0
 _KILL_S = 5.0
+_IMPORTED_AHEAD = (
+    "stagewright.engine.job",
+    "stagewright.engine.training_job",
+    "stagewright.zoo.loading",
+    "torch._dynamo",
+    "torch.export",
+    "transformers.modeling_utils",
+)
 
 
 class Loopback(RendezvousHandler):
@@ -96,8 +108,9 @@ class _Logs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         for environment in envs.values():
+            # What changed since the process was started of which workers are copies.
+            environment |= {name: value for name, value in os.environ.items() if name not in environment}
             environment[LAUNCHER] = str(os.getpid())
-            environment["PYTHONUNBUFFERED"] = "1"
         # Standard output and error are opened apart; the worker joins them.
         files = {local: str(worker_folder(self._folder, local) / "log.txt") for local in envs}
         return LogsDest(stdouts=files, stderrs=dict(files), error_files=dict.fromkeys(envs, os.devnull))
@@ -116,7 +129,9 @@ class Agent(LocalElasticAgent):
         timeout_s: float | None,
         on_poll: Callable[[], None] | None,
     ) -> None:
-        super().__init__(spec, _Logs(folder))
+        # Workers are copies of one process that has imported what they need, seconds each; CUDA forbids such copies.
+        on_cpu = all(Device.parse(text).kind == "cpu" for text in plan.devices) if plan.devices else not has_gpu()
+        super().__init__(spec, _Logs(folder), start_method="forkserver" if on_cpu else "spawn")
         self.faults: list[Fault] = []
         """Of workers that ended by themselves."""
         self.verdict: Fault | None = None
@@ -127,6 +142,11 @@ class Agent(LocalElasticAgent):
         self._all_ended = False
         self._begun_s = time.monotonic()
         self._clock = ProgressClock(hang_s, self._begun_s)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with imported_ahead():
+            started: dict[int, Any] = super()._start_workers(worker_group)
+            return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._failed():
@@ -154,19 +174,15 @@ class Agent(LocalElasticAgent):
         if not processes or self._all_ended:
             return
         with _uninterrupted():
-            if any(process.poll() is None for process in processes):
+            if any(process.exitcode is None for process in processes):
                 for process in processes:
-                    if process.poll() is None:
-                        _signal_group(process.pid, signal.SIGTERM)
-                        _signal_group(process.pid, signal.SIGCONT)  # a stopped process takes no other signal
+                    if process.exitcode is None:
+                        _signal_group(process, signal.SIGTERM)
+                        _signal_group(process, signal.SIGCONT)  # a stopped process takes no other signal
                 _wait(processes, _TERM_S)
             for process in processes:
-                _signal_group(process.pid, signal.SIGKILL)  # also children that outlived their worker
+                _signal_group(process, signal.SIGKILL)  # also children that outlived their worker
             _wait(processes, _KILL_S)
-        for handler in self._handlers():
-            for stream in (handler._stdout, handler._stderr):  # the agent closes them only where it ends a worker
-                if stream is not None:
-                    stream.close()
         self._all_ended = True
 
     def close(self) -> None:
@@ -176,15 +192,12 @@ class Agent(LocalElasticAgent):
         self._worker_group.store = None
         self._rdzv_handler.shutdown()
 
-    def _handlers(self) -> list[Any]:
-        handlers = getattr(self._pcontext, "subprocess_handlers", None) or {}
-        return [handlers[local] for local in sorted(handlers)]
-
     def _processes(self) -> list[Any]:
-        return [handler.proc for handler in self._handlers()]
+        started = getattr(self._pcontext, "_pc", None)
+        return list(started.processes) if started is not None else []
 
     def _failed(self) -> list[int]:
-        return [worker for worker, process in enumerate(self._processes()) if process.poll() not in (None, 0)]
+        return [worker for worker, process in enumerate(self._processes()) if process.exitcode not in (None, 0)]
 
     def _only_lost_peers(self) -> bool:
         return all(self._fault_of(worker).kind == "lost-peer" for worker in self._failed())
@@ -194,7 +207,7 @@ class Agent(LocalElasticAgent):
         own = Fault.read(worker_folder(self._folder, worker) / "error.json")
         if own is not None:
             return own
-        code = self._processes()[worker].poll()
+        code = self._processes()[worker].exitcode
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
@@ -219,7 +232,7 @@ class Agent(LocalElasticAgent):
     def _hang(self) -> Fault | None:
         processes = self._processes()
         doings = [self._doing(worker) for worker in range(len(processes))]
-        running = [process.poll() is None for process in processes]
+        running = [process.exitcode is None for process in processes]
         progress = sum(doing.count for doing in doings) + running.count(False)
         starting = any(doing.action in STARTING for doing in doings)
         still_s = self._clock.overdue(progress, time.monotonic(), starting=starting)
@@ -254,15 +267,35 @@ class Agent(LocalElasticAgent):
         return "\n".join(line for line in lines if "<frozen " not in line)  # not the import system's own
 
 
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    """To the process group that a worker leads."""
+def _signal_group(process: Any, number: signal.Signals) -> None:
+    """To the process group that a worker leads; where it has just begun and leads none yet, to the worker."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            if process.exitcode is None:
+                os.kill(process.pid, number)
+
+
+@contextlib.contextmanager
+def imported_ahead() -> Iterator[None]:
+    """Let the process of which workers are copies import what they need, and nothing of the program that asks for them.
+
+    multiprocessing runs that program's main module again in each worker, and a script without a guard would start
+    itself for ever.
+    """
+    multiprocessing.set_forkserver_preload([*_IMPORTED_AHEAD])
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _wait(processes: list[Any], limit_s: float) -> None:
     until_s = time.monotonic() + limit_s
-    while any(process.poll() is None for process in processes) and time.monotonic() < until_s:
+    while any(process.exitcode is None for process in processes) and time.monotonic() < until_s:
         time.sleep(0.01)
 
 

@@ -10,7 +10,6 @@ before them; those before the first unit have a key of their own.
 
 ``key_stage`` writes the ``reseed`` calls into the stage's own code: hooks would also fire for a unit that another unit
 calls, and would be compiled into units. The generators' states are put back when the key is left.
-Not covered: layers split over the tensor axis draw their own local masks.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from stagewright.engine.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.fault import root_cause, worker_folder
 from stagewright.engine.watch import HANG_S
-from stagewright.engine.worker import DEFAULT_JOB
+from stagewright.engine.worker import DEFAULT_JOB, launched_worker
 from stagewright.errors import RunError
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
@@ -55,14 +54,12 @@ def launch(
         # Of an earlier try in this folder.
         for name in ("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
-    words = ["-m", "stagewright", "worker", str(folder / "plan.toml"), "--run-folder", str(folder)]
-    words += ["--job", job, "--hang-s", repr(hang_s)]
     with _agent_log(folder / "launcher.log"), _own_signals():
         spec = WorkerSpec(
             role="worker",
             local_world_size=num_workers,
-            entrypoint=sys.executable,
-            args=tuple(words),
+            entrypoint=launched_worker,
+            args=(str(folder / "plan.toml"), str(folder), job, repr(hang_s)),
             rdzv_handler=Loopback(),
             max_restarts=0,
             monitor_interval=POLL_S,

@@ -5,7 +5,7 @@
 
 Embeddings, norms and heads are held whole by every worker, tied or not, and compute the same everywhere; so outputs and
 loss are the same on every worker, and gradients of whole parameters need no further exchange. Workers of one axis must
-share the state of their random numbers: dropout outside regions then drops the same, inside each has its own heads.
+share the state of their random numbers: dropout then drops what serial drops (``tensor_dropout.py``).
 Attention weights that a model returns would be those of a worker's own heads, so a model set to return them is refused.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from stagewright.engine.tensor_axis import TensorAxis, group_of
-from stagewright.engine.tensor_families import RegionPlan, find_regions
+from stagewright.engine.tensor_dropout import SplitDropout
+from stagewright.engine.tensor_families import RegionPlan, find_regions, layer_sizes
 from stagewright.engine.tensor_layers import Region, shards_of, split_layer
 from stagewright.errors import UsageError
 
@@ -91,12 +92,13 @@ def apply_tensor_parallel(model: nn.Module, axis: Any, *, plan: TensorPlan | Non
         raise UsageError(f"the plan splits among {plan.num_workers} workers, but the group has {ends.num_workers}")
     for one in plan.regions if ends.num_workers > 1 else ():
         owner = model.get_submodule(one.owner)
-        region = Region(ends, has_dropout=_has_dropout(owner))
+        region = Region(ends, _dropout(model, one, ends) if _has_dropout(owner) else None)
         for name, style in _layers(one):
             split_layer(model.get_submodule(name), style, region, one.num_sections if style == "column" else 1)
         for attribute in one.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // ends.num_workers)
         owner.register_forward_pre_hook(region.begin)
+        owner.register_forward_hook(region.end, always_call=True)
     return ends
 
 
@@ -128,6 +130,16 @@ def _layers(region: RegionPlan) -> Iterator[tuple[str, str]]:
 def _num_split(model: nn.Module, region: RegionPlan) -> int:
     columns = sum(value.numel() for name in region.columns for value in model.get_submodule(name).parameters())
     return columns + model.get_submodule(region.row).get_parameter("weight").numel()
+
+
+def _dropout(model: nn.Module, region: RegionPlan, axis: TensorAxis) -> SplitDropout:
+    features, _ = layer_sizes(model.get_submodule(region.row))
+    return SplitDropout(
+        index=axis.index,
+        num_workers=axis.num_workers,
+        heads=region.divisible.get("attention heads", 0) // axis.num_workers,
+        features=features // axis.num_workers,
+    )
 
 
 def _has_dropout(owner: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from stagewright.engine.tensor_axis import TensorAxis
+from stagewright.engine.tensor_dropout import SplitDropout
 
 __all__ = ["Region", "ShardLayout", "shards_of", "split_layer"]
 
@@ -56,19 +57,18 @@ class ShardLayout:
 
 
 class Region:
-    """What the layers of one region share while it runs: the copied inputs and the stream of random numbers."""
+    """What the layers of one region share while it runs: the copied inputs, and how its dropout draws."""
 
-    def __init__(self, axis: TensorAxis, *, has_dropout: bool) -> None:
+    def __init__(self, axis: TensorAxis, dropout: SplitDropout | None = None) -> None:
         self.axis = axis
-        self.has_dropout = has_dropout
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._outside: _RandomState | None = None
+        self._dropout = dropout
+        self._drops = False
 
-    def enter(self, value: torch.Tensor, *, training: bool) -> torch.Tensor:
+    def enter(self, value: torch.Tensor) -> torch.Tensor:
         """The input of a column layer, copied once for all layers that get the same tensor."""
-        if training and self.has_dropout and self._outside is None:
-            self._outside = _RandomState(value.device)
-            torch.manual_seed(self._outside.seed + self.axis.index)
+        if self._dropout is not None:
+            self._dropout.open = True
         for known, copy in self._copies:
             if known is value and copy.requires_grad == (torch.is_grad_enabled() and value.requires_grad):
                 return copy
@@ -79,32 +79,21 @@ class Region:
     def leave(self) -> None:
         """The row layer is reached: what follows is the same on every worker again."""
         self._copies.clear()
-        if self._outside is not None:
-            self._outside.restore()
-            self._outside = None
+        if self._dropout is not None:
+            self._dropout.open = False
 
-    def begin(self, *_: Any) -> None:
-        """Forget what a pass that was broken off has left."""
-        self._copies.clear()
-        self._outside = None
+    def begin(self, owner: nn.Module, *_: Any) -> None:
+        """Before the owner's code: forget what a pass that was broken off has left."""
+        self.leave()
+        if self._dropout is not None and owner.training:
+            self._dropout.__enter__()  # type: ignore[no-untyped-call]
+            self._drops = True
 
-
-class _RandomState:
-    """The stream of random numbers outside a region: the same on every worker, so it must go on as if not left.
-
-    Inside, each worker has other heads, so it takes another stream; where that begins is drawn from the outer one.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.seed = int(torch.randint(2**48, ()))
-        self._cpu = torch.get_rng_state()
-        self._device = device
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+    def end(self, *_: Any) -> None:
+        """After the owner's code, whatever came of it."""
+        if self._dropout is not None and self._drops:
+            self._drops = False
+            self._dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class _Column(nn.Module):
@@ -113,7 +102,7 @@ class _Column(nn.Module):
     _region: Region
 
     def forward(self, x: torch.Tensor) -> Any:
-        return super().forward(self._region.enter(x, training=self.training))
+        return super().forward(self._region.enter(x))
 
 
 class _Row(nn.Module):

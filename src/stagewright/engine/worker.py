@@ -107,8 +107,8 @@ def launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> None:
     Its output is in a file by now, line by line as in a fresh process.
     """
     os.setsid()
-    # Every copy holds a pipe that keeps the copied process alive; it must end with the launcher, and its copies with it.
-    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)  # type: ignore[attr-defined]
+    # Each copy holds a pipe that keeps the copied process alive, which must end with the launcher, and copies with it.
+    alive = getattr(forkserver._forkserver, "_forkserver_alive_fd", None)
     if alive is not None:
         os.close(alive)
     for stream in (sys.stdout, sys.stderr):

@@ -29,6 +29,7 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
         "speed-\nup": ["" if row.speedup is None else f"{row.speedup:.2f} ×" for row in rows],
         "equal": ["" if row.equal is None else "yes" if row.equal else "[red]no[/red]" for row in rows],
         "peak\nmemory": ["" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes) for row in rows],
+        "p50 of\na trial": ["" if row.p50_s is None else f"{row.p50_s * 1e3:.3g} ms" for row in rows],
         "accuracy": ["" if row.accuracy is None else f"{row.accuracy:.1%}" for row in rows],
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}

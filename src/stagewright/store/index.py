@@ -22,10 +22,11 @@ from stagewright.store.run import RunFolder
 __all__ = ["INDEX_NAME", "RunIndex", "RunRow"]
 
 INDEX_NAME = ".stagewright-runs.sqlite"
-_VERSION = 1  # of the table below; another one means: build it again
+_VERSION = 2  # of the table below; another one means: build it again
 _FROM_RESULT = ("ended", "samples_per_s", "speedup", "equal", "peak_memory_bytes", "loss", "accuracy", "error")
 # The file is right, but can't be written, or another process holds it.
 _NOT_OURS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL")
+_PLAN, _FABRIC = "plan.toml", "fabric.json"  # which of them a run folder has says what was run
 _DEPTH = 3  # how deep below the root runs may lie
 
 
@@ -43,7 +44,7 @@ class RunRow:
     ended: str | None = None
     # The model's name.
     model: str | None = None
-    # serial, data, tensor, pipeline, or several with ×.
+    # serial, data, tensor, pipeline, or several with ×; fabric: collectives alone.
     strategy: str | None = None
     # How many along each axis: "data=2,pipeline=2".
     mesh: str | None = None
@@ -69,6 +70,8 @@ class RunRow:
     loss: float | None = None
     # On the task's test samples.
     accuracy: float | None = None
+    # Of a trial of a fabric run: half of them took less.
+    p50_s: float | None = None
     # Why it failed or can't be read, in one sentence.
     error: str | None = None
 
@@ -137,10 +140,10 @@ class RunIndex:
         stored = dict(database.execute("SELECT name, stamp FROM runs").fetchall())
         seen = set()
         for folder in _run_folders(self.root, _DEPTH):
-            name, stamp = folder.path.relative_to(self.root).as_posix(), _stamp(folder)
+            name, stamp = folder.relative_to(self.root).as_posix(), _stamp(folder)
             seen.add(name)
             if stored.get(name) != stamp:
-                row = _describe(folder, name)
+                row = _describe(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric(folder, name)
                 database.execute(
                     "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -157,25 +160,25 @@ class RunIndex:
         database.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in stored if name not in seen])
 
 
-def _run_folders(folder: Path, depth: int) -> Iterator[RunFolder]:
-    """Every folder with a plan in it; hidden ones are runs that are being created."""
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Every folder of a run; hidden ones are runs that are being created."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             if entry.name.startswith(".") or not entry.is_dir():
                 continue
             path = folder / entry.name
-            if (path / "plan.toml").is_file():
-                yield RunFolder(path)
+            if (path / _PLAN).is_file() or (path / _FABRIC).is_file():
+                yield path
             if depth > 1 and not (path / "workers").is_dir():
                 yield from _run_folders(path, depth - 1)
 
 
-def _stamp(folder: RunFolder) -> str:
+def _stamp(folder: Path) -> str:
     """Changes when the plan or the result does."""
     parts = []
-    for name in ("plan.toml", "environment.json", "result.json"):
+    for name in (_PLAN, _FABRIC, "environment.json", "result.json"):
         try:
-            state = (folder.path / name).stat()
+            state = (folder / name).stat()
             parts.append(f"{state.st_mtime_ns}:{state.st_size}:{state.st_ino}")
         except OSError:
             parts.append("none")
@@ -203,6 +206,28 @@ def _describe(folder: RunFolder, name: str) -> RunRow:
         training=plan.training,
         **found,
     )
+
+
+def _fabric(folder: Path, name: str) -> RunRow:
+    """Collectives on a network: what was sent, and how long a trial took."""
+    try:
+        asked = json.loads((folder / _FABRIC).read_text(encoding="utf-8"))
+        path = folder / "result.json"
+        result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        workload, total = asked["workload"], (result or {}).get("total", {})
+        error = (result or {}).get("error")
+        return RunRow(
+            name=name,
+            status="unfinished" if result is None else "failed" if error else "done",
+            begun=str(asked["begun"]),
+            model=str(workload["name"]),
+            strategy="fabric",
+            workers=int(workload["num_ranks"]),
+            p50_s=_plain(total.get("p50_s")),
+            error=error if isinstance(error, str) else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        return RunRow(name=name, status="damaged", error=f"{folder / _FABRIC} can't be read: {problem}")
 
 
 def _plain(value: Any) -> Any:

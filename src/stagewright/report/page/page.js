@@ -217,7 +217,7 @@
       const chunk = one.microbatch(at);
       if (one.stream === "compute" && !inner && size > 16 && chunk >= 0) {
         context.fillStyle = paint(kind === "forward" ? "paper" : "ink");
-        context.fillText(chunk, (left + right) / 2, one.top + one.height / 2 + 4);
+        context.fillText(chunk, (left + right) / 2, one.top + 13);
       }
     }
     return rectangles;

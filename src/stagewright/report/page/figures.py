@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -88,7 +90,9 @@ def _bar_figure(chart: BarChart) -> Figure:
     axes.set_xticks(ticks(0.0, max(ends) or 1.0, chart.quantity))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value, chart.quantity)))
     axes.set_title(_plain(chart.title), loc="left", color=INK, fontsize=11, fontweight="bold")
-    keys = [Patch(facecolor=color(paint), label=_plain(name)) for name, paint in chart.legend]
+    keys: list[Artist] = [Patch(facecolor=color(paint), label=_plain(name)) for name, paint in chart.legend]
+    if chart.mark_name:
+        keys.append(Line2D([], [], color=INK, linewidth=2.2, label=_plain(chart.mark_name)))
     if keys:
         figure.legend(handles=keys, loc="outside lower center", ncols=min(6, len(keys)), frameon=False, fontsize=8.5)
     _style(axes, "x")
@@ -115,6 +119,9 @@ def _line_figure(chart: LineChart) -> Figure:
             low, high = axis.get_data_interval()
             axis.set_ticks(log_ticks(max(low, 1e-12), max(high, 1e-12)))
             axis.set_minor_formatter(NullFormatter())
+        elif any(line.x for line in chart.lines):
+            low, high = axis.get_data_interval()
+            axis.set_ticks(ticks(0.0 if axis is axes.yaxis and chart.from_zero else low, high, quantity))
         axis.set_major_formatter(FuncFormatter(lambda value, _, kind=quantity: label(value, kind)))
         axis.set_label_text(_plain(name), color=INK)
     if chart.from_zero and not chart.y_log:
@@ -130,32 +137,13 @@ def _timeline_figure(timeline: Timeline) -> Figure:
     """The step that the page shows first, a lane a worker, messages and collectives below it."""
     data = timeline.data
     unit, workers = data["unit_s"], data["workers"]
-    begin, end = next((first, last) for number, first, last in data["steps"] if number == data["median"])
+    begin, end = next((first, last) for step, first, last in data["steps"] if step == data["median"])
     figure = Figure(figsize=(11, 1.6 + 0.62 * len(workers)), dpi=160)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     for row, worker in enumerate(workers):
-        below = 0
-        for lane in worker["lanes"]:
-            compute = lane["stream"] == "compute"
-            middle = float(row) if compute else row + 0.28 + _THIN * (below + 0.5)
-            below += not compute
-            at, spans = 0, []
-            for place, (gap, length) in enumerate(zip(lane["begin"], lane["length"], strict=True)):
-                at += gap
-                if at + length >= begin and at <= end:
-                    kind, stage = data["kinds"][_at(lane["kind"], place)], _at(lane["stage"], place)
-                    spans.append(((at - begin) * unit, length * unit, color(_paint(kind, stage))))
-            height = 0.5 if compute else _THIN
-            axes.barh(
-                [middle] * len(spans),
-                [one[1] for one in spans],
-                height,
-                left=[one[0] for one in spans],
-                color=[one[2] for one in spans],
-                zorder=3,
-                linewidth=0,
-            )
+        for at, lane in enumerate(worker["lanes"]):
+            _draw_lane(axes, lane, float(row), at, data)
     axes.set_yticks(range(len(workers)), [_plain(worker["label"]) for worker in workers], color=INK, fontsize=9)
     axes.set_ylim(len(workers) - 0.3, -0.5)
     axes.set_xlim(0, (end - begin) * unit)
@@ -168,6 +156,25 @@ def _timeline_figure(timeline: Timeline) -> Figure:
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=8.5)
     _style(axes, "x")
     return figure
+
+
+def _draw_lane(axes: Axes, lane: dict[str, Any], row: float, number: int, data: dict[str, Any]) -> None:
+    """One stream of a worker; what lies inside an action covers its lower half."""
+    unit, kinds = data["unit_s"], data["kinds"]
+    begin, end = next((first, last) for step, first, last in data["steps"] if step == data["median"])
+    at = 0
+    for place, (gap, length) in enumerate(zip(lane["begin"], lane["length"], strict=True)):
+        at += gap
+        if at + length < begin or at > end:
+            continue
+        kind, stage = kinds[_at(lane["kind"], place)], _at(lane["stage"], place)
+        middle, height = row, 0.5
+        if lane["stream"] != "compute":
+            middle, height = row + 0.28 + _THIN * (number - 0.5), _THIN
+        elif kind in ("collective", "recompute", "encode", "decode"):
+            middle, height = row + 0.14, 0.22
+        left, width = (at - begin) * unit, length * unit
+        axes.barh(middle, width, height, left=left, color=color(_paint(kind, stage)), zorder=3, linewidth=0)
 
 
 def _paint(kind: str, stage: int) -> str:

@@ -49,8 +49,8 @@ def test_replicas() -> None:
     assert found.is_same
     assert [(part.num_first, part.num_second, part.num_same) for part in found.parts] == [(6, 6, 3), (8, 8, 4)]
     assert found.sentence == (
-        "workers 0 and 1 executed the same 14 operators in the same order, 2 collectives over which gradients are "
-        "summed among them: they are replicas of the same stages, each with its own samples"
+        "workers 0 and 1 executed the same 14 operators in the same order, 2 collectives among them: they are replicas "
+        "of the same stages, with their own samples, whose gradients are summed"
     )
 
 

@@ -113,7 +113,8 @@ class _Marks:
     def find(self, events: Any) -> float:
         """Look the readings up among a profiler's events; what to add to its times to have ours."""
         self._spans = {one.name: _span(one) for one in events if one.name.startswith(_MARK)}
-        return median(moment_s - sum(self._spans[name]) / 2 for moment_s, name in self._at.items())
+        seen = [(moment_s, name) for moment_s, name in self._at.items() if name in self._spans]
+        return median(moment_s - sum(self._spans[name]) / 2 for moment_s, name in seen)  # not those of Gloo's threads
 
     def between(self, action: Mapping[str, Any]) -> tuple[float, float]:
         """From the end of an action's first reading to the begin of its last, as the profiler times them."""

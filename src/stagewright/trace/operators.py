@@ -31,7 +31,6 @@ __all__ = [
 
 _MOST = 2000  # operators of one part that are aligned one by one; of longer ones only the beginning is
 _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "broadcast", "barrier")
-_MESSAGES = ("c10d::send", "c10d::recv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,13 +209,13 @@ def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Pl
             for rank, place in zip((first, second), places, strict=True)
         )
         return f"{who} executed different operators because they hold different stages: {about}{_alone(parts)}"
-    kind = "replicas of the same stages, each with its own samples" if differ == ["data"] else ""
+    kind = (
+        "replicas of the same stages, with their own samples, whose gradients are summed" if differ == ["data"] else ""
+    )
     if differ == ["tensor"]:
-        kind = "holders of one part each of the same layers"
+        kind = "holders of one part each of the same layers, whose results are summed"
     kind = kind or "on different places of the data and tensor axes, with the same stages"
-    what = {"data": " over which gradients are summed", "tensor": " inside the layers"}
-    about = what[differ[0]] if len(differ) == 1 else ""
-    with_sums = f", {_many(sums, 'collective')}{about} among them" if sums else ""
+    with_sums = f", {_many(sums, 'collective')} among them" if sums else ""
     if all(part.is_same for part in parts):
         return f"{who} executed the same {total} operators in the same order{with_sums}: they are {kind}"
     wrong = [line[2:] for part in parts for line in part.lines if not line.startswith("  ")]
@@ -253,12 +252,13 @@ def _stages_text(plan: Plan, worker: int) -> str:
 
 def _alone(parts: Sequence[PartComparison]) -> str:
     """Operators that one of them has and the other has not at all."""
+    inside = sorted((part for part in parts if part.action != "between"), key=lambda part: part.action != "forward")
     counts = [
-        Counter(line[2:] for part in parts for line in part.lines if line[0] in (" ", sign)) for sign in ("-", "+")
+        Counter(line[2:] for part in inside for line in part.lines if line[0] in (" ", sign)) for sign in ("-", "+")
     ]
     found = []
     for own, other, word in ((counts[0], counts[1], "first"), (counts[1], counts[0], "second")):
-        names = [name for name in own if name not in other and not name.startswith(_MESSAGES)]
+        names = [name for name in own if name not in other]
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             found.append(f"only the {word} has {', '.join(names[:4])}{more}")

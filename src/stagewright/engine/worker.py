@@ -323,7 +323,7 @@ def _conclude(job: Callable[..., None], plan: Plan, store: Store, place: Place, 
     for name in _GATHERED:
         if place.rank != 0:
             own = worker_folder(folder.path, place.rank) / name
-            store.set(f"{name} {place.rank}", own.read_bytes() if own.is_file() else b"")
+            store.set(f"{name} {place.rank}", own.read_bytes() if own.is_file() else b"")  # type: ignore[arg-type]
             continue
         for rank in range(1, place.num_workers):
             content = store.get(f"{name} {rank}")

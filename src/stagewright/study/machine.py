@@ -7,8 +7,9 @@ measurement ─┴─► prepared(plan) ─► forecast, parts of the distance t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagewright.plan.value import Plan
@@ -18,20 +19,27 @@ if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.forecasting import Prepared
     from stagewright.planner.measure import MeasuredModel
 
-__all__ = ["CALIBRATION", "measured_data", "measured_of", "prepared_for"]
+__all__ = ["calibration", "measured_data", "measured_of", "prepared_for"]
 
 
-def _calibrate(bench: Bench) -> dict[str, Any]:
-    from stagewright.planner.calibrate import load_calibration
+def calibration(devices: Sequence[str]) -> Part:
+    """The part called `calibration`: what forecasts need of this machine, for devices like these."""
+    return Part(
+        name="calibration",
+        about="this machine's links, collectives and the engine's own work",
+        run=partial(_calibrate, tuple(devices)),
+    )
 
-    found = load_calibration(progress=bench.tell).to_dict()
-    return {**found, **{name: _finite(found[name]) for name in ("link", "collective")}}
 
+def _calibrate(devices: tuple[str, ...], bench: Bench) -> dict[str, Any]:
+    from stagewright.planner.calibrate import calibrate, load_calibration
 
-CALIBRATION = Part(
-    name="calibration", about="this machine's links, collectives and the engine's own work", run=_calibrate
-)
-"""What forecasts need of this machine."""
+    kind = devices[0].partition(":")[0]
+    found = load_calibration(progress=bench.tell)
+    if found.kind != kind:  # a single GPU: there is no link to measure, so that its forecasts have free ones
+        found = calibrate(devices[:1])
+    data = found.to_dict()
+    return {**data, **{name: _finite(data[name]) for name in ("link", "collective")}}
 
 
 def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from stagewright.errors import RunError, UsageError
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.study.machine import CALIBRATION, measured_data, measured_of, prepared_for
+from stagewright.study.machine import calibration, measured_data, measured_of, prepared_for
 from stagewright.study.memory_answers import QUESTIONS
 from stagewright.study.memory_findings import conclude
 from stagewright.study.value import Bench, Part, Study
@@ -129,7 +129,7 @@ class Options:
 def study(options: Options) -> Study:
     """The study with these options."""
     ways = [way for strategy in STRATEGIES for way in (strategy, f"{strategy}+recompute")]
-    parts = [CALIBRATION]
+    parts = [calibration(options.devices)]
     parts += [
         Part(
             name=f"forecast-{strategy}",

@@ -17,7 +17,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.study.machine import CALIBRATION, measured_data, measured_of, prepared_for
+from stagewright.study.machine import calibration, measured_data, measured_of, prepared_for
 from stagewright.study.stages_answers import QUESTIONS
 from stagewright.study.stages_findings import conclude
 from stagewright.study.stages_measured import measured_runs
@@ -117,7 +117,7 @@ class Options:
 
 def study(options: Options) -> Study:
     """The study with these options."""
-    parts = [CALIBRATION]
+    parts = [calibration(options.devices)]
     for mode in options.modes:
         parts.append(
             Part(

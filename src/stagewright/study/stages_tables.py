@@ -167,15 +167,15 @@ def _draw_speedups(results: Results, options: Mapping[str, Any], runs: Runs, pat
             mine = [one for one in runs[mode] if one.num_stages == count]
             for one in mine:
                 if one.speedup is not None:
-                    low, high = min(one.speedups), max(one.speedups)
-                    about: dict[str, Any] = {"policy": one.policy, "num_stages": count, "speedup": one.speedup}
-                    points.append(SpeedupPoint(**about, low=low, high=high, is_measured=True))
+                    about: dict[str, Any] = {"num_stages": count, "speedup": one.speedup, "is_measured": True}
+                    about |= {"low": min(one.speedups), "high": max(one.speedups)}
+                    points += [SpeedupPoint(policy=policy, **about) for policy in (one.policy, *one.also)]
             for names, forecast in [] if mine else forecasts_of(results, mode, count):
                 at = forecast_speedup(results, options, mode, forecast)
-                policy = names.split(",")[0]
-                points.append(
-                    SpeedupPoint(policy=policy, num_stages=count, speedup=at, low=at, high=at, is_measured=False)
-                )
+                about = {"num_stages": count, "speedup": at, "low": at, "high": at, "is_measured": False}
+                points += [SpeedupPoint(policy=policy, **about) for policy in names.split(", ")]
+        order = {policy: place for place, policy in enumerate(options["policies"])}
+        points.sort(key=lambda point: order[point.policy])
     draw_speedups(panels, PUBLISHED, path, title=f"{options['model']}: speed-up over serial")
 
 

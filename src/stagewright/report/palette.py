@@ -19,6 +19,8 @@ _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GREY = _STAGES = (
     "#7F7F7F",
 )
 
+_DIM = "#5A5A5A"  # a grey that nobody takes for the pink beside it
+
 # Text and lines that carry meaning, text beside them, lines in the background.
 INK = "#222222"
 MUTED = "#666666"
@@ -27,7 +29,7 @@ GRID = "#E3E3E3"
 _NUM_STAGES = 16  # on a page; later ones come again
 _PAPER, _NIGHT = "#FFFFFF", "#14181D"
 _STRATEGIES = {
-    "serial": _GREY,
+    "serial": _DIM,
     "data": _ORANGE,
     "tensor": _PINK,
     "pipeline": _BLUE,
@@ -42,7 +44,7 @@ _MEMORY = {
     "optimizer": _GREEN,
     "activations": _PINK,
     "buffers": _SKY,
-    "other": _GREY,
+    "other": _DIM,
 }
 _SHARES = {
     "compute": _BLUE,
@@ -50,7 +52,7 @@ _SHARES = {
     "collective": _PINK,
     "wait": _ORANGE,
     "bubble": _YELLOW,
-    "overhead": _GREY,
+    "overhead": _DIM,
 }
 _TONES = {"good": _GREEN, "bad": _RED, "ideal": _SKY, "first": _BLUE, "second": _ORANGE}
 _NAMED = {"strategy": _STRATEGIES, "memory": _MEMORY, "share": _SHARES, "tone": _TONES}

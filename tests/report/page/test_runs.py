@@ -34,6 +34,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     with pytest.raises(UnknownName, match="did you mean '2026-11-15-031502-digits-vit-serial'"):
         find_folders([run.path.with_name("2026-11-15-031502-digits-vit-serail")])
+    with pytest.raises(UsageError, match=r"plan\.toml is a file; name the run's folder: .*digits-vit-serial"):
+        find_folders([run.path / "plan.toml"])
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UsageError, match=r"there is no run in .*empty; make one with: stagewright compare"):

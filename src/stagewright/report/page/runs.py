@@ -157,9 +157,12 @@ def _folders(path: Path) -> list[Path]:
 def _refuse(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"there is no run in {path}; make one with: stagewright compare mlp-mnist --devices 2")
-    beside = [
-        one.name for one in _folders(path.parent) if (one / "plan.toml").is_file() or (one / "fabric.json").is_file()
-    ]
+    if path.is_file():
+        raise UsageError(f"{path} is a file; name the run's folder: {path.parent}")
+    names = ("plan.toml", "fabric.json", "study.json")
+    beside = [one.name for one in _folders(path.parent) if any((one / name).is_file() for name in names)]
+    if not beside:
+        raise UsageError(f"there is no folder {path}; `stagewright runs` lists the runs")
     raise UnknownName("run", path.name, sorted(beside, reverse=True), hint=f"(in {path.parent})")
 
 

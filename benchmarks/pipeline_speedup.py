@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--output", default="pipeline_speedup.json")
     parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(JOBS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
     from stagewright.plan.value import Mesh, ModelSpec, Plan
 
     rows: list[dict[str, Any]] = []

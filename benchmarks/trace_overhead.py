@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--output", default="trace_overhead.json")
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(JOBS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
     os.environ["TRACE_PAIRS"] = str(options.pairs)
     from stagewright.engine.launch import launch
     from stagewright.engine.resolve import resolve_plan

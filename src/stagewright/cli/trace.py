@@ -27,7 +27,7 @@ def trace(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     workers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[A B]", help="Two workers, with --compare-workers.", show_default=False),
+        typer.Argument(metavar="A B", help="Two workers, with --compare-workers.", show_default=False),
     ] = None,
     step: Annotated[
         int | None, typer.Option(help="Which step. \\[default: the median one]", rich_help_panel=_WHAT)

@@ -20,7 +20,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...",
+            metavar="RUN",
             help="Run folders, or folders of them such as runs/; fabric runs and studies too.",
             show_default=False,
         ),

@@ -108,7 +108,7 @@ def test_learning_has_curves_and_a_mean_over_seeds(page: Page) -> None:
     loss, accuracy, table = section(page, "learning").items
     assert isinstance(loss, LineChart)
     assert loss.lines[0].y[0] == 2.3
-    assert [line.dashed for line in loss.lines] == [False, True], "of one strategy, so told apart by dashes"
+    assert [line.dashed for line in loss.lines] == [False, True], "equal curves are both seen"
     assert isinstance(accuracy, LineChart)
     assert accuracy.lines[1].y[-1] == pytest.approx(1 - 0.5 / 3 + 0.01)
     assert isinstance(table, Table)

@@ -81,7 +81,7 @@ def test_labels_tell_runs_apart(tmp_path: Path) -> None:
         "pipeline=2, microbatches 8, gpipe",
     ]
     several = read_runs([runs[0], make_training(tmp_path)])
-    assert [run.label for run in several] == ["digits-vit, serial", "mlp-mnist, serial"]
+    assert [run.label for run in several] == ["digits-vit, serial", "mlp-mnist, digits, serial"]
 
 
 def test_differences_of_plans() -> None:

@@ -39,10 +39,10 @@ def forecast_section(runs: Sequence[RunData]) -> Section | None:
                 run.label,
                 format_s(measured),
                 format_s(forecast.step_s),
-                f"{forecast.step_s / measured - 1:+.0%}".replace("-", "−"),
+                _off(forecast.step_s, measured),
                 format_bytes(peak),
                 format_bytes(counted),
-                f"{counted / peak - 1:+.0%}".replace("-", "−") if peak else "–",
+                _off(counted, peak),
             )
         )
     head = ("run", "step measured", "forecast", "off by", "memory measured", "forecast", "off by")
@@ -58,3 +58,11 @@ def forecast_section(runs: Sequence[RunData]) -> Section | None:
     )
     missing = tuple(f"{run.label}: {run.missing['forecast']}." for run in timed if "forecast" in run.missing)
     return Section(name="forecast", title="Forecast and measured", prose=missing, items=(chart, table))
+
+
+def _off(forecast: float, measured: float) -> str:
+    """How much more was forecast."""
+    if not measured:
+        return "–"
+    percent = round(100 * (forecast / measured - 1))
+    return f"{percent:+d} %".replace("-", "−") if percent else "0 %"

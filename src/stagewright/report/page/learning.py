@@ -116,11 +116,11 @@ def _over_seeds(metric: str, runs: Sequence[RunData]) -> str:
 
 
 def _paints(runs: Sequence[RunData]) -> list[tuple[str, bool]]:
-    """A run's strategy's colour; the second with the same is dashed, later ones take stages' colours."""
-    seen: dict[str, int] = {}
+    """A run's strategy's colour, and a stage's where that is taken; every second one dashed, so that none is hidden."""
+    taken: set[str] = set()
     found = []
     for at, run in enumerate(runs):
-        before = seen.get(run.paint, 0)
-        seen[run.paint] = before + 1
-        found.append((run.paint, before == 1) if before < 2 else (f"stage-{at % 8}", before % 2 == 0))
+        paint = run.paint if run.paint not in taken else f"stage-{at % 8}"
+        taken.add(run.paint)
+        found.append((paint, at % 2 == 1))
     return found

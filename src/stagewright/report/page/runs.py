@@ -272,7 +272,7 @@ def _labels(plans: Sequence[Plan]) -> list[str]:
     for plan in plans:
         alike = [other for other in plans if _kind(other) == _kind(plan)]
         words = [plan.model.name] if len({other.model.name for other in plans}) > 1 else []
-        words += [plan.task] if plan.task is not None and len({other.task for other in plans}) > 2 else []
+        words += [plan.task] if plan.task is not None and len({other.task for other in plans}) > 1 else []
         words.append(str(plan.mesh))
         own = flat_plan(plan)
         for key in differences(alike)[0]:

@@ -111,7 +111,9 @@ def _explained(run: RunData) -> list[BarChart | Table]:
         else f"What would gain most: {change.what}, {change.gain:+.0%} by forecast."
     )
     chart = _waterfall(run, parts.serial_s, parts.ideal_s, steps, parts.step_s, "explained", note=advice)
-    rows = tuple((name, format_s(seconds), MEANINGS.get(name, "each below 0.3 %")) for name, seconds in steps)
+    rows = tuple(
+        (name, format_s(seconds).replace("-", "−"), MEANINGS.get(name, "each below 0.3 %")) for name, seconds in steps
+    )
     return [chart, Table(head=("part", "time", "what it is"), rows=rows, right=frozenset((1,)))]
 
 

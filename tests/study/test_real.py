@@ -17,7 +17,7 @@ STAGES = [
 ]
 MEMORY = [
     *("study", "memory", "--quick", "--model", "gpt-layers:2", "--batch", "2", "--sequence-length", "8"),
-    *("--microbatches", "2", "--steps", "1", "--memory", "160MiB", "--fits", "data", "--json"),
+    *("--microbatches", "2", "--steps", "1", "--memory", "80MiB", "--fits", "data", "--json"),
 ]
 
 

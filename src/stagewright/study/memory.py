@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import RunError, UnknownName, UsageError
+from stagewright.plan.check import OPTIMIZERS
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.study.machine import calibration, measured_data, measured_of, prepared_for
 from stagewright.study.memory_answers import QUESTIONS
@@ -31,7 +32,8 @@ QUICK: dict[str, Any] = {
     "steps": 4,
     "warmup": 1,
     "repeats": 1,
-    "memory_bytes": 256 * 2**20,
+    "optimizer": "sgd",
+    "memory_bytes": 160 * 2**20,
     "fits": ("data", "tensor", "pipeline", "tensor+recompute"),
 }
 
@@ -88,6 +90,8 @@ class Options:
         if len(self.devices) < 2:
             raise UsageError(f"{len(self.devices)} device can't be shared: give two, like --devices cpu:0,cpu:1")
         known = [way for strategy in STRATEGIES for way in (strategy, f"{strategy}+recompute")]
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         wrong = [way for way in self.fits if way not in known]
         if wrong:
             raise UsageError(
@@ -168,14 +172,19 @@ def study(options: Options) -> Study:
         for strategy in STRATEGIES[1:]
     ]
     parts.append(
-        Part(name="fit-forecast", about="the most layers that fit, by forecast", run=partial(_fit_forecast, options))
+        Part(
+            name="fit-forecast",
+            about="the most layers that fit, by forecast",
+            run=partial(_fit_forecast, options),
+            needs=tuple(f"forecast-{strategy}" for strategy in STRATEGIES),
+        )
     )
     parts += [
         Part(
             name=f"fit-{way}",
             about=f"the most layers of {way.replace('+recompute', ', recomputed')}, found by running",
             run=partial(_fit, options, way),
-            needs=("fit-forecast", *(("forecast-pipeline",) if way.startswith("pipeline") else ())),
+            needs=("fit-forecast",),
         )
         for way in options.fits
     ]
@@ -247,21 +256,22 @@ def _operators(strategy: str, bench: Bench) -> dict[str, Any]:
 
 
 def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
-    """The most layers of every strategy that fit, by forecast."""
+    """The most layers of every strategy that fit, by forecast: blocks are added to the model as it was measured."""
     from stagewright.planner.fit import fit_strategies
+    from stagewright.planner.grow import grown_layers
     from stagewright.planner.measure import MeasuredModel
-    from stagewright.planner.sized import sized_models
 
-    grown = sized_models("layers", "gpt-layers", cache=False)
+    measured = {one: measured_of(bench.results[f"forecast-{one}"]["measured"]) for one in STRATEGIES}
 
     def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
-        chosen, measured = grown(plan, size)
-        by_block = plan.recompute != "none" and plan.mesh.pipeline == 1 and size > 1
-        return replace(chosen, stages=size, schedule="interleaved", split="blocks") if by_block else chosen, measured
+        chosen = replace(plan, model=replace(plan.model, name=f"gpt-layers:{size}"))
+        if plan.recompute != "none" and plan.mesh.pipeline == 1 and size > 1:
+            cuts = tuple(f"layer {number}" for number in range(size - 1))
+            chosen = replace(chosen, cuts=cuts, schedule="interleaved")
+        return chosen, grown_layers(measured[plan.mesh.strategy], size)
 
-    base = replace(options.plan("serial"), devices=(), steps=1, warmup=0)
     rows = fit_strategies(
-        base,
+        replace(options.plan("serial"), devices=(), steps=1, warmup=0),
         2,
         options.memory_bytes,
         sized,

@@ -170,13 +170,13 @@ def _recomputation(ways: Ways) -> tuple[str, ...]:
             continue
         cost = plain.samples_per_s / again.samples_per_s - 1
         saved = 1 - again.peak / plain.peak
-        pays = "costs" if cost > 0 else "cost no time here:"
+        pays = f"costs {percent(cost)} more time" if cost > 0 else f"took no more time ({percent(-cost)} less)"
         memory = (
             f"saves {percent(saved)} of the memory ({format_bytes(plain.peak)} to {format_bytes(again.peak)})"
             if saved > 0
             else f"saves no memory ({format_bytes(plain.peak)} to {format_bytes(again.peak)})"
         )
-        sentences.append(f"{strategy.capitalize()}: recomputation {pays} {percent(cost)} more time and {memory}.")
+        sentences.append(f"{strategy.capitalize()}: recomputation {pays} and {memory}.")
     return tuple(sentences) or _NOT_KNOWN
 
 

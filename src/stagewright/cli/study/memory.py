@@ -45,7 +45,7 @@ def memory(
         str | None,
         typer.Option(
             "--memory",
-            help="Of each device, for the most layers. \\[default: 1GiB; quick: 256MiB]",
+            help="Of each device, for the most layers. \\[default: 1GiB; quick: 160MiB]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -55,6 +55,9 @@ def memory(
             help="Find the most layers by running for data,tensor+recompute,… \\[default: all; quick: four]",
             rich_help_panel=WHAT,
         ),
+    ] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam or adamw. \\[default: adamw; quick: sgd]", rich_help_panel=WHAT)
     ] = None,
     rounds: Annotated[
         int | None,
@@ -79,6 +82,7 @@ def memory(
         "microbatches": microbatches,
         "memory_bytes": parse_bytes(limit) if limit is not None else None,
         "fits": words(fits),
+        "optimizer": optimizer,
         "rounds": rounds,
         "steps": steps,
         "devices": None if resume is not None else devices_of(devices, 2),

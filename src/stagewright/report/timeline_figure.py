@@ -101,10 +101,12 @@ def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> No
             at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
-    faces = {"optimizer": MUTED, "codec": INK, "F": color, "L": color, "R": tint(color, 0.3)}
+    faces = {"optimizer": INK, "codec": "white", "F": color, "L": color, "R": tint(color, 0.3)}
     face = faces.get(bar.name, tint(color))
     edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
-    axes.barh(lane, width, _LANE, left=left, color=face, edgecolor="white", linewidth=edge, zorder=3)
+    dots = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}
+    look = {"edgecolor": "white", "linewidth": edge, **dots}
+    axes.barh(lane, width, _LANE, left=left, facecolor=face, zorder=3, **look)  # type: ignore[arg-type]
     if label and bar.name not in ("L", "R") and bar.microbatch >= 0 and bar.end_s - bar.start_s > 0.012 * step:
         ink = "white" if bar.name == "F" else INK
         axes.text(
@@ -148,7 +150,9 @@ def _legend(figure: Figure, bars: list[Bar]) -> None:
     if "R" in names:
         keys.append(Patch(facecolor=tint(MUTED, 0.3), label="forward again"))
     if "codec" in names:
-        keys.append(Patch(facecolor=INK, label="codec"))
+        keys.append(Patch(facecolor="white", edgecolor=INK, hatch="....", label="codec"))
+    if "optimizer" in names:
+        keys.append(Patch(facecolor=INK, label="optimiser"))
     if "send" in streams:
         keys.append(Patch(facecolor=MUTED, alpha=0.55, label="sending (below)"))
     if streams & {"tensor", "data"}:

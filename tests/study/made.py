@@ -104,6 +104,7 @@ def stages_parts(
 
 MEMORY_OPTIONS: dict[str, Any] = {
     "model": "gpt-layers:4",
+    "strategies": ["data", "tensor", "pipeline"],
     "batch": 8,
     "sequence_length": 64,
     "optimizer": "adamw",

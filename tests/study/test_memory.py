@@ -119,3 +119,12 @@ def test_parts_follow_from_the_options() -> None:
     names = [part.name for part in study(Options(rounds=1, fits=("tensor+recompute",))).parts]
     assert names.count("run-tensor+recompute-1") == 1
     assert names[-1] == "fit-tensor+recompute"
+    few = [part.name for part in study(Options(rounds=1, quick=True, strategies=("data",))).parts]
+    assert [name for name in few if name.startswith(("run", "fit"))] == [
+        "run-serial-1",
+        "run-serial+recompute-1",
+        "run-data-1",
+        "run-data+recompute-1",
+        "fit-forecast",
+        "fit-data",
+    ]

@@ -34,10 +34,9 @@ QUICK: dict[str, Any] = {
     "repeats": 1,
     "optimizer": "sgd",
     "memory_bytes": 160 * 2**20,
-    "fits": ("data", "tensor", "pipeline", "tensor+recompute"),
 }
 
-STRATEGIES = ("serial", "data", "tensor", "pipeline")
+STRATEGIES = ("data", "tensor", "pipeline")
 _BLOCK = "transformer.h."  # what blocks of the family are called, before their number
 _MOST_ATTEMPTS = 8  # runs in search of a largest size; the forecast is seldom off by more than a few layers
 
@@ -50,6 +49,8 @@ class Options:
     model: str = "gpt-layers:12"
     # Whether defaults are the small ones.
     quick: bool = False
+    # What is compared with serial: data, tensor, pipeline.
+    strategies: tuple[str, ...] = STRATEGIES
     # Tokens of a sample.
     sequence_length: int = 128
     # Samples in a step, and micro-batches of a pipeline.
@@ -66,17 +67,8 @@ class Options:
     devices: tuple[str, ...] = ("cpu:0", "cpu:1")
     # Memory of each device while the largest number of layers is looked for.
     memory_bytes: int = 2**30
-    # Where that is found by running: a strategy, or strategy+recompute.
-    fits: tuple[str, ...] = (
-        "serial",
-        "serial+recompute",
-        "data",
-        "data+recompute",
-        "tensor",
-        "tensor+recompute",
-        "pipeline",
-        "pipeline+recompute",
-    )
+    # Where that is found by running: a strategy, or strategy+recompute; None: everywhere, quick in a few places.
+    fits: tuple[str, ...] | None = None
     # How parameters are changed.
     optimizer: str = "adamw"
     seed: int = 0
@@ -89,14 +81,34 @@ class Options:
             )
         if len(self.devices) < 2:
             raise UsageError(f"{len(self.devices)} device can't be shared: give two, like --devices cpu:0,cpu:1")
-        known = [way for strategy in STRATEGIES for way in (strategy, f"{strategy}+recompute")]
+        for strategy in self.strategies:
+            if strategy not in STRATEGIES:
+                raise UnknownName("strategy", strategy, STRATEGIES)
+        known = self.ways
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
-        wrong = [way for way in self.fits if way not in known]
+        wrong = [way for way in self.fits or () if way not in known]
         if wrong:
             raise UsageError(
                 f"{wrong[0]!r} is no strategy whose layers could be counted: use some of {', '.join(known)}"
             )
+
+    @property
+    def all_strategies(self) -> tuple[str, ...]:
+        """Serial first."""
+        return ("serial", *self.strategies)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Every strategy without and with recomputation."""
+        return tuple(way for strategy in self.all_strategies for way in (strategy, f"{strategy}+recompute"))
+
+    @property
+    def fit_ways(self) -> tuple[str, ...]:
+        """Where the most layers are found by running."""
+        if self.fits is not None or not self.quick:
+            return self.ways if self.fits is None else self.fits
+        return (*self.strategies, *(("tensor+recompute",) if "tensor" in self.strategies else ()))
 
     @property
     def num_layers(self) -> int:
@@ -132,7 +144,6 @@ class Options:
 
 def study(options: Options) -> Study:
     """The study with these options."""
-    ways = [way for strategy in STRATEGIES for way in (strategy, f"{strategy}+recompute")]
     parts = [calibration(options.devices)]
     parts += [
         Part(
@@ -141,7 +152,7 @@ def study(options: Options) -> Study:
             run=partial(_forecast, options, strategy),
             needs=("calibration",),
         )
-        for strategy in STRATEGIES
+        for strategy in options.all_strategies
     ]
     parts += [
         Part(
@@ -151,7 +162,7 @@ def study(options: Options) -> Study:
             needs=("forecast-pipeline",) if way.startswith("pipeline") else (),
         )
         for turn in range(1, options.rounds + 1)
-        for way in ways
+        for way in options.ways
     ]
     parts += [
         Part(
@@ -160,7 +171,7 @@ def study(options: Options) -> Study:
             run=partial(_executed, strategy),
             needs=(f"run-{strategy}-1", f"run-{strategy}+recompute-1"),
         )
-        for strategy in STRATEGIES
+        for strategy in options.all_strategies
     ]
     parts += [
         Part(
@@ -169,14 +180,14 @@ def study(options: Options) -> Study:
             run=partial(_operators, strategy),
             needs=(f"run-{strategy}-1",),
         )
-        for strategy in STRATEGIES[1:]
+        for strategy in options.strategies
     ]
     parts.append(
         Part(
             name="fit-forecast",
             about="the most layers that fit, by forecast",
             run=partial(_fit_forecast, options),
-            needs=tuple(f"forecast-{strategy}" for strategy in STRATEGIES),
+            needs=tuple(f"forecast-{strategy}" for strategy in options.all_strategies),
         )
     )
     parts += [
@@ -186,7 +197,7 @@ def study(options: Options) -> Study:
             run=partial(_fit, options, way),
             needs=("fit-forecast",),
         )
-        for way in options.fits
+        for way in options.fit_ways
     ]
     return Study(
         name="memory",
@@ -194,7 +205,7 @@ def study(options: Options) -> Study:
         options=asdict(options),
         questions=QUESTIONS,
         parts=tuple(parts),
-        conclude=partial(conclude, asdict(options)),
+        conclude=partial(conclude, asdict(options) | {"fits": options.fit_ways}),
     )
 
 
@@ -261,9 +272,11 @@ def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
     from stagewright.planner.grow import grown_layers
     from stagewright.planner.measure import MeasuredModel
 
-    measured = {one: measured_of(bench.results[f"forecast-{one}"]["measured"]) for one in STRATEGIES}
+    measured = {one: measured_of(bench.results[f"forecast-{one}"]["measured"]) for one in options.all_strategies}
 
     def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+        if plan.mesh.strategy not in measured:
+            raise UsageError(f"{plan.mesh.strategy} was left out of this study")
         chosen = replace(plan, model=replace(plan.model, name=f"gpt-layers:{size}"))
         if plan.recompute != "none" and plan.mesh.pipeline == 1 and size > 1:
             cuts = tuple(f"layer {number}" for number in range(size - 1))
@@ -279,7 +292,11 @@ def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
         now=options.num_layers,
         microbatches=options.microbatches,
     )
-    return {f"{row.strategy}{'+recompute' if row.recompute else ''}": row.to_dict() for row in rows}
+    return {
+        f"{row.strategy}{'+recompute' if row.recompute else ''}": row.to_dict()
+        for row in rows
+        if row.strategy.partition(",")[0] in measured
+    }
 
 
 def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def answers(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[A
     found = (
         _speed(results, ways),
         _reason(results, ways),
-        _ideal(results, ways),
-        _executed(results),
+        _ideal(results, options, ways),
+        _executed(results, options),
         _recomputation(ways),
         _least(ways),
         _layers(results, options),
@@ -118,9 +118,9 @@ def _reason(results: Results, ways: Ways) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _ideal(results: Results, ways: Ways) -> tuple[str, ...]:
+def _ideal(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
     sentences = []
-    for strategy in ("data", "tensor", "pipeline"):
+    for strategy in options["strategies"]:
         forecast = (results.get(f"forecast-{strategy}") or {}).get(strategy)
         if forecast is None:
             sentences.append(f"For {strategy} this is not known: it was not forecast.")
@@ -137,9 +137,9 @@ def _ideal(results: Results, ways: Ways) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _executed(results: Results) -> tuple[str, ...]:
+def _executed(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for strategy in ("data", "tensor", "pipeline"):
+    for strategy in options["strategies"]:
         workers = (results.get(f"executed-{strategy}") or {}).get(strategy)
         if workers is None:
             sentences.append(f"For {strategy} this is not known: its events were not read.")

@@ -32,6 +32,10 @@ def memory(
         str | None,
         typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :4]", rich_help_panel=WHAT),
     ] = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(help="Beside serial. \\[default: data,tensor,pipeline]", rich_help_panel=WHAT, show_default=False),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 4]", rich_help_panel=WHAT)
     ] = None,
@@ -77,6 +81,7 @@ def memory(
     """Data, tensor and pipeline parallel on two devices: speed-up, memory, recomputation, the most layers that fit."""
     given = {
         "model": model,
+        "strategies": words(strategies),
         "batch": batch,
         "sequence_length": sequence_length,
         "microbatches": microbatches,

@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.cluster.device import usable_cores
+from stagewright.engine.fault import read_doing
+from stagewright.engine.process import ProcessMark
 from stagewright.plan.file import read_plan, write_plan
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.store.run import RunFolder
@@ -162,6 +164,11 @@ def test_a_sum_over_two_machines(machines: list[Machine], plan: Path) -> None:
         assert (seen["total"], seen["backend"], seen["interface"]) == (3.0, "gloo", one.interface)
         assert (seen["store"], seen["port"]) == (machines[0].address, 29517)
         assert seen["cores"] == [(CORES[0], CORES[-1])[rank]]
+        # Others can see what it did last, and which process it was.
+        assert read_doing(run / "workers" / str(rank) / "activity.txt").action == "finish"
+        mark = ProcessMark.read(run / "workers" / str(rank) / "process.json")
+        assert mark is not None
+        assert mark.state() == "gone"
     assert (run / "plan.toml").read_text() == plan.read_text()
 
 

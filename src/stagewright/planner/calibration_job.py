@@ -62,8 +62,10 @@ class _Probe:
         self.group = context.data_group
         self.peer = 1 - context.rank
         generator = torch.Generator().manual_seed(0)
-        wide = 512 if place.type == "cpu" else 4096
-        self.values = torch.randn(wide, wide, generator=generator).to(place)
+        rows, wide = (128, 512) if place.type == "cpu" else (4096, 4096)
+        self.values = torch.randn(rows, wide, generator=generator).to(place)
+        # More than a core's own caches hold, as a model's weights are.
+        self.weights = [torch.randn(wide, wide, generator=generator).to(place) for _ in range(48)]
         self.buffers = {size: torch.zeros(max(1, size // 4), device=place) for size in (*MESSAGE_BYTES, *SUM_BYTES)}
 
     def round(self) -> dict[str, Any]:
@@ -115,8 +117,8 @@ class _Probe:
     def _work(self) -> None:
         """Some tens of milliseconds of what models do: products, and passes over memory."""
         value = self.values
-        for _ in range(8):
-            value = torch.nn.functional.gelu(value @ self.values)
+        for weights in self.weights:
+            value = torch.nn.functional.gelu(value @ weights)
             value = torch.nn.functional.layer_norm(value, value.shape[-1:])
 
     def _message(self, size: int) -> float:

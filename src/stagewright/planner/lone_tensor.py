@@ -53,7 +53,7 @@ def split_alone(graph: UnitGraph, num_workers: int) -> LoneAxis:
     axis = LoneAxis(num_workers)
     for one in plan.regions:
         owner = model.get_submodule(one.owner)
-        region = Region(axis, has_dropout=False)
+        region = Region(axis)
         for name in one.columns:
             split_layer(model.get_submodule(name), "column", region, one.num_sections)
         for name in one.shared:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["library_versions", "profile_key", "structure_digest"]
 
+_METHOD = "pinned, freed memory kept"  # how units are timed: another way gives other times
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 
@@ -61,6 +62,7 @@ def profile_key(
         "hardware": device.hardware_name(),
         "training": str(training),
         "repeats": str(repeats),
+        "method": _METHOD,
         **{f"{library} version": version for library, version in library_versions().items()},
     }
 

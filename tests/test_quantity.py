@@ -53,6 +53,7 @@ def test_formats() -> None:
         "3.00 TiB",
     ]
     assert [format_count(number) for number in (0, 999, 22_100_000, 4.62e9)] == ["0", "999", "22.1 M", "4.62 G"]
+    assert format_s(0.0009996) == "1.00 ms"
     assert [format_s(seconds) for seconds in (0, 2e-9, 5.25e-5, 0.0123, 1.5)] == [
         "0 s",
         "2.00 ns",

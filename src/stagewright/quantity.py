@@ -71,7 +71,7 @@ def format_s(seconds: float) -> str:
     if not math.isfinite(seconds):
         return str(seconds)
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= factor:
+        if abs(seconds) >= 0.9995 * factor:  # what rounds to 1000 of the smaller unit
             return f"{_digits(seconds / factor)} {unit}"
     return "0 s" if seconds == 0 else f"{_digits(seconds / 1e-9)} ns"
 

@@ -108,3 +108,10 @@ def test_spread_over_seeds() -> None:
     assert found == {"mean": pytest.approx(0.8), "spread": pytest.approx(0.1)}
     assert summary(results[:1]) == {"mean": 0.7, "spread": 0.0}
     assert train_table(results, "mine").caption == "accuracy 0.8000 ± 0.1000 over 3 seeds"
+
+
+def test_a_model_with_classes_of_its_own(tmp_path: Path) -> None:
+    """mlp-mnist has ten classes and no option for another number: the task does not ask for one."""
+    result = run("mlp-mnist", "digits", "--epochs", "1", "--devices", "cpu:0", "--root", tmp_path, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout)["mean"] > 0.3

@@ -98,8 +98,9 @@ def train(
     units: Units = "auto",
 ) -> None:
     """Train a model on a task, with checkpoints and an evaluation after each epoch."""
+    takes_classes = True
     if ":" not in model:
-        catalogue.entry(model)
+        takes_classes = "num_classes" in catalogue.entry(model).options
     entry = tasks.entry(task)
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.training_job import TrainingOptions, find_checkpoint
@@ -123,7 +124,7 @@ def train(
             "checkpoint_every": checkpoint_every,
             "units": units if units != "auto" else None,
         },
-        num_classes=entry.num_classes,
+        num_classes=entry.num_classes if takes_classes else None,
     )
     if devices is not None:
         names = default_devices(int(devices)) if devices.isdigit() else tuple(devices.split(";"))

@@ -26,14 +26,14 @@ __all__ = ["QUICK", "Options", "study"]
 
 QUICK: dict[str, Any] = {
     "model": "gpt-layers:4",
-    "sequence_length": 64,
+    "sequence_length": 32,
     "batch": 4,
     "rounds": 1,
-    "steps": 4,
+    "steps": 3,
     "warmup": 1,
     "repeats": 1,
     "optimizer": "sgd",
-    "memory_bytes": 160 * 2**20,
+    "memory_bytes": 112 * 2**20,
 }
 
 STRATEGIES = ("data", "tensor", "pipeline")
@@ -108,7 +108,7 @@ class Options:
         """Where the most layers are found by running."""
         if self.fits is not None or not self.quick:
             return self.ways if self.fits is None else self.fits
-        return (*self.strategies, *(("tensor+recompute",) if "tensor" in self.strategies else ()))
+        return tuple(f"{one}+recompute" if one == "tensor" else one for one in self.strategies)
 
     @property
     def num_layers(self) -> int:

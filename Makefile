@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY)  ## run a small vision transformer serially, data parallel, tensor parallel and as a pipeline
-	$(BIN)/stagewright compare digits-vit --devices 2 --batch 64
+	$(BIN)/stagewright compare digits-vit --devices 2 --batch 256
 
 browser:  ## install chromium for the browser's tests, where this is root and apt has it
 	@tools/browser.sh

@@ -126,8 +126,14 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         columns=("mode", "stages", "policy", "samples/s", "speed-up", "range", "how", "forecast", "published"),
         rows=tuple(rows),
         note="Speed-up: median over rounds of the ratio to serial of the same round; every measured row was first "
-        "proven equal to serial. Forecasts are over the same serial; rows that say forecast were not run, for lack of "
-        "devices. Published: another model, 4 machines, inference.",
+        "proven equal to serial. Rows that say forecast were not run, for lack of devices: they are of "
+        + (
+            "the given cluster"
+            if options["cluster"]
+            else "as many devices on one machine like this one, where each "
+            "further one slows the others down as a second one does here; over the same serial"
+        )
+        + ". Published: another model, 4 machines, inference.",
     )
 
 

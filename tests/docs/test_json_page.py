@@ -112,14 +112,14 @@ def test_profile_and_split(checker: Checker, cache: Path) -> None:
 @pytest.mark.slow
 def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
-    few = ("--batch", "4", "--microbatches", "1", "--steps", "2", "--warmup", "0", *root)
+    few = ("--batch", "4", "--microbatches", "1", "--steps", "2", "--warmup", "0", "--rounds", "2", *root)
     compared = output("compare", "mlp-mnist", "--strategies", "serial pipeline", *few, cache=cache)
     serial, pipeline = compared["rows"]
     assert (serial["equal"], serial["speedup"]) == (True, 1.0)
     assert pipeline["refused"], "1f1b needs as many micro-batches as stages"
     checker.check_object("compare", compared, "compare")
     runs = output("runs", *root, cache=cache)
-    assert [run["status"] for run in runs["runs"]] == ["done"]
+    assert [run["status"] for run in runs["runs"]] == ["done", "done"]
     checker.check_object("runs", runs, "runs")
     report = output("report", root[1], "-o", str(tmp_path / "report.html"), cache=cache)
     checker.check_object("report", report, "report")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.compare import compare, run_plan, strategy_plans
+from stagewright.engine.compare import compare, median_rows, run_plan, strategy_plans
 from stagewright.errors import RunError, UsageError
 from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import Mesh, ModelSpec, Plan
@@ -90,3 +90,23 @@ def test_strategies_and_bounds() -> None:
     assert [bubble_bound(plan) for plan in plans] == [1, 4, 4 * 8 / 11, 4 * 8 / 9]
     with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
         strategy_plans(base, ["data=8"], 4, 8)
+
+
+def test_rounds_are_compared_each_with_its_own_serial() -> None:
+    """A phase in which the machine is twice as slow changes no speed-up."""
+
+    def round_of(serial: float, data: float, equal: bool = True) -> list[dict[str, Any]]:
+        return [
+            {"samples_per_s": serial, "equal": True, "bound": 1.0},
+            {"samples_per_s": data, "equal": equal, "bound": 2.0},
+        ]
+
+    rows = median_rows([round_of(10, 15), round_of(5, 8), round_of(10, 17)], 0)
+    assert [row["samples_per_s"] for row in rows] == [10, 15]
+    assert rows[1]["speedup"] == 1.6
+    assert rows[1]["share_of_bound"] == 0.8
+    assert rows[1]["speedups"] == [1.5, 1.6, 1.7]
+    assert median_rows([round_of(10, 15), round_of(10, 15, equal=False)], 0)[1]["speedup"] is None
+    broken = [round_of(10, 15), [round_of(10, 15)[0], {"error": "worker 1 was killed", "speedup": None}]]
+    assert median_rows(broken, 0)[1] == {"error": "worker 1 was killed", "speedup": None}
+    assert "speedups" not in median_rows([round_of(10, 15)], 0)[1]

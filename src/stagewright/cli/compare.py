@@ -10,6 +10,7 @@ import typer
 
 from stagewright.cli.options import Dtype, ImageSize, Json, ModelName, NumClasses, Seed, SequenceLength, Units, Weights
 from stagewright.cli.screen import note, print_json, screen
+from stagewright.codec.name import check_codec
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.zoo import catalogue
@@ -37,6 +38,13 @@ def compare(
     cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
     recompute: Annotated[str, typer.Option(help="none, always, except-last.", rich_help_panel=_HOW)] = "none",
     shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
+    codec: Annotated[
+        str, typer.Option(help="On a pipeline's links: a codec's name, or auto.", rich_help_panel=_HOW)
+    ] = "none",
+    codec_backward: Annotated[
+        str | None,
+        typer.Option("--codec-backward", help="For gradients. \\[default: as --codec]", rich_help_panel=_HOW),
+    ] = None,
     inference: Annotated[
         bool, typer.Option("--inference", help="Forward alone, as a stream.", rich_help_panel=_HOW)
     ] = False,
@@ -45,6 +53,12 @@ def compare(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_HOW)] = 10,
     warmup: Annotated[int, typer.Option(min=0, help="Steps before these.", rich_help_panel=_HOW)] = 3,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Run all in turns, so often; speed-ups are medians over rounds.", rich_help_panel=_HOW
+        ),
+    ] = 1,
     batch_norm: Annotated[str, typer.Option(help="plain or deferred.", rich_help_panel=_HOW)] = "plain",
     hang_s: Annotated[
         float, typer.Option(min=1, help="End a run whose workers do nothing for so long.", rich_help_panel=_HOW)
@@ -62,6 +76,9 @@ def compare(
     """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
     if ":" not in model:
         catalogue.entry(model)
+    for name in (codec, codec_backward):
+        if name is not None:
+            check_codec(name)
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import compare as run_all
     from stagewright.engine.compare import strategy_plans
@@ -82,6 +99,8 @@ def compare(
         "recompute": recompute,
         "dtype": dtype or "float32",
         "batch_norm": batch_norm,
+        "codec": codec,
+        "codec_backward": codec_backward,
     }
     plan = Plan(
         model=spec,
@@ -101,10 +120,12 @@ def compare(
     chosen = [name for word in strategies.split() for name in ([word] if "=" in word else word.split(","))]
     if not chosen:
         raise UsageError("no strategy was named; write for example --strategies 'serial pipeline'")
-    rows = []
     plans = strategy_plans(plan, chosen, len(names), microbatches)
-    for row in run_all(plans, root, progress=lambda one, text: note(f"{one.mesh.strategy}: {text} …"), hang_s=hang_s):
-        rows.append(row)
+
+    def tell(one: Plan, text: str) -> None:
+        note(f"{one.mesh.strategy}: {text} …")
+
+    rows = run_all(plans, root, rounds=rounds, progress=tell, hang_s=hang_s)
     if all(row.get("refused") for row in rows):
         raise UsageError(str(rows[0]["error"]))
     if json:

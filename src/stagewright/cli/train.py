@@ -46,6 +46,9 @@ def train(
     schedule: Annotated[str | None, typer.Option(help="Of a pipeline. \\[default: 1f1b]", rich_help_panel=_HOW)] = None,
     cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
     recompute: Annotated[str | None, typer.Option(help="none, always, except-last.", rich_help_panel=_HOW)] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="On a pipeline's links: a codec's name, or auto.", rich_help_panel=_HOW)
+    ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_HOW)] = None,
     devices: Annotated[
@@ -117,6 +120,7 @@ def train(
             "cuts": tuple(cut) if cut else None,
             "recompute": recompute,
             "shard": shard or None,
+            "codec": codec,
             "dtype": dtype,
             "epochs": epochs,
             "batch": batch,

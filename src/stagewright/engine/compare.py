@@ -6,7 +6,8 @@ refused or that failed has a row too, with the reason and without a speed-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from stagewright.errors import RunError, UsageError
 from stagewright.plan.value import Mesh, Plan
 from stagewright.store.run import RunFolder
 
-__all__ = ["compare", "run_plan", "strategy_plans"]
+__all__ = ["compare", "median_rows", "run_plan", "strategy_plans"]
 
 Progress = Callable[[str], None]
 
@@ -48,6 +49,8 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 cuts=base.cuts if pipelined else (),
                 placement=base.placement if pipelined else "auto",
                 shard=base.shard and mesh.data > 1 and not pipelined,
+                codec=base.codec if pipelined else "none",
+                codec_backward=base.codec_backward if pipelined else None,
             )
         )
     return plans
@@ -79,30 +82,56 @@ def compare(
     plans: Sequence[Plan],
     root: str | Path,
     *,
+    rounds: int = 1,
     progress: Callable[[Plan, str], None] | None = None,
     hang_s: float = HANG_S,
-) -> Iterator[dict[str, Any]]:
-    """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial)."""
-    serial: float | None = None
-    for plan in plans:
-        try:
-            told = partial(progress, plan) if progress is not None else None
-            row = run_plan(plan, root, progress=told, hang_s=hang_s)
-        except (UsageError, RunError) as error:
-            yield {
-                "strategy": plan.mesh.strategy,
-                "workers": plan.mesh.num_workers,
-                "batch": plan.batch,
-                "microbatches": plan.microbatches,
-                "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
-                "refused": isinstance(error, UsageError),
-                "error": str(error),
-                "equal": None,
-                "speedup": None,
-            }
+) -> list[dict[str, Any]]:
+    """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial).
+
+    In several rounds plans take turns, so that a slow phase of the machine hits all of them: see ``median_rows``.
+    """
+    found = [[_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
+    serial = next((at for at, plan in enumerate(plans) if plan.mesh.num_workers == 1), None)
+    return median_rows(found, serial)
+
+
+def median_rows(rounds: Sequence[Sequence[dict[str, Any]]], serial: int | None) -> list[dict[str, Any]]:
+    """For each plan, the run of median throughput; its speed-up is the median over rounds, each over its own serial."""
+    rows = []
+    for at in range(len(rounds[0])):
+        failed = next((one[at] for one in rounds if "error" in one[at]), None)
+        if failed is not None:
+            rows.append(failed)
             continue
-        if plan.mesh.num_workers == 1 and serial is None:
-            serial = row["samples_per_s"]
-        row["speedup"] = row["samples_per_s"] / serial if serial is not None and row["equal"] else None
+        runs = [one[at] for one in rounds]
+        row = dict(sorted(runs, key=lambda one: float(one["samples_per_s"]))[len(runs) // 2])
+        row["equal"] = all(one["equal"] for one in runs)
+        ratios = [
+            one[at]["samples_per_s"] / one[serial]["samples_per_s"]
+            for one in rounds
+            if serial is not None and "error" not in one[serial]
+        ]
+        row["speedup"] = statistics.median(ratios) if ratios and row["equal"] else None
         row["share_of_bound"] = row["speedup"] / row["bound"] if row["speedup"] is not None else None
-        yield row
+        if len(rounds) > 1:
+            row["speedups"] = ratios if row["equal"] else []
+        rows.append(row)
+    return rows
+
+
+def _row(plan: Plan, root: str | Path, progress: Callable[[Plan, str], None] | None, hang_s: float) -> dict[str, Any]:
+    """What one run of a plan gave, or why it gave nothing."""
+    try:
+        return run_plan(plan, root, progress=partial(progress, plan) if progress is not None else None, hang_s=hang_s)
+    except (UsageError, RunError) as error:
+        return {
+            "strategy": plan.mesh.strategy,
+            "workers": plan.mesh.num_workers,
+            "batch": plan.batch,
+            "microbatches": plan.microbatches,
+            "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
+            "refused": isinstance(error, UsageError),
+            "error": str(error),
+            "equal": None,
+            "speedup": None,
+        }

@@ -88,6 +88,8 @@ def fabric_remarks(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"ideal: latency {format_s(result['latency_s'])} and {_rate(result['bytes_per_s'])} of the best pair alone"
         )
+    if {host["host"] for host in result["hosts"]} == {"127.0.0.1"}:
+        lines.append("floor: all ranks share this machine's loopback, so these times are what the host itself costs")
     if result["projected_s"] is not None:
         ideal = result["projected_ideal_s"]
         beside = "" if ideal is None else f" (ideal {format_s(ideal)})"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stagewright.cli.fabric_options import places_of, token_of, with_late, workload_of
 from stagewright.cli.options import Json
 from stagewright.cli.screen import note, print_json, progress, screen
 from stagewright.errors import RunError, UsageError
@@ -165,7 +166,7 @@ def run(
         if given and engine != "sockets":
             raise UsageError(f"{option} needs the sockets engine; {engine} makes its own connections")
     lab = current_lab() if hosts is None else None
-    places = _places(hosts, lab)
+    places = places_of(hosts, lab)
     limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
     number = ranks if ranks is not None else len(places) if places else 4
     sources = {"--model": model, "--plan": plan, "--sizes": sizes, "--chakra": chakra, "-b": begin}
@@ -174,7 +175,7 @@ def run(
         what = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
         ways = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
         raise UsageError(f"{what}: give one of {ways}")
-    workload, job_steps = _workload(
+    workload, job_steps = workload_of(
         model=model,
         plan=plan,
         sizes=sizes,
@@ -191,7 +192,7 @@ def run(
         gaps=not no_gaps,
         limits=limits,
     )
-    workload = _with_late(workload, late or [])
+    workload = with_late(workload, late or [])
     if chakra_out is not None:
         from stagewright.fabric.chakra import to_chakra
 
@@ -209,7 +210,7 @@ def run(
         congestion=congestion,
         buffer_bytes=parse_bytes(buffer) if buffer else None,
         probe=not no_probe,
-        token=_token(token_file) if hosts is not None else b"",
+        token=token_of(token_file) if hosts is not None else b"",
     )
     same_host = hosts is None and lab is None
     folder = FabricFolder.create(
@@ -280,7 +281,7 @@ def agent(
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{listen!r} is not an address to listen at; write it like 0.0.0.0:7651")
-    serve_agent(host.strip("[]"), int(port), _token(token_file), once=once, tell=note)
+    serve_agent(host.strip("[]"), int(port), token_of(token_file), once=once, tell=note)
 
 
 @fabric.command()
@@ -344,123 +345,6 @@ def lab(
     code = run_in_lab(network, command, each=each, tell=note)
     if code:
         raise typer.Exit(code if 0 < code < 256 else 1)
-
-
-def _places(hosts: str | None, lab: Any) -> list[Place]:
-    from stagewright.fabric.agent import DEFAULT_PORT
-    from stagewright.fabric.coordinator import Place
-
-    if lab is not None:
-        return [
-            Place(name=f"host {at}", host=host["address"], namespace=host["namespace"])
-            for at, host in enumerate(lab.hosts)
-        ]
-    found = []
-    for text in [] if hosts is None else hosts.split(","):
-        name, colon, port = text.strip().rpartition(":") if text.count(":") == 1 else (text.strip(), "", "")
-        if not name or (colon and not port.isdigit()):
-            raise UsageError(f"{text!r} in --hosts is not a host; write a,b or a:7651,b:7651")
-        found.append(Place(name=text.strip(), host=name, port=int(port) if colon else DEFAULT_PORT))
-    return found
-
-
-def _token(path: Path | None) -> bytes:
-    from stagewright.fabric.wire import check_token
-
-    if path is None:
-        raise UsageError(
-            "agents and coordinator share a secret: give --token-file FILE; make one with: "
-            "python -c 'import secrets; print(secrets.token_hex())' > FILE"
-        )
-    try:
-        return check_token(path.read_text(encoding="utf-8").strip())
-    except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from None
-
-
-def _workload(
-    *,
-    model: str | None,
-    plan: Path | None,
-    sizes: str | None,
-    chakra: Path | None,
-    begin: str | None,
-    end: str | None,
-    factor: int,
-    number: int,
-    ranks: int | None,
-    trials: int | None,
-    schooling: tuple[int, int, int],
-    bucket: str | None,
-    algorithm: str,
-    gaps: bool,
-    limits: dict[str, Any],
-) -> tuple[Workload, int]:
-    """What to send, and how many steps the real job has."""
-    from stagewright.fabric.algorithms import ALL_REDUCE, collective
-    from stagewright.fabric.workload import explicit, parse_nccl_size, sweep_sizes
-
-    collective(algorithm, number)  # an unknown name is told before anything is loaded
-    if model is not None:
-        from stagewright.fabric.from_model import from_model, num_trials
-        from stagewright.zoo import catalogue
-
-        if algorithm not in ALL_REDUCE:
-            raise UsageError(f"gradients are all-reduced; {algorithm!r} does not: use one of {', '.join(ALL_REDUCE)}")
-        if ":" not in model:
-            catalogue.entry(model)
-        steps = num_trials(*schooling)
-        from stagewright import zoo
-
-        loaded = zoo.load(model, batch=2)
-        size = parse_bytes(bucket) if bucket else None
-        return (
-            from_model(
-                loaded,
-                number,
-                algorithm=algorithm,
-                bucket_bytes=size,
-                trials=steps if trials is None else trials,
-                **limits,
-            ),
-            steps,
-        )
-    count = 100 if trials is None else trials
-    if plan is not None:
-        from stagewright.fabric.from_plan import from_plan, profile_of
-        from stagewright.plan.file import read_plan
-
-        wanted = read_plan(plan)
-        if ranks is not None and ranks != wanted.mesh.num_workers:
-            raise UsageError(f"{plan} has {wanted.mesh.num_workers} workers, so --ranks {ranks} can't be: leave it out")
-        note(f"profiling {wanted.model.name} …")
-        workload = from_plan(
-            wanted, profile_of(wanted), name=plan.name, algorithm=algorithm, gaps=gaps, trials=count, **limits
-        )
-        return workload, count
-    if chakra is not None:
-        from stagewright.fabric.chakra import from_chakra
-
-        return from_chakra(chakra, num_ranks=ranks, algorithm=algorithm, trials=count, **limits), count
-    if begin is not None:
-        if end is None:
-            raise UsageError(f"a sweep from {begin} needs an end: add -e 64M")
-        swept = sweep_sizes(parse_nccl_size(begin), parse_nccl_size(end), factor)
-        count = 20 if trials is None else trials
-        return explicit(swept, number, algorithm=algorithm, trials=count, name="sweep", **limits), count
-    assert sizes is not None
-    listed = [parse_nccl_size(text) for text in sizes.split(",")]
-    return explicit(listed, number, algorithm=algorithm, trials=count, **limits), count
-
-
-def _with_late(workload: Workload, late: list[str]) -> Workload:
-    delays = {}
-    for text in late:
-        rank, colon, delay = text.partition(":")
-        if not colon or not rank.strip().isdigit():
-            raise UsageError(f"{text!r} is not a late rank; write RANK:TIME, like 2:20ms")
-        delays[int(rank)] = parse_s(delay)
-    return workload.with_delays(delays) if delays else workload
 
 
 def _measure(

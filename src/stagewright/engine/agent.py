@@ -18,6 +18,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,16 @@ class Agent(LocalElasticAgent):
         self._clock = ProgressClock(hang_s, self._begun_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        with imported_ahead():
-            started: dict[int, Any] = super()._start_workers(worker_group)
-            return started
+        try:
+            with imported_ahead(serve=self._start_method == "forkserver"):
+                started: dict[int, Any] = super()._start_workers(worker_group)
+                return started
+        except BaseException:
+            # It may be importing still, for seconds, and would then make a worker that no one waits for.
+            server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+            if server is not None:
+                os.kill(server, signal.SIGKILL)
+            raise
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._failed():
@@ -278,13 +286,21 @@ def _signal_group(process: Any, number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def imported_ahead() -> Iterator[None]:
+def imported_ahead(*, serve: bool = True) -> Iterator[None]:
     """Let the process of which workers are copies import what they need, and nothing of the program that asks for them.
 
     multiprocessing runs that program's main module again in each worker, and a script without a guard would start
-    itself for ever.
+    itself for ever. Ctrl-C is for the launcher alone.
     """
     multiprocessing.set_forkserver_preload([*_IMPORTED_AHEAD])
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if serve and in_main_thread else None
+    try:
+        if serve:
+            forkserver.ensure_running()
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -384,7 +384,7 @@ def process_peak_bytes() -> int | None:
 
 
 def held_bytes(device: torch.device) -> int | None:
-    """What this worker holds now: of torch's allocator on CUDA, of the whole process on a CPU; None: not to be known."""
+    """What this worker holds now: of torch's allocator on CUDA, of the process on a CPU; None: not to be known."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     try:

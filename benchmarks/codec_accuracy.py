@@ -16,7 +16,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -52,87 +51,17 @@ def plan_of(options: argparse.Namespace, name: str, seed: int) -> Any:
     )
 
 
-def by_pipeline(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
+def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
+    """One training; the study `codecs` has the two ways to do it."""
     from stagewright.cluster.machine import default_devices
-    from stagewright.engine.training_job import TrainingOptions, train
+    from stagewright.study.finetune import by_one_process, by_pipeline
 
     plan = plan_of(options, name, seed)
+    if options.one_process:
+        return by_one_process(plan, data=options.data, device=options.device)
     plan = dataclasses.replace(plan, devices=tuple(options.devices or default_devices(plan.mesh.num_workers)))
     with tempfile.TemporaryDirectory() as root:
-        found = train(plan, root, options=TrainingOptions(data_dir=options.data))
-    return {"epochs": found["epochs"], "metric": found["metric"], "samples_per_s": found["samples_per_s"]}
-
-
-def by_one_process(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
-    import numpy as np
-    import torch
-    from torch.utils import _pytree as pytree
-
-    from stagewright.codec.header import DTYPES
-    from stagewright.engine.codec_bench import even_cuts
-    from stagewright.engine.evaluation import in_eval_mode
-    from stagewright.engine.job import make_optimizer
-    from stagewright.engine.link_codec import FakeLink
-    from stagewright.engine.replica import capture_for
-    from stagewright.engine.training_job import with_samples
-    from stagewright.zoo.tasks import load_task
-
-    plan = plan_of(options, name, seed)
-    place = torch.device(options.device)
-    torch.manual_seed(seed)
-    model = plan.model.load(batch=4)
-    task = load_task(options.task, model, data_dir=options.data)
-    links = [(plan.codec_of(cut), plan.codec_of(cut, backward=True)) for cut in range(plan.num_stages - 1)]
-
-    def on(value: Any) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place), value)
-
-    model.module.train().to(place)
-    model = with_samples(model, task.dataset(task.splits[0]), place)
-
-    def runner() -> Any:
-        graph = capture_for(plan, model)
-        cuts = even_cuts(graph, plan.num_stages)
-        stages = graph.stages(cuts)
-
-        def run(batch: Any) -> Any:
-            values = graph.flatten(on(batch.args), on(batch.kwargs))
-            for at, stage in enumerate(stages):
-                values = stage(*values)
-                if at < len(cuts):
-                    wanted = zip(values, graph.needs_gradient(cuts[at]), strict=True)
-                    values = [FakeLink.apply(v, *links[at]) if one and v.dtype in DTYPES else v for v, one in wanted]
-            return graph.unflatten(values)
-
-        return run
-
-    training = runner()
-    with in_eval_mode(model.module):
-        judging = runner()
-    optimizer = make_optimizer(plan.optimizer, [one for one in model.module.parameters() if one.requires_grad])
-    samples, judged_by = task.dataset(task.splits[0]), task.dataset("evaluation")
-    per_epoch = -(-len(samples) // plan.batch)
-    total = plan.steps if plan.epochs is None else plan.epochs * per_epoch
-    epochs, start = [], time.perf_counter()
-    for step in range(total):
-        epoch, at = divmod(step, per_epoch)
-        order = np.random.default_rng([seed, epoch]).permutation(len(samples))
-        batch = samples.batch(order[at * plan.batch : (at + 1) * plan.batch].tolist())
-        loss = model.loss(training(batch), on(batch.target))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if (step + 1) % per_epoch == 0 or step + 1 == total:
-            predicted, true = [], []
-            with torch.no_grad(), in_eval_mode(model.module):
-                for one in judged_by.batches(plan.batch):
-                    found, target = task.predictions(judging(one), on(one.target))
-                    predicted.append(found)
-                    true.append(target)
-            metric = task.metric(np.concatenate(predicted), np.concatenate(true))
-            epochs.append({"epoch": epoch + 1, task.metric_name: float(metric), "training_loss": float(loss.detach())})
-    seconds = time.perf_counter() - start
-    return {"epochs": epochs, "metric": task.metric_name, "samples_per_s": total * plan.batch / seconds}
+        return by_pipeline(plan, root, data=options.data)
 
 
 def main() -> None:
@@ -155,7 +84,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "codec_accuracy.json")
     options = parser.parse_args()
-    run = by_one_process if options.one_process else by_pipeline
     shown = {key: str(value) for key, value in vars(options).items() if key not in ("data", "weights", "out")}
     result: dict[str, Any] = {"options": shown, "codecs": {}}
     for name in options.codecs.split(","):

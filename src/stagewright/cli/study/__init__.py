@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from stagewright.cli.study.codecs import codecs
+from stagewright.cli.study.fabric import fabric
 from stagewright.cli.study.memory import memory
 from stagewright.cli.study.stages import stages
+from stagewright.cli.study.strategies import strategies
 
 __all__ = ["study"]
 
@@ -15,4 +18,7 @@ study = typer.Typer(
     no_args_is_help=True,
 )
 study.command()(stages)
+study.command()(strategies)
+study.command()(codecs)
 study.command()(memory)
+study.command()(fabric)

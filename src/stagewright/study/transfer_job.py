@@ -1,0 +1,139 @@
+"""What each of two workers does to find the honest rate of a transfer: from the sender's tensor to the receiver's.
+
+    worker 0   encode ─► send ──►                  ──► receive 8 bytes      round trip − half of an empty one
+    worker 1             ──► receive ─► decode ─► send 8 bytes
+
+The clock stops when the receiver says that it has the tensor, decoded: nothing is counted that still travels. Codecs
+and sizes take turns in several rounds, so that what else runs for a moment spoils none of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stagewright.cluster.atomic_file import save_text
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.run import RunFolder
+
+if TYPE_CHECKING:
+    from stagewright.engine.context import WorkerContext
+
+__all__ = ["SIZES_BYTES", "measure_transfers", "run"]
+
+SIZES_BYTES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+_JOB = "stagewright.study.transfer_job:run"
+_ASKED, _FOUND = "transfer.json", "transfers.json"
+
+
+def measure_transfers(
+    codecs: Sequence[str], shape: Sequence[int], devices: Sequence[str], *, rounds: int
+) -> dict[str, Any]:
+    """Seconds of one tensor with each codec, and of plain bytes by size, between the workers of two devices."""
+    from stagewright.engine.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="stagewright-transfer-") as root:
+        plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=2, mesh=Mesh(data=2), devices=tuple(devices[:2]))
+        folder = RunFolder.create(root, plan)
+        asked = {"codecs": list(codecs), "shape": list(shape), "rounds": rounds}
+        save_text(json.dumps(asked) + "\n", folder.path / _ASKED)
+        launch(plan, folder, job=_JOB)
+        found: dict[str, Any] = json.loads((folder.path / _FOUND).read_text(encoding="utf-8"))
+        return found
+
+
+def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
+    """Measure; worker 0 writes what was found."""
+    asked = json.loads((run_folder.path / _ASKED).read_text(encoding="utf-8"))
+    ends = _Ends(context, asked["shape"])
+    times: dict[str, list[float]] = {}
+    for turn in range(asked["rounds"] + 1):
+        for name in asked["codecs"]:
+            times.setdefault(name, []).append(ends.tensor(name))
+        for size in SIZES_BYTES:
+            times.setdefault(str(size), []).append(ends.plain(size))
+        times.setdefault("empty", []).append(ends.plain(8))
+        if turn == 0:  # the first of each sets things up
+            times.clear()
+    if context.rank == 0:
+        middle = {name: statistics.median(seconds) for name, seconds in times.items()}
+        back_s = middle["empty"] / 2
+        found = {
+            "raw_bytes": ends.values.numel() * ends.values.element_size(),
+            "codecs": {
+                name: {"seconds": middle[name] - back_s, "num_bytes": ends.num_bytes(name)} for name in asked["codecs"]
+            },
+            "sizes": {str(size): middle[str(size)] - back_s for size in SIZES_BYTES},
+            "latency_s": back_s,
+        }
+        save_text(json.dumps(found) + "\n", run_folder.path / _FOUND)
+
+
+class _Ends:
+    """This worker's end of the link."""
+
+    def __init__(self, context: WorkerContext, shape: Sequence[int]) -> None:
+        import torch
+
+        self.rank, self.place = context.rank, context.torch_device
+        generator = torch.Generator().manual_seed(0)
+        self.values = torch.randn(*shape, generator=generator).to(self.place)
+        self.answer = torch.zeros(8, dtype=torch.uint8, device=self.place)
+
+    def num_bytes(self, name: str) -> int:
+        """What travels for the tensor."""
+        from stagewright.codec.registry import get
+
+        return get(name).num_bytes(self.values.shape, self.values.dtype)
+
+    def tensor(self, name: str) -> float:
+        """The tensor through a codec, there; and the answer that it has arrived."""
+        import torch
+        import torch.distributed as dist
+
+        from stagewright.codec.registry import get
+
+        codec, values = get(name), self.values
+        start = time.perf_counter()
+        if self.rank == 0:
+            # Without a codec a tensor travels as it is.
+            dist.send(values if name == "none" else codec.encode(values, checked=False), 1)
+        elif name == "none":
+            dist.recv(torch.empty_like(values), 0)
+        else:
+            buffer = torch.empty(self.num_bytes(name), dtype=torch.uint8, device=self.place)
+            dist.recv(buffer, 0)
+            codec.decode(buffer, values.shape, values.dtype, checked=False)
+        self._answered()
+        return time.perf_counter() - start
+
+    def plain(self, size: int) -> float:
+        """So many bytes, there; and the answer."""
+        import torch
+        import torch.distributed as dist
+
+        message = torch.zeros(size, dtype=torch.uint8, device=self.place)
+        start = time.perf_counter()
+        if self.rank == 0:
+            dist.send(message, 1)
+        else:
+            dist.recv(message, 0)
+        self._answered()
+        return time.perf_counter() - start
+
+    def _answered(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if self.place.type == "cuda":
+            torch.cuda.synchronize(self.place)
+        if self.rank == 0:
+            dist.recv(self.answer, 1)
+        else:
+            dist.send(self.answer, 0)
+        if self.place.type == "cuda":
+            torch.cuda.synchronize(self.place)

@@ -50,7 +50,15 @@ def test_what_each_codec_costs_is_told_beside_the_spread() -> None:
     text = said(concluded(codecs_parts()), "cost in accuracy")
     assert "without a codec 95.9 ± 0.14; bf16 95.9 ± 0.00 (+0.0)" in text
     assert "sort3+1 32.0 ± 2.83 (−63.9)" in text
+    assert "equal to serial with the same codec: hadamard4/block8." in text
     assert "No more apart from it than seeds are from each other: bf16." in text
+
+
+def test_a_pipeline_that_is_not_equal_is_told() -> None:
+    parts = codecs_parts() | {part_name("cifar10", "sort3+1", None): {"equal": False}}
+    assert "Not equal to serial with the same codec, so not to be trusted: sort3+1." in said(
+        concluded(parts), "accuracy"
+    )
 
 
 def test_fewest_bytes_and_the_goal() -> None:

@@ -36,7 +36,7 @@ def test_layers_tails_and_what_was_published() -> None:
 
 def test_blame_is_right_only_where_it_names_what_was_made() -> None:
     text = said(concluded(fabric_parts()), "causes")
-    assert "slow-link of host 2: “it is slow-link 2”, which is right. What times look like: a plateau of fc4." in text
+    assert "slow-link of host 2: “it is slow-link 2”, which is right. fc1, the longest: a plateau of fc1." in text
     assert "Right in 3 of 3." in text
     parts = fabric_parts() | {"sent-mlp-mnist-slow-link": sent("slow-link", times_s=[0.1], kind="slow-link", rank=1)}
     assert "“it is slow-link 1”, which is not what was made" in said(concluded(parts), "causes")
@@ -47,7 +47,7 @@ def test_blame_is_right_only_where_it_names_what_was_made() -> None:
 def test_buckets() -> None:
     text = said(concluded(fabric_parts()), "buckets")
     assert text == (
-        "deit-small, clean: 2 buckets, 788 KiB, take 1.10 s a step over 3 trials, 50 % of the ideal's speed (550 ms)."
+        "deit-small, clean: 2 buckets, 788 KiB, 1.10 s a step over 3 trials, 50 % of the ideal's speed (550 ms)."
     )
 
 

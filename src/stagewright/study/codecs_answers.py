@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.study.codecs_measured import BITS, MeasuredCodec
+from stagewright.study.codecs_measured import BITS, MeasuredCodec, part_name
 from stagewright.study.codecs_tables import shown_rate, shown_shape
 from stagewright.study.lesson import Lesson
 from stagewright.study.sentence import joined, percent, times
@@ -38,7 +38,7 @@ def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tup
     """One for each question."""
     found = (
         _crossing(results, options),
-        _accuracy(options, codecs),
+        _accuracy(results, options, codecs),
         _fewest(options, codecs),
         _collapse(options, codecs),
         _ratios(codecs, options),
@@ -85,9 +85,10 @@ def _points(one: MeasuredCodec, plain: MeasuredCodec) -> float:
     return plain.mean - one.mean
 
 
-def _accuracy(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences = []
     for task, every in codecs.items():
+        sentences += _proofs(results, options, task)
         plain, name = _plain(every), options["lessons"][task].shown_data
         if plain is None:
             sentences.append(f"{name}: not known, training without a codec is missing.")
@@ -107,6 +108,22 @@ def _accuracy(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
                 else "All of them are more apart from it than seeds are from each other."
             )
     return tuple(sentences)
+
+
+def _proofs(results: Results, options: Mapping[str, Any], task: str) -> list[str]:
+    """Whether the pipeline with a codec computes what serial does with it."""
+    found = {codec: results.get(part_name(task, codec, None)) for codec in options["codecs"]}
+    equal = [codec for codec, row in found.items() if row is not None and row["equal"]]
+    other = [codec for codec, row in found.items() if row is not None and not row["equal"]]
+    sentences = []
+    if equal:
+        sentences.append(
+            f"A step of the real pipeline is equal to serial with the same codec: {joined(equal)}."
+            + (" Trained was in one process." if options["how"] == "one-process" else "")
+        )
+    if other:
+        sentences.append(f"Not equal to serial with the same codec, so not to be trusted: {joined(other)}.")
+    return sentences
 
 
 def _change(points: float) -> str:

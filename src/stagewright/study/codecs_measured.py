@@ -24,10 +24,10 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
 """Accuracy in %, Matthews × 100 for CoLA: MobileNetV2 and RoBERTa on GPUs."""
 
 
-def part_name(task: str, codec: str, seed: int) -> str:
-    """The part that trains a task with a codec."""
-    plain = re.sub(r"[^a-z0-9.+]+", "-", codec.replace("/", "_").lower()).strip("-")
-    return f"train-{task}-{plain}-{seed}"
+def part_name(task: str, codec: str, seed: int | None) -> str:
+    """The part that trains a task with a codec; without a seed the one that proves a step of it."""
+    plain = re.sub(r"[^a-z0-9.+_]+", "-", codec.replace("/", "_").lower()).strip("-")
+    return f"prove-{task}-{plain}" if seed is None else f"train-{task}-{plain}-{seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,10 @@ def _layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def _tail(layer: Mapping[str, Any]) -> float:
     return float(layer["max_s"] / layer["p50_s"]) if layer["p50_s"] else 0.0
 
@@ -112,7 +116,8 @@ def _tails(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         beside = f", one in a hundred {format_s(worst['p99_s'])} or more" if worst["p99_s"] is not None else ""
         sentences.append(
             f"{network}: longest beside its median is {worst['name']}, {format_s(worst['max_s'])} against "
-            f"{format_s(worst['p50_s'])}, {times(_tail(worst))}{beside}; {worst['retransmits']} segments sent again."
+            f"{format_s(worst['p50_s'])}, {times(_tail(worst))}{beside}; "
+            f"{_counted(worst['retransmits'], 'segment')} sent again."
         )
     return tuple(sentences)
 
@@ -124,8 +129,8 @@ def _causes(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         good = is_right(row, options)
         right.append(good)
         made = "nothing is wrong" if network == "clean" else f"{network} of host {options['wrong_host']}"
-        modes = list(dict.fromkeys(mode["sentence"] for layer in row["layers"] for mode in layer["modes"]))
-        looks = f" What times look like: {modes[0]}." if modes else ""
+        longest = max(row["layers"], key=lambda layer: layer["max_s"])
+        looks = "".join(f" {longest['name']}, the longest: {mode['sentence']}." for mode in longest["modes"][:1])
         sentences.append(
             f"{model}, {made}: “{row['verdict']['sentence']}”, "
             f"which is {'right' if good else 'not what was made'}.{looks}"
@@ -145,8 +150,8 @@ def _buckets(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         if step is None:
             step = row["total"]["mean_s"]
         text = (
-            f"{model}, {network}: {len(row['layers'])} buckets, {format_bytes(total)}, take {format_s(step)} a step "
-            f"over {row['trials']} trials"
+            f"{model}, {network}: {_counted(len(row['layers']), 'bucket')}, {format_bytes(total)}, "
+            f"{format_s(step)} a step over {row['trials']} trials"
         )
         if ideals and None not in ideals and sum(ideals):
             text += f", {percent(sum(ideals) / step)} of the ideal's speed ({format_s(sum(ideals))})"

@@ -78,20 +78,20 @@ def test_strategies_on_some_photographs(tmp_path: Path, shared_cache: Path) -> N
         "0",
     ]
     words += ["--epochs", "1", "--microbatches", "2", "--workers", "2", "--cuts", "even", "--steps", "1"]
-    words += ["--large-batches", "16,128", "--devices", "cpu:0,cpu:0", "--json"]
+    words += ["--size", "32", "--large-batches", "32,256", "--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told
     folder = tmp_path / found["folder"]
     is_whole(folder, found)
     assert found["data"]["data-cifar10"] == {"kept": True, "train": 40, "judged": 20, "of": [60, 30]}
     large = {name: row["ran"] for name, row in found["data"].items() if name.startswith("large-") and "ran" in row}
-    assert large["large-data-16"]
-    assert not large["large-data-128"]
-    assert large["large-pipeline-128"]
+    assert large["large-data-32"]
+    assert not large["large-data-256"]
+    assert large["large-pipeline-256"]
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [(row["experiment"], row["speed is"]) for row in rows] == [("data", "forecast"), ("pipeline", "forecast")]
     assert (
-        "batch 128 runs out of memory under data parallel and runs as a pipeline" in (folder / "answers.md").read_text()
+        "batch 256 runs out of memory under data parallel and runs as a pipeline" in (folder / "answers.md").read_text()
     )
 
 

@@ -63,7 +63,9 @@ def draw_accuracy(panels: Mapping[str, Sequence[AccuracyPoint]], path: str | Pat
             axes.annotate(
                 point.label,
                 (point.ratio, point.accuracy),
-                xytext=(6, 7 if at % 2 else -12),
+                # Codecs of the same size stand above each other: one's name to the right, the next one's to the left.
+                xytext=(-6, 4) if at % 2 else (6, 4),
+                ha="right" if at % 2 else "left",
                 textcoords="offset points",
                 color=INK,
                 fontsize=8,

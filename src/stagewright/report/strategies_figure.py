@@ -1,8 +1,8 @@
 """The figure of the study *strategies*: speed-up of every experiment as a bar, its accuracy beside it.
 
-data, 2 × 64            ████████████  1.82 ×   95.8 ± 0.04
-pipeline, 2 × 64 (4)    █████████     1.51 ×   95.9 ± 0.07
-data, 4 × 128           ▨▨▨▨▨▨▨▨▨▨▨▨  3.10 ×   hatched: forecast
+data, 2 workers, 64            ████████████  1.82 ×   95.8 ± 0.04
+pipeline, 2 workers, 64 (4)    █████████     1.51 ×   95.9 ± 0.07
+data, 4 workers, 128           ▨▨▨▨▨▨▨▨▨▨▨▨  3.10 ×   hatched: forecast
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Pat
         axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), zorder=4)
         axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=8.5, color=INK)
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.5 * max([1.0, *(bar.speedup or 0.0 for bar in bars)]))
+        axes.set_xlim(0, 1.65 * max([1.0, *(bar.speedup or 0.0 for bar in bars)]))
         axes.set_xlabel("speed-up over serial; accuracy", color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
         axes.grid(axis="x", color=GRID, linewidth=0.8)

@@ -259,7 +259,8 @@ def _profile(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     from stagewright.split.conditions import Conditions
 
     batch = options.lesson(task).batch
-    sizes = (max(1, batch // 8), max(2, batch // 2))
+    few = max(2, batch // 8)  # one sample alone is too few for batch norm
+    sizes = (few, max(few + 2, batch // 2))
     measured = []
     for size in sizes:
         bench.tell(f"{size} samples")

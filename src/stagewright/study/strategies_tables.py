@@ -154,7 +154,7 @@ def _draw(ways: Ways, lessons: Mapping[str, Lesson], path: Path) -> None:
     panels = {
         f"{lessons[task].shown_data}, {lessons[task].model}": [
             StrategyBar(
-                label=f"{one.way.shown}, {one.way.workers} × {one.shown_batch}",
+                label=f"{one.way.shown}, {one.way.workers} workers, {one.shown_batch}",
                 strategy=one.way.strategy,
                 speedup=one.speedup,
                 is_measured=one.is_measured,

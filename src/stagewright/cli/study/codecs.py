@@ -64,13 +64,14 @@ def codecs(
     learning_rate: LearningRate = None,
     seeds: StudySeeds = None,
     one_process: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--one-process",
-            help="Train in one process on the first device, with the same codecs at the same cuts.",
+            "--one-process/--pipeline",
+            help="Train in one process, or by two workers. \\[default: pipeline; quick: one process]",
             rich_help_panel=HOW,
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     devices: StudyDevices = None,
     quick: Quick = False,
     resume: Resume = None,
@@ -97,7 +98,7 @@ def codecs(
         "epochs": epochs,
         "learning_rate": learning_rate,
         "seeds": whole_numbers(seeds, "seeds"),
-        "how": "one-process" if one_process else None,
+        "how": None if one_process is None else "one-process" if one_process else "pipeline",
         "devices": None if resume is not None else devices_of(devices, 2),
     }
     conduct(context, given, quick=quick, resume=resume, fresh=fresh, root=root, json=json)

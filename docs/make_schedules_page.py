@@ -2,7 +2,8 @@
 """Write docs/schedules.md from the actions that the engine executes: `python docs/make_schedules_page.py`.
 
 Drawings and figures are made by playing the actions of every worker on free links, a forward of half a worker's
-layers taking one tick and a backward two (one for the inputs, one for the weights).
+layers taking one tick and a backward two (one for the inputs, one for the weights). The pictures are drawn by
+`python docs/make_schedule_pictures.py`.
 """
 
 from __future__ import annotations
@@ -25,14 +26,29 @@ the result: every schedule is [proven equal to serial](compare.md#what-equal-mea
 and how much they hold. `stagewright compare MODEL --schedule NAME` takes one; so does `schedule` in a
 [plan](plans.md#the-plan).
 
-This page is made from the actions that the engine executes, by `python docs/make_schedules_page.py`.
+This page is made from the actions that the engine executes, by `python docs/make_schedules_page.py`, and its pictures by
+`python docs/make_schedule_pictures.py`.
+
+## Why workers wait
+
+The last worker can't begin before a micro-batch has gone through all stages before it, and the first can't end before its
+gradients have come back through all of them. That is the *bubble*: filling and draining the pipeline. A schedule can
+make it smaller in three ways: shorter stages, so that the pipeline fills in smaller steps; a backward that is split in
+two, so that what the worker before waits for comes first and the rest fills gaps; another place for the stages. Each is
+paid for, with messages or with memory.
 
 ## The seven, drawn
 
-Two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0, `B0`
-its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for)
+In letters: two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0,
+`B0` its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for)
 and `W0` the part for the weights (which no one waits for). A worker with two stages has its second one in small
-letters. A backward takes twice as long as a forward; links are free; blank is waiting.
+letters.
+
+In pictures: four workers, eight micro-batches, all to the same scale; a colour is a stage, a number a micro-batch. Forward is
+in full colour, backward paler, the weights' part palest.
+
+A backward takes twice as long as a forward; links are free; blank is waiting. A *tick* is the forward of half a worker's
+layers: of its only stage a forward takes two, of one of its two stages one.
 """
 
 WORDS = {
@@ -64,6 +80,12 @@ for activations.
 """
 
 IDEAL = """\
+- **Begin with `1f1b`.** It is the default: no other holds less in all or sends less; it asks for one micro-batch a stage.
+- **Waiting shows, and links are quick:** `interleaved`. Its fill is half as long; it sends twice as many messages.
+- **Waiting still shows:** `zbv` or `interleaved-zero-bubble`. No worker holds more than the first does under `1f1b`, but
+  the others hold as much as it.
+- **Not sure:** [`stagewright plan`](plan.md) forecasts them on your cluster, `stagewright compare` runs them.
+
 These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links
 cost time, and each split backward walks the graph twice. `stagewright compare` measures.
 """
@@ -218,7 +240,8 @@ def schedules_page() -> str:
     parts = [HEAD]
     for schedule in SCHEDULES:
         words = textwrap.fill(WORDS[schedule], 120, break_on_hyphens=False)
-        parts.append(f"### {schedule}\n\n{words}\n\n```text\n{drawing(played(schedule, 2, 4))}\n```\n")
+        picture = f"![{schedule} on four workers](pictures/schedules/{schedule}.svg)"
+        parts.append(f"### {schedule}\n\n{words}\n\n```text\n{drawing(played(schedule, 2, 4))}\n```\n\n{picture}\n")
     parts.append(SIDE_BY_SIDE + "".join(f"| {' | '.join(_row(schedule))} |\n" for schedule in SCHEDULES))
     parts.append(IDEAL)
     parts.append(AFTER)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stagewright.report.palette import color, color_names, stage_color, strategy_paint, tint
+from stagewright.report.palette import color, color_names, readable_on, stage_color, strategy_paint, tint
 
 
 def test_stages_differ_and_keep_their_colour() -> None:
@@ -53,6 +53,13 @@ SIGHTS = {
     "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
     "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
 }
+
+
+def test_numbers_in_bars_can_be_read() -> None:
+    faces = [stage_color(stage) for stage in range(16)]
+    for face in [*faces, *(tint(one) for one in faces), *(tint(one, 0.8) for one in faces)]:
+        assert _contrast(face, readable_on(face)) >= 3, face
+    assert (readable_on("#0072B2"), readable_on("#F0E442")) == ("#FFFFFF", "#222222")
 
 
 @pytest.mark.parametrize("dark", [False, True])

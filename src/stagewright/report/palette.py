@@ -6,7 +6,7 @@ The eight of Okabe and Ito (2008), those that stand out most from each other fir
 
 from __future__ import annotations
 
-__all__ = ["GRID", "INK", "MUTED", "color", "color_names", "stage_color", "strategy_paint", "tint"]
+__all__ = ["GRID", "INK", "MUTED", "color", "color_names", "readable_on", "stage_color", "strategy_paint", "tint"]
 
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GREY = _STAGES = (
     "#0072B2",
@@ -104,6 +104,13 @@ def color_names() -> list[str]:
 def tint(color: str, share: float = 0.55) -> str:
     """The colour mixed with that share of white."""
     return _mix(color, "#FFFFFF", share)
+
+
+def readable_on(color: str) -> str:
+    """White or ink, whichever stands out more from that colour; ink where they are near."""
+    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    return "#FFFFFF" if light < 0.3 else INK
 
 
 def _mix(color: str, other: str, share: float) -> str:

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from stagewright.errors import UsageError
 from stagewright.report.figure_file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+from stagewright.report.palette import GRID, INK, MUTED, readable_on, stage_color, tint
 from stagewright.report.timeline import Bar, Timeline
 
 __all__ = ["draw_timeline", "size_unit", "time_unit", "timeline_figure"]
@@ -101,14 +101,14 @@ def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> No
             at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
-    faces = {"optimizer": INK, "codec": "white", "F": color, "L": color, "R": tint(color, 0.3)}
+    faces = {"optimizer": INK, "codec": "white", "F": color, "L": color, "R": tint(color, 0.3), "W": tint(color, 0.8)}
     face = faces.get(bar.name, tint(color))
     edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
     dots = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}
     look = {"edgecolor": "white", "linewidth": edge, **dots}
     axes.barh(lane, width, _LANE, left=left, facecolor=face, zorder=3, **look)  # type: ignore[arg-type]
     if label and bar.name not in ("L", "R") and bar.microbatch >= 0 and bar.end_s - bar.start_s > 0.012 * step:
-        ink = "white" if bar.name == "F" else INK
+        ink = readable_on(face)
         axes.text(
             left + width / 2, lane, str(bar.microbatch), ha="center", va="center", fontsize=7, color=ink, zorder=5
         )
@@ -146,7 +146,10 @@ def _legend(figure: Figure, bars: list[Bar]) -> None:
     streams, names = {one.stream for one in bars}, {one.name for one in bars}
     keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
     if names & {"B", "I", "W"}:
-        keys.append(Patch(facecolor=tint(MUTED), label="backward"))
+        split = "backward, or its part for the inputs" if "W" in names else "backward"
+        keys.append(Patch(facecolor=tint(MUTED), label=split))
+    if "W" in names:
+        keys.append(Patch(facecolor=tint(MUTED, 0.8), label="its part for the weights"))
     if "R" in names:
         keys.append(Patch(facecolor=tint(MUTED, 0.3), label="forward again"))
     if "codec" in names:

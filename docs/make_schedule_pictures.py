@@ -1,0 +1,70 @@
+"""Draw docs/pictures/schedules/ from the actions that the engine executes: `python docs/make_schedule_pictures.py`.
+
+Each schedule is played as docs/make_schedules_page.py does it (ideal workers, free links) and drawn by the figure that
+draws forecasts and traces. All pictures have the same scale: a tick is as wide in each.
+"""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from stagewright.plan.schedules import SCHEDULES
+from stagewright.report.figure_file import write_figure
+from stagewright.report.palette import INK
+from stagewright.report.timeline import Bar, Timeline
+from stagewright.report.timeline_figure import timeline_figure
+
+FOLDER = Path(__file__).with_name("pictures") / "schedules"
+NUM_WORKERS, NUM_MICROBATCHES = 4, 8
+LONGEST = 66  # ticks, of GPipe and 1F1B
+_played: Any = runpy.run_path(str(Path(__file__).with_name("make_schedules_page.py")))["played"]
+
+
+def picture(schedule: str) -> Figure:
+    """The timeline of a schedule."""
+    played = _played(schedule, NUM_WORKERS, NUM_MICROBATCHES)
+    assert played.length <= LONGEST
+    timeline = Timeline(
+        title=schedule,
+        caption=f"{NUM_WORKERS} workers, {NUM_MICROBATCHES} micro-batches: {played.length} ticks, of which a worker "
+        f"waits {played.waiting:.0%}",
+        step_s=LONGEST,
+        lanes=tuple(_lane(worker, spans) for worker, spans in enumerate(played.spans)),
+        bars=tuple(
+            Bar(
+                lane=worker,
+                stream="compute",
+                name=action.kind.value,
+                stage=action.stage,
+                microbatch=action.microbatch,
+                start_s=begin,
+                end_s=end,
+            )
+            for worker, spans in enumerate(played.spans)
+            for action, begin, end in spans
+        ),
+    )
+    figure = timeline_figure(timeline)
+    (axes,) = figure.axes
+    axes.set_xlabel("time in ticks", color=INK)
+    axes.set_xticks(range(0, LONGEST + 1, 6))
+    return figure
+
+
+def _lane(worker: int, spans: Any) -> str:
+    stages = sorted({action.stage for action, _, _ in spans})
+    return f"worker {worker}\nstage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+
+
+def draw_all(folder: Path) -> list[Path]:
+    """A file for each schedule."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [write_figure(picture(schedule), folder / f"{schedule}.svg") for schedule in SCHEDULES]
+
+
+if __name__ == "__main__":
+    draw_all(FOLDER)

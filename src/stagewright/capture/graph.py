@@ -63,6 +63,7 @@ class UnitGraph:
     ) -> None:
         self.model = model
         self.calls = calls
+        """The unit calls, in order."""
         self.batch_size = batch_size
         """Samples in the example batch; sizes of crossings are given for it."""
         self.dynamic = dynamic
@@ -88,6 +89,7 @@ class UnitGraph:
             )
             for at, nodes in enumerate(self._crossings)
         )
+        """The places between two calls, in order, with what crosses each."""
         self._whole = self.stage(0, len(calls) - 1)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -40,6 +40,7 @@ class ScheduleRule:
     splits_backward: bool = False
 
 
+# The seven schedules by name.
 SCHEDULES: dict[str, ScheduleRule] = {
     "gpipe": ScheduleRule(),
     "1f1b": ScheduleRule(least_microbatches=lambda num_stages, num_workers: num_stages),

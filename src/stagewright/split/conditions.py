@@ -14,6 +14,7 @@ from stagewright.errors import UsageError
 
 __all__ = ["Conditions", "Schedule"]
 
+# Schedules whose memory a split can tell.
 Schedule: TypeAlias = Literal["1f1b", "gpipe"]
 
 

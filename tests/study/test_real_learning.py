@@ -12,7 +12,9 @@ import pytest
 from tests.study.test_lesson import cifar
 
 from program import run_program
+from stagewright.study.codecs import Options
 from stagewright.study.fabric import has_lab
+from stagewright.study.finetune import by_one_process, by_pipeline, client_cuts
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:
@@ -131,3 +133,16 @@ def test_what_is_wrong_is_told_at_once(tmp_path: Path, shared_cache: Path) -> No
         assert (code, found) == (2, {}), told
         assert text in told
         assert not (tmp_path / "studies").exists()
+
+
+@pytest.mark.slow
+def test_one_process_learns_what_a_pipeline_learns(tmp_path: Path) -> None:
+    options = Options(batch=240, epochs=1, microbatches=1, devices=("cpu:0", "cpu:0"))
+    cuts = client_cuts(options.plan("digits", "none", 0), 1, 1)
+    plan = options.plan("digits", "block8", 0, cuts)
+    assert cuts == ("vit.embeddings", "vit.layernorm")
+    alone = by_one_process(plan, data=None, device="cpu:0")
+    workers = by_pipeline(plan, tmp_path, data=None)
+    assert alone["epochs"][-1]["accuracy"] == pytest.approx(workers["epochs"][-1]["accuracy"], abs=1.01 / 360)
+    other = by_one_process(options.plan("digits", "sort3+1", 0, cuts), data=None, device="cpu:0")
+    assert other["epochs"][-1]["training_loss"] != pytest.approx(alone["epochs"][-1]["training_loss"], abs=1e-6)

@@ -35,8 +35,8 @@ SORT = ("sort12+4", "sort9+3", "sort6+2", "sort3+1")
 QUICK: dict[str, Any] = {
     "codecs": ("none", "bf16", "block4/block8", "hadamard4", *SORT),
     "seeds": (0, 1),
-    "train_samples": 480,
-    "judged_samples": 300,
+    "train_samples": 256,
+    "judged_samples": 200,
     "epochs": 2,
     "batch": 32,
     "microbatches": 2,
@@ -212,6 +212,7 @@ def _crossing(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     """Where the model is cut, the shapes that cross, and what each codec does to a micro-batch of them, both ways."""
     import torch
 
+    from stagewright.cluster.device import Device
     from stagewright.engine.codec_bench import bench_codecs
     from stagewright.engine.crossing_tensors import tensors_at
     from stagewright.engine.replica import capture_for, cut_indices
@@ -223,7 +224,8 @@ def _crossing(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     lesson, seed = options.lesson(task), options.seeds[0]
     cuts = client_cuts(options.plan(task, "none", seed), *lesson.client)
     plan = options.plan(task, "none", seed, cuts)
-    place = torch.device("cpu" if plan.devices[0].startswith("cpu") else plan.devices[0])
+    device = Device.parse(plan.devices[0])
+    place = device.torch_device()
     model = plan.model.load(batch=max(2, plan.batch // plan.microbatches))
     model.module.train().to(place)
     samples = load_task(task, model, data_dir=samples_folder(options.data, task, bench)).dataset("train")
@@ -234,16 +236,17 @@ def _crossing(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     tensors = tensors_at(graph, places, batch, None)[False]
     size = model.batch_size
     names = list(dict.fromkeys(half for codec in options.codecs for half in codec.split("/")))
-    found = bench_codecs(
-        model,
-        graph,
-        places,
-        names,
-        (),
-        device=plan.devices[0],
-        repeats=options.rounds,
-        progress=lambda done, total, name: bench.tell(f"{name}: {done} of {total}") if done % 8 == 0 else None,
-    )
+    with device.pinned():
+        found = bench_codecs(
+            model,
+            graph,
+            places,
+            names,
+            (),
+            device=plan.devices[0],
+            repeats=options.rounds,
+            progress=lambda done, total, name: bench.tell(f"{name}: {done} of {total}") if done % 8 == 0 else None,
+        )
     return {
         "cuts": list(cuts),
         # Of a whole batch, as tables have them; what is measured is one micro-batch.
@@ -282,7 +285,6 @@ def _train(options: Options, task: str, codec: str, seed: int, bench: Bench) -> 
     plan = options.plan(task, codec, seed, tuple(bench.results[f"crossing-{task}"]["cuts"]))
     data = samples_folder(options.data, task, bench)
     if options.how == "one-process":
-        place = "cpu" if options.devices[0].startswith("cpu") else options.devices[0]
-        return by_one_process(plan, data=data, device=place, tell=bench.tell)
+        return by_one_process(plan, data=data, device=options.devices[0], tell=bench.tell)
     found = by_pipeline(plan, bench.runs, data=data, tell=bench.tell)
     return {**found, "run": f"runs/{Path(found['run']).name}"}

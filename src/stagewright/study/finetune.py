@@ -51,11 +51,19 @@ def by_pipeline(
 def by_one_process(
     plan: Plan, *, data: str | None, device: str, tell: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train in this process on one device; epochs, metric and samples/s."""
+    """Train in this process on one device, to whose cores it keeps; epochs, metric and samples/s."""
+    from stagewright.cluster.device import Device
+
+    with Device.parse(device).pinned():
+        return _by_one_process(plan, data, device, tell)
+
+
+def _by_one_process(plan: Plan, data: str | None, device: str, tell: Callable[[str], None]) -> dict[str, Any]:
     import numpy as np
     import torch
     from torch.utils import _pytree as pytree
 
+    from stagewright.cluster.device import Device
     from stagewright.codec.header import DTYPES
     from stagewright.engine.codec_bench import even_cuts
     from stagewright.engine.evaluation import in_eval_mode
@@ -66,7 +74,7 @@ def by_one_process(
     from stagewright.zoo.tasks import load_task
 
     assert plan.task is not None
-    place = torch.device(device)
+    place = Device.parse(device).torch_device()
     torch.manual_seed(plan.seed)
     model = plan.model.load(batch=4)
     task = load_task(plan.task, model, data_dir=data)

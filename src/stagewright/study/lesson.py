@@ -85,7 +85,7 @@ LESSONS: Mapping[str, Lesson] = {
         batch=64,
         learning_rate=1e-3,
         size=96,
-        quick_size=48,
+        quick_size=32,
         client=(1, 1),
     ),
     "rte": Lesson(

@@ -31,15 +31,15 @@ __all__ = ["QUICK", "Options", "study"]
 QUICK: dict[str, Any] = {
     "microbatches": (4,),
     "seeds": (0, 1),
-    "train_samples": 320,
-    "judged_samples": 300,
+    "train_samples": 256,
+    "judged_samples": 200,
     "epochs": 2,
     "batch": 32,
     "rounds": 1,
     "steps": 3,
     "warmup": 1,
     "repeats": 1,
-    "large_batches": (64, 256, 1024),
+    "large_batches": (64, 256),
 }
 CUTS = ("even", "client")
 

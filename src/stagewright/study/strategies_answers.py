@@ -57,9 +57,9 @@ def _lessons(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         weights = "pretrained" if lesson.weights else "random"
         size = f" at {lesson.size} {'tokens' if lesson.kind == 'bert' else 'pixels'}" if lesson.size else ""
         epochs = f"{options['epochs']} epoch{'s' if options['epochs'] != 1 else ''}"
+        seeds = f"{len(options['seeds'])} seed{'s' if len(options['seeds']) != 1 else ''}"
         sentences.append(
-            f"{lesson.shown_data} by {lesson.model}{size}: {taken}, {epochs}, {len(options['seeds'])} seeds, from "
-            f"{weights} weights."
+            f"{lesson.shown_data} by {lesson.model}{size}: {taken}, {epochs}, {seeds}, from {weights} weights."
         )
         if task == "digits" and options["data"] is None:
             sentences.append("No data was given: these are the embedded digits, not what was published.")

@@ -26,10 +26,10 @@ __all__ = ["QUICK", "Options", "study"]
 
 QUICK: dict[str, Any] = {
     "model": "gpt-layers:4",
-    "sequence_length": 32,
+    "sequence_length": 64,
     "batch": 4,
     "rounds": 1,
-    "steps": 3,
+    "steps": 2,
     "warmup": 1,
     "repeats": 1,
     "optimizer": "sgd",
@@ -108,7 +108,8 @@ class Options:
         """Where the most layers are found by running."""
         if self.fits is not None or not self.quick:
             return self.ways if self.fits is None else self.fits
-        return tuple(f"{one}+recompute" if one == "tensor" else one for one in self.strategies)
+        few = {"data": "data", "tensor": "tensor+recompute"}
+        return tuple(few[one] for one in self.strategies if one in few)
 
     @property
     def num_layers(self) -> int:
@@ -307,7 +308,9 @@ def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:
     least = 2 if way.startswith("pipeline") else 1
     ran: dict[int, bool] = {}
     attempts: list[dict[str, Any]] = []
-    size = max(least, int(forecast["largest"]))
+    # Recomputing never fits fewer layers.
+    plain = bench.results["fit-forecast"][way.partition("+")[0]]
+    size = max(least, int(forecast["largest"]), int(plain["largest"]))
     while len(attempts) < _MOST_ATTEMPTS and least <= size and size not in ran:
         bench.tell(f"{size} layers")
         plan = options.plan(way, size, _cuts(options, way, size, bench))

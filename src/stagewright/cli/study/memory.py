@@ -40,7 +40,7 @@ def memory(
         int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 4]", rich_help_panel=WHAT)
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 128; quick: 32]", rich_help_panel=WHAT)
+        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 128; quick: 64]", rich_help_panel=WHAT)
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of the pipeline. \\[default: 4]", rich_help_panel=WHAT)
@@ -56,7 +56,7 @@ def memory(
     fits: Annotated[
         str | None,
         typer.Option(
-            help="Find the most layers by running for data,tensor+recompute,… \\[default: all; quick: three]",
+            help="Find the most layers by running for data,tensor+recompute,… \\[default: all; quick: two]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def memory(
         typer.Option(min=1, help="Times that everything runs, in turn. \\[default: 3; quick: 1]", rich_help_panel=HOW),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Timed steps of a run. \\[default: 5; quick: 3]", rich_help_panel=HOW)
+        int | None, typer.Option(min=1, help="Timed steps of a run. \\[default: 5; quick: 2]", rich_help_panel=HOW)
     ] = None,
     devices: StudyDevices = None,
     quick: Quick = False,

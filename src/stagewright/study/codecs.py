@@ -38,7 +38,7 @@ QUICK: dict[str, Any] = {
     "train_samples": 256,
     "judged_samples": 200,
     "epochs": 2,
-    "batch": 32,
+    "batch": 16,
     "microbatches": 2,
     "how": "one-process",
     "rounds": 5,

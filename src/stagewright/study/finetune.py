@@ -9,14 +9,19 @@ by_one_process    the stages one after the other in this process, with the same 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagewright.errors import UsageError
 from stagewright.plan.value import Plan
 
 __all__ = ["by_one_process", "by_pipeline", "client_cuts"]
+
+Links: TypeAlias = Sequence[tuple[str, str]]
+"""The codecs of each cut, forward and backward."""
 
 
 def client_cuts(plan: Plan, first: int, last: int) -> tuple[str, ...]:
@@ -53,47 +58,60 @@ def by_one_process(
 ) -> dict[str, Any]:
     """Train in this process on one device, to whose cores it keeps; epochs, metric and samples/s."""
     from stagewright.cluster.device import Device
+    from stagewright.engine.link_codec import fake_links
 
     with Device.parse(device).pinned():
-        return _by_one_process(plan, data, device, tell)
+        # What codecs are on the links changes neither the model nor how it is cut.
+        lesson = _prepared(replace(plan, codec="none", codec_backward=None), data, device)
+        return lesson.learn(fake_links(plan), tell)
 
 
-def _by_one_process(plan: Plan, data: str | None, device: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    import numpy as np
-    import torch
-    from torch.utils import _pytree as pytree
+@lru_cache(maxsize=1)
+def _prepared(plan: Plan, data: str | None, device: str) -> _OneProcess:
+    """The model captured; kept for the next codec, since that takes longer than a short training."""
+    return _OneProcess(plan, data, device)
 
-    from stagewright.cluster.device import Device
-    from stagewright.codec.header import DTYPES
-    from stagewright.engine.codec_bench import even_cuts
-    from stagewright.engine.evaluation import in_eval_mode
-    from stagewright.engine.job import make_optimizer
-    from stagewright.engine.link_codec import FakeLink, fake_links
-    from stagewright.engine.replica import capture_for, cut_indices
-    from stagewright.engine.training_job import with_samples
-    from stagewright.zoo.tasks import load_task
 
-    assert plan.task is not None
-    place = Device.parse(device).torch_device()
-    torch.manual_seed(plan.seed)
-    model = plan.model.load(batch=4)
-    task = load_task(plan.task, model, data_dir=data)
-    links = fake_links(plan)
-    link: Callable[..., torch.Tensor] = FakeLink.apply
+class _OneProcess:
+    """A model that can be trained again and again from the same weights, stage by stage in this process."""
 
-    def on(value: Any) -> Any:
-        return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place), value)
+    def __init__(self, plan: Plan, data: str | None, device: str) -> None:
+        import torch
 
-    model.module.train().to(place)
-    model = with_samples(model, task.dataset(task.splits[0]), place)
+        from stagewright.cluster.device import Device
+        from stagewright.engine.evaluation import in_eval_mode
+        from stagewright.engine.training_job import with_samples
+        from stagewright.zoo.tasks import load_task
 
-    def runner() -> Callable[[Any], Any]:
-        graph = capture_for(plan, model)
-        cuts = cut_indices(graph, plan.cuts) if plan.cuts else even_cuts(graph, plan.num_stages)
+        assert plan.task is not None
+        self.plan, self.place = plan, Device.parse(device).torch_device()
+        torch.manual_seed(plan.seed)
+        model = plan.model.load(batch=4)
+        self.task = load_task(plan.task, model, data_dir=data)
+        self.samples, self.judged_by = self.task.dataset(self.task.splits[0]), self.task.dataset("evaluation")
+        model.module.train().to(self.place)
+        self.model = with_samples(model, self.samples, self.place)
+        self.first = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+        self.training = self._runner()
+        with in_eval_mode(model.module):
+            self.judging = self._runner()
+
+    def _runner(self) -> Callable[[Any, Links], Any]:
+        """Runs a batch through all stages, with codecs between them, in the mode in which the model is now."""
+        import torch
+
+        from stagewright.codec.header import DTYPES
+        from stagewright.engine.codec_bench import even_cuts
+        from stagewright.engine.link_codec import FakeLink
+        from stagewright.engine.replica import capture_for, cut_indices
+
+        graph = capture_for(self.plan, self.model)
+        cuts = cut_indices(graph, self.plan.cuts) if self.plan.cuts else even_cuts(graph, self.plan.num_stages)
         stages = graph.stages(cuts)
+        link: Callable[..., torch.Tensor] = FakeLink.apply
 
-        def run(batch: Any) -> Any:
-            values = graph.flatten(on(batch.args), on(batch.kwargs))
+        def run(batch: Any, links: Links) -> Any:
+            values = graph.flatten(self._on(batch.args), self._on(batch.kwargs))
             for at, stage in enumerate(stages):
                 values = stage(*values)
                 if at < len(cuts):
@@ -103,35 +121,61 @@ def _by_one_process(plan: Plan, data: str | None, device: str, tell: Callable[[s
 
         return run
 
-    training = runner()
-    with in_eval_mode(model.module):
-        judging = runner()
-    optimizer = make_optimizer(plan.optimizer, [one for one in model.module.parameters() if one.requires_grad])
-    samples, judged_by = task.dataset(task.splits[0]), task.dataset("evaluation")
-    per_epoch = -(-len(samples) // plan.batch)
-    total = plan.steps if plan.epochs is None else plan.epochs * per_epoch
-    epochs: list[dict[str, Any]] = []
-    seconds, trained = 0.0, 0
-    for step in range(total):
-        epoch, at = divmod(step, per_epoch)
-        order = np.random.default_rng([plan.seed, epoch]).permutation(len(samples))
-        start = time.perf_counter()
-        chosen = order[at * plan.batch : (at + 1) * plan.batch].tolist()
-        batch = samples.batch(chosen)
-        loss = model.loss(training(batch), on(batch.target))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        last_loss = float(loss.detach())
-        seconds, trained = seconds + time.perf_counter() - start, trained + len(chosen)
-        if (step + 1) % per_epoch == 0 or step + 1 == total:
-            predicted, true = [], []
-            with torch.no_grad(), in_eval_mode(model.module):
-                for one in judged_by.batches(plan.batch):
-                    found, target = task.predictions(judging(one), on(one.target))
-                    predicted.append(found)
-                    true.append(target)
-            metric = task.metric(np.concatenate(predicted), np.concatenate(true))
-            epochs.append({"epoch": epoch + 1, task.metric_name: float(metric), "training_loss": last_loss})
-            tell(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
-    return {"epochs": epochs, "metric": task.metric_name, "samples_per_s": trained / seconds, "run": None}
+    def _on(self, value: Any) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        return pytree.tree_map_only(torch.Tensor, lambda one: one.to(self.place), value)
+
+    def learn(self, links: Links, tell: Callable[[str], None]) -> dict[str, Any]:
+        """Train from the first weights, with these codecs on the links."""
+        import numpy as np
+        import torch
+
+        from stagewright.engine.job import make_optimizer
+
+        plan, module = self.plan, self.model.module
+        torch.manual_seed(plan.seed)
+        module.load_state_dict(self.first)
+        module.train()
+        optimizer = make_optimizer(plan.optimizer, [one for one in module.parameters() if one.requires_grad])
+        per_epoch = -(-len(self.samples) // plan.batch)
+        total = plan.steps if plan.epochs is None else plan.epochs * per_epoch
+        epochs: list[dict[str, Any]] = []
+        seconds, trained = 0.0, 0
+        for step in range(total):
+            epoch, at = divmod(step, per_epoch)
+            order = np.random.default_rng([plan.seed, epoch]).permutation(len(self.samples))
+            start = time.perf_counter()
+            chosen = order[at * plan.batch : (at + 1) * plan.batch].tolist()
+            batch = self.samples.batch(chosen)
+            loss = self.model.loss(self.training(batch, links), self._on(batch.target))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            last_loss = float(loss.detach())
+            seconds, trained = seconds + time.perf_counter() - start, trained + len(chosen)
+            if (step + 1) % per_epoch == 0 or step + 1 == total:
+                row = {"epoch": epoch + 1, self.task.metric_name: self._judge(links), "training_loss": last_loss}
+                epochs.append(row)
+                tell(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
+        return {
+            "epochs": epochs,
+            "metric": self.task.metric_name,
+            "samples_per_s": trained / seconds,
+            "run": None,
+        }
+
+    def _judge(self, links: Links) -> float:
+        import numpy as np
+        import torch
+
+        from stagewright.engine.evaluation import in_eval_mode
+
+        predicted, true = [], []
+        with torch.no_grad(), in_eval_mode(self.model.module):
+            for one in self.judged_by.batches(self.plan.batch):
+                found, target = self.task.predictions(self.judging(one, links), self._on(one.target))
+                predicted.append(found)
+                true.append(target)
+        return float(self.task.metric(np.concatenate(predicted), np.concatenate(true)))

@@ -54,7 +54,7 @@ def codecs(
     size: Size = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=2, help="Samples in a step. \\[default: the task's; quick: 32]", rich_help_panel=WHAT),
+        typer.Option(min=2, help="Samples in a step. \\[default: the task's; quick: 16]", rich_help_panel=WHAT),
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of a batch. \\[default: 4; quick: 2]", rich_help_panel=WHAT)

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 from torch.multiprocessing.spawn import ProcessContext
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.agent import Loopback
+from stagewright.engine.agent import Agent, Loopback
 from stagewright.engine.launch import launch
 from stagewright.errors import RunError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
@@ -130,3 +130,20 @@ def test_a_script_without_a_guard_starts_no_copy_of_itself(plan: Plan, tmp_path:
     assert (tmp_path / "runs.txt").read_text() == "once\n"
     (folder,) = (tmp_path / "runs").iterdir()
     assert seen(folder, 0)["total"] == 3.0
+
+
+def test_a_failure_after_we_had_looked_is_told_too(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """torch's agent looks right after us; what it finds first must not be lost, nor the workers that it ends be blamed."""
+    looks: list[list[int]] = []
+    found = Agent._failed
+
+    def too_early(agent: Agent) -> list[int]:
+        looks.append(found(agent))
+        return [] if [bool(one) for one in looks].count(True) == 1 else looks[-1]
+
+    monkeypatch.setattr(Agent, "_failed", too_early)
+    with pytest.raises(RunError, match="worker 1 .*boom in the middle"):
+        launch(plan, RunFolder(tmp_path), job="tiny_jobs:raises", timeout_s=90)
+    assert capfd.readouterr() == ("", "")

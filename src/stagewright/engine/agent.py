@@ -170,6 +170,11 @@ class Agent(LocalElasticAgent):
             elif self._on_poll is not None:
                 self._on_poll()
         result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed() and not self.faults and self.verdict is None:
+            # A worker failed after we had looked, and the agent has sent SIGTERM to the others.
+            self.faults = [self._fault_of(worker) for worker in self._failed()]
+            self.faults = [one for one in self.faults if one.message != signal.SIGTERM.name] or self.faults
+            self.end_all()
         return result
 
     def _shutdown(self, *args: Any, **options: Any) -> None:

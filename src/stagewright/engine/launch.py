@@ -29,6 +29,8 @@ from stagewright.store.run import RunFolder
 
 __all__ = ["launch"]
 
+_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn")
+
 
 def launch(
     plan: Plan,
@@ -86,7 +88,7 @@ def launch(
 @contextlib.contextmanager
 def _agent_log(path: Path) -> Iterator[None]:
     """What the agent has to say goes to a file: the one message that matters is ours."""
-    loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torchelastic-events-null")]
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.propagate for logger in loggers]
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -135,7 +135,7 @@ def test_a_script_without_a_guard_starts_no_copy_of_itself(plan: Plan, tmp_path:
 def test_a_failure_after_we_had_looked_is_told_too(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """torch's agent looks right after us; what it finds first must not be lost, nor the workers that it ends be blamed."""
+    """torch's agent looks right after us: what it finds must not be lost, nor the workers that it ends be blamed."""
     looks: list[list[int]] = []
     found = Agent._failed
 
@@ -144,6 +144,6 @@ def test_a_failure_after_we_had_looked_is_told_too(
         return [] if [bool(one) for one in looks].count(True) == 1 else looks[-1]
 
     monkeypatch.setattr(Agent, "_failed", too_early)
-    with pytest.raises(RunError, match="worker 1 .*boom in the middle"):
+    with pytest.raises(RunError, match=r"worker 1 .*boom in the middle"):
         launch(plan, RunFolder(tmp_path), job="tiny_jobs:raises", timeout_s=90)
     assert capfd.readouterr() == ("", "")

@@ -92,15 +92,15 @@ def _agent_log(path: Path) -> Iterator[None]:
     before = [logger.propagate for logger in loggers]
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    loggers[0].addHandler(handler)
     for logger in loggers:
+        logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.propagate = propagate
-        loggers[0].removeHandler(handler)
+            logger.removeHandler(handler)
         handler.close()
 
 

@@ -32,22 +32,26 @@ def is_whole(folder: Path, found: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_codecs_without_data(tmp_path: Path, shared_cache: Path) -> None:
-    words = ["study", "codecs", "--quick", "--codecs", "none,block4/block8", "--seeds", "0", "--epochs", "1"]
-    words += ["--batch", "128", "--devices", "cpu:0,cpu:0", "--json"]
+def test_codecs_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
+    data = cifar(tmp_path / "data")
+    words = ["study", "codecs", "--quick", "--data", str(data), "--samples", "40,20", "--batch", "8", "--seeds", "0"]
+    words += ["--codecs", "none,block4/block8", "--epochs", "1", "--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told
-    assert "no data was given: the embedded digits are learned instead" in told
     folder = tmp_path / found["folder"]
     is_whole(folder, found)
+    assert found["data"]["data-cifar10"] == {"kept": True, "train": 40, "judged": 20, "of": [60, 30]}
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [row["codec"] for row in rows] == ["none", "block4/block8"]
     assert rows[0]["true ratio"] == "1.000"
     assert 0.15 < float(rows[1]["true ratio"]) < 0.25
-    assert rows[0]["what crosses"] == "[128,17,64], [128,64]"
-    assert all(20 < float(row["accuracy %"]) <= 100 for row in rows)
-    rates = found["data"]["transfer-digits"]["sizes"]
-    assert int(max(rates, key=int)) / rates[max(rates, key=int)] > int(min(rates, key=int)) / rates[min(rates, key=int)]
+    assert rows[0]["what crosses"] == "[8,32,16,16], [8,1280]"
+    assert found["data"]["prove-cifar10-block4_block8"]["equal"] is True
+    trained = [found["data"][f"train-cifar10-{name}-0"]["epochs"] for name in ("none", "block4_block8")]
+    assert trained[0][-1]["training_loss"] != trained[1][-1]["training_loss"]
+    assert "starting with random weights" in (folder / "answers.md").read_text()
+    rates = {int(size): int(size) / seconds for size, seconds in found["data"]["transfer-cifar10"]["sizes"].items()}
+    assert rates[max(rates)] > rates[min(rates)]
     _goes_on(words, folder, found, tmp_path, shared_cache)
 
 
@@ -64,37 +68,25 @@ def _goes_on(words: list[str], folder: Path, found: dict[str, Any], root: Path, 
 
 
 @pytest.mark.slow
-def test_strategies_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
-    data = cifar(tmp_path / "data")
-    words = [
-        "study",
-        "strategies",
-        "--quick",
-        "--data",
-        str(data),
-        "--samples",
-        "40,20",
-        "--batch",
-        "8",
-        "--seeds",
-        "0",
-    ]
-    words += ["--epochs", "1", "--microbatches", "2", "--workers", "2", "--cuts", "even", "--steps", "1"]
-    words += ["--size", "32", "--large-batches", "32,256", "--devices", "cpu:0,cpu:0", "--json"]
+def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
+    words = ["study", "strategies", "--quick", "--batch", "128", "--seeds", "0", "--epochs", "1", "--steps", "1"]
+    words += ["--microbatches", "2", "--workers", "2", "--cuts", "even", "--large-batches", "64,512"]
+    words += ["--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told
+    assert "no data was given: the embedded digits are learned instead" in told
     folder = tmp_path / found["folder"]
     is_whole(folder, found)
-    assert found["data"]["data-cifar10"] == {"kept": True, "train": 40, "judged": 20, "of": [60, 30]}
     large = {name: row["ran"] for name, row in found["data"].items() if name.startswith("large-") and "ran" in row}
-    assert large["large-data-32"]
-    assert not large["large-data-256"]
-    assert large["large-pipeline-256"]
+    assert large["large-data-64"]
+    assert not large["large-data-512"]
+    assert large["large-pipeline-512"]
+    assert large["large-accumulated-512"]
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [(row["experiment"], row["speed is"]) for row in rows] == [("data", "forecast"), ("pipeline", "forecast")]
-    assert (
-        "batch 256 runs out of memory under data parallel and runs as a pipeline" in (folder / "answers.md").read_text()
-    )
+    # Without dropout and batch norm, both learn the same but for rounding.
+    assert float(rows[0]["accuracy %"]) == pytest.approx(float(rows[1]["accuracy %"]), abs=1.0)
+    assert "batch 512 runs out of memory under data parallel and runs as a" in (folder / "answers.md").read_text()
 
 
 @pytest.mark.slow

@@ -61,10 +61,13 @@ def test_a_run_that_is_not_equal_has_no_speedup() -> None:
 def test_the_faster_one_is_what_was_measured() -> None:
     text = said(concluded(strategies_parts()), "which is faster")
     assert "CIFAR-10, 2 workers, measured: data 1.80 ×, pipeline 1.50 × with 4 micro-batches." in text
-    assert "Data parallel is faster: the pipeline has 0.83 of its speed." in text
+    assert "Data parallel is faster: 0.83 × is the pipeline over data." in text
+    assert "More than the workers can give" not in text
     assert "CIFAR-10, 4 workers, forecast, with a device for each worker" in text
     other = said(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 199.0})), "which is faster")
-    assert "The pipeline is faster: the pipeline has 1.11" in other
+    assert "The pipeline is faster: 1.11 × is the pipeline over data." in other
+    beyond = said(concluded(strategies_parts({**RATES, "data-2": 230.0})), "which is faster")
+    assert "More than the workers can give: data 2.30 × on 2." in beyond
     level = said(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 178.0})), "which is faster")
     assert "no more apart than two runs" in level
 

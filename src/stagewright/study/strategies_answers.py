@@ -87,6 +87,18 @@ def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
                 f"{name}, {count} workers, {how}: {_told(data)}, {_told(best)} with {best.way.microbatches} "
                 f"micro-batches. {_verdict(data, best)}"
             )
+    above = [
+        one
+        for every in ways.values()
+        for one in every
+        if one.is_measured and one.speedup is not None and one.speedup > one.way.workers
+    ]
+    if above:
+        texts = joined(f"{one.way.shown} {times(one.speedup or 0.0)} on {one.way.workers}" for one in above)
+        sentences.append(
+            f"More than the workers can give: {texts}. Something else used this machine while serial was timed; run it "
+            "again, or with more --rounds."
+        )
     if sentences:
         sentences.append(
             "Published, on 2 GPUs: the pipeline has 0.61 (CIFAR-10) and 0.80 (RTE) of data parallel's speed; on 4 it "
@@ -103,7 +115,7 @@ def _verdict(data: MeasuredWay, best: MeasuredWay) -> str:
         apart = abs(ratio - 1) >= 0.05
     if not apart:
         return "They are no more apart than two runs of one are."
-    return f"{'The pipeline' if ratio > 1 else 'Data parallel'} is faster: the pipeline has {ratio:.2f} of its speed."
+    return f"{'The pipeline' if ratio > 1 else 'Data parallel'} is faster: {ratio:.2f} × is the pipeline over data."
 
 
 def _accuracy(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:

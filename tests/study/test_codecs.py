@@ -31,7 +31,7 @@ def test_bytes_are_those_of_both_ways() -> None:
     assert both.values == (95.6, 95.8)
     assert both.shown == "95.7 ± 0.14"
     assert both.codec_s == pytest.approx(4 * 2 * (0.004 + 0.002))
-    assert found["none"].break_even_rate == 0
+    assert (found["none"].ratio, found["none"].break_even_rate) == (1.0, 0)
     assert found["sort3+1"].break_even_rate == pytest.approx(16 * 2**20 * 0.875 / 8, rel=1e-4)
 
 

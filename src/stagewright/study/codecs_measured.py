@@ -98,7 +98,9 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
             MeasuredCodec(
                 codec=codec,
                 values=values,
-                step_bytes=messages * sum(one["num_bytes"] for one in (*there, *back)),
+                # Without a codec a tensor travels as it is, without a header.
+                step_bytes=messages
+                * sum(one["raw_bytes" if one["codec"] == "none" else "num_bytes"] for one in (*there, *back)),
                 raw_bytes=messages * sum(one["raw_bytes"] for one in (*there, *back)),
                 error=_largest(there),
                 error_backward=_largest(back),

@@ -227,9 +227,7 @@ def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str,
             recorder.add("collective", begun, note="together")
         seconds.append((time.perf_counter() - start) / plan.steps)
         held = held_bytes(replica.context.torch_device)
-        folder.append_metrics(
-            step=number, seconds=seconds[-1], batches=plan.steps, total=repeats, memory_bytes=held
-        )
+        folder.append_metrics(step=number, seconds=seconds[-1], batches=plan.steps, total=repeats, memory_bytes=held)
     recorder.close()
     _forget_traffic(replica)
     sent = replica.infer(batch).sent_bytes

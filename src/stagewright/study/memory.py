@@ -25,7 +25,7 @@ from stagewright.study.value import Bench, Part, Study
 __all__ = ["QUICK", "Options", "study"]
 
 QUICK: dict[str, Any] = {
-    "model": "gpt-layers:4",
+    "model": "gpt-layers:3",
     "sequence_length": 64,
     "batch": 4,
     "rounds": 1,

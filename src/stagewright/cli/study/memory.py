@@ -30,7 +30,7 @@ def memory(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :4]", rich_help_panel=WHAT),
+        typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :3]", rich_help_panel=WHAT),
     ] = None,
     strategies: Annotated[
         str | None,

@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test test-fast check format bench docs clean
+.PHONY: help setup demo browser test test-fast test-long check format bench docs clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -28,10 +28,13 @@ browser:  ## install chromium for the browser's tests, where this is root and ap
 	@tools/browser.sh
 
 test: $(READY) browser  ## run every test, on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long" --durations 15
 
 test-fast: $(READY)  ## run the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long"
+
+test-long: $(READY)  ## run what `make test` leaves out: real studies, as a person types them
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 check: $(READY)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check

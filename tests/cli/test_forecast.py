@@ -56,8 +56,10 @@ def test_forecast(folder: Path) -> None:
     assert data["links"][0]["num_bytes"] > 0
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "step.json").read_text())["traceEvents"]
+    # Loss and optimiser are measured each time: only a great difference can be told.
     free = json.loads(run(folder, *words, "--json", "--free-communication").stdout)
-    assert free["step_s"] < data["step_s"]
+    slow = json.loads(run(folder, *words, "--json", "--bandwidth", "1Mbit/s").stdout)
+    assert free["step_s"] < slow["step_s"] / 3
     assert "speed-up" in run(folder, *words).stdout
 
 

@@ -30,6 +30,7 @@ from program import TIME_LIMIT_S, run_program
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
+_QUOTED = re.compile(r"""\"(?:\$\([^()]*\)|[^"$`\\])*\"|'[^']*'""")
 _SHELL = re.compile(r"[|&;<>$`*?\\]")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,9 +131,10 @@ def _link_environment() -> None:
 def _run_command(page: Path, command: Command) -> None:
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]), "HF_HUB_OFFLINE": "1"}
-    words = shlex.split(command.text)
-    plain = words[0] == "stagewright" and not _SHELL.search(command.text)
-    done = run_program(words[1:], env=environment) if plain else _by_bash(command.text, environment)
+    text = command.text.removeprefix(".venv/bin/")  # linked to where this runs
+    # Bash takes quotes away and fills in "$(…)"; our own program then needs no bash.
+    ours = text.startswith("stagewright ") and not _SHELL.search(_QUOTED.sub("", text))
+    done = run_program(_words(text, environment), env=environment) if ours else _by_bash(text, environment)
     code, out, err = done.returncode, done.stdout, done.stderr
     errors = [line for line in command.shown if line.startswith("stagewright: ")]
     where = f"{page}:{command.line}: {shlex.quote(command.text)}"
@@ -141,6 +143,14 @@ def _run_command(page: Path, command: Command) -> None:
     for error in errors:
         if error not in err.splitlines():
             sys.exit(f"{where} was to say\n{error}\nbut said\n{err}")
+
+
+def _words(text: str, environment: dict[str, str]) -> list[str]:
+    """The arguments that bash would give to our program."""
+    told = _by_bash(f'stagewright() {{ printf "%s\\0" "$@"; }}; {text}', environment)
+    if told.returncode:
+        sys.exit(f"{text}: {told.stderr}")
+    return told.stdout.split("\0")[:-1]
 
 
 def _by_bash(text: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

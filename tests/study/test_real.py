@@ -66,7 +66,7 @@ def _goes_on(folder: Path, found: dict[str, Any], root: Path, cache: Path) -> No
     assert (code, "leave --batch out" in told) == (2, True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory(tmp_path: Path, shared_cache: Path) -> None:
     devices = ",".join(default_devices(2, share=True))
     code, found, told = conduct([*MEMORY, "--devices", devices], tmp_path, shared_cache)

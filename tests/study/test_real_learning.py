@@ -67,7 +67,7 @@ def _goes_on(words: list[str], folder: Path, found: dict[str, Any], root: Path, 
     assert (folder / "answers.md").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     words = ["study", "strategies", "--quick", "--batch", "128", "--seeds", "0", "--epochs", "1", "--steps", "1"]
     words += ["--microbatches", "2", "--workers", "2", "--cuts", "even", "--large-batches", "512"]
@@ -88,7 +88,7 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     assert "batch 512 runs out of memory under data parallel and runs as a" in (folder / "answers.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fabric(tmp_path: Path, shared_cache: Path) -> None:
     words = ["study", "fabric", "--quick", "--trials", "12", "--bucket-model", "digits-vit", "--bucket-trials", "4"]
     words += ["--networks", "clean,slow-link", "--json"]

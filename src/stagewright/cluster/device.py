@@ -132,7 +132,7 @@ def pin_process(device: Device) -> bool:
 def keep_freed_memory(keep: bool = True) -> None:
     """Lets glibc keep what tensors give back, or return it as it usually does.
 
-    Else every step asks the kernel for the same pages again, zeroed: a sixth to a third of a small model's time.
+    Else every step asks the kernel for the same pages again, zeroed: up to a third of a small model's time.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):  # another C library

@@ -109,6 +109,14 @@ def test_broken_values_where_no_blocks_are() -> None:
     assert found[[1, 2, 3]].isnan().all()
 
 
+def test_a_message_of_zeros_can_not_lose_its_checksum() -> None:
+    one = codec.get("block6")
+    message = one.encode(torch.tensor(0.0))
+    message[7] = 0  # says: I carry none
+    with pytest.raises(CorruptMessage):
+        one.decode(message, (), torch.float32)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(values=tensors(), data=st.data())

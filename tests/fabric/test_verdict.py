@@ -115,6 +115,26 @@ def test_loss_everywhere_is_the_networks() -> None:
     assert judge(trials(), hit, links(), same_host=False).kind == "none", "one lost segment is no slow link"
 
 
+def test_bursts_on_clean_links_do_not_hide_the_lossy_one() -> None:
+    """As seen in a lab: a ring stalls on host 2's loss, and what follows overflows every link of the ring."""
+    probes = [replace(pair, segments=9700, retransmits=90 * (2 in (pair.source, pair.destination))) for pair in pairs()]
+    ring = {(rank, (rank + 1) % RANKS) for rank in range(RANKS)}
+    carried = [
+        {
+            "source": pair.source,
+            "destination": pair.destination,
+            "retransmits": 2200 if (pair.source, pair.destination) in ring else pair.retransmits,
+            "segments": 139_000 if (pair.source, pair.destination) in ring else pair.segments,
+        }
+        for pair in probes
+    ]
+    found = judge(trials(), probes, carried, same_host=False)
+    assert (found.kind, found.rank) == ("lossy-link", 2)
+    blind = [replace(pair, retransmits=0) for pair in probes]
+    everywhere = [{**one, "retransmits": one["segments"] // 60} for one in carried]
+    assert judge(trials(), blind, everywhere, same_host=False).kind == "lossy-network"
+
+
 def test_an_engine_without_waits_knows_who_was_late() -> None:
     table = trials(0.03, waits=dict.fromkeys(range(RANKS), 0.0))
     assert judge(table, [], [], same_host=False).kind == "none"

@@ -48,7 +48,7 @@ def quantise(rows: torch.Tensor, bits: int, count: int) -> Affine:
     if padding:
         low[-1], high[-1] = rows[-1, :-padding].amin(), rows[-1, :-padding].amax()
     minimum = _down(low)
-    span = high - minimum
+    span = (high - minimum).abs()  # which of −0 and 0 is the larger one depends on the device: no −0 here
     scale = _up(span * _share(bits))
     scale = torch.where((span > 0) & (scale < SMALLEST), SMALLEST, scale)
     good = span < torch.inf  # neither infinite nor NaN

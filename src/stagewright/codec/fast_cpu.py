@@ -98,7 +98,7 @@ def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: i
             lowered = cell[0] + np.int32(0xFFFF) if cell[0] < 0 else cell[0]
             cell[0] = lowered & np.int32(-65536)
             minimum = cell_float[0]
-        span = high - minimum
+        span = abs(high - minimum)  # never −0
         if not good or not span < _INFINITE:
             scales[block] = np.int32(0x7FC0)
             mask, inverse, minimum = np.int32(0), _ZERO, _ZERO

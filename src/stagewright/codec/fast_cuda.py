@@ -94,7 +94,7 @@ def _scale(low, high, BITS: tl.constexpr):
     bits = low.to(tl.int32, bitcast=True)
     rounded = (tl.where(bits < 0, bits + 0xFFFF, bits) & -65536).to(tl.float32, bitcast=True)
     minimum = tl.where(tl.abs(low) < SMALLEST, tl.where(low < 0, -SMALLEST, 0.0), rounded)
-    span = high - minimum
+    span = tl.abs(high - minimum)  # never −0
     good = (span < float("inf")) & (low == low)
     share: tl.constexpr = 1.0 / ((1 << BITS) - 1)
     raised = ((span * share).to(tl.int32, bitcast=True) + 0xFFFF) & -65536

@@ -7,8 +7,8 @@
     little-endian, zeros up to a multiple of 64 bytes, then the payload
 
 All but the checksum follows from codec, shape and dtype: two workers compare it when a link is set up, and in checking
-mode each message carries the checksum of its payload, Σ word_i · (2i + 1) over its 64-bit words, mod 2^64: a change in
-any one word changes it. Without checking mode that field is zero and nothing of a message is read on the host.
+mode each message carries the checksum of its payload, a constant + Σ word_i · (2i + 1) over its 64-bit words, mod 2^64:
+a change in any one word changes it. Without checking mode that field is zero and nothing of a message is read on the host.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ MAGIC, VERSION = b"SWCB", 1
 _ALIGN = 64  # of the payload: whole vectors on every device
 _FIXED = struct.Struct("<4sBBBBIIQQ")
 _CHECKED_AT, _CHECKSUM_AT = 7, 24
+_OF_ZEROS = 0x5743_4253  # the checksum of a payload of zeros: none looks like that of an unchecked message
 
 
 def header_bytes(num_dims: int) -> int:
@@ -53,7 +54,7 @@ def checksum(payload: torch.Tensor) -> torch.Tensor:
     """Of a payload whose size is a multiple of 8, as one int64 on its device."""
     words = payload.view(torch.int64)
     weights = torch.arange(words.numel(), device=payload.device, dtype=torch.int64).mul_(2).add_(1)
-    return weights.mul_(words).sum()
+    return weights.mul_(words).sum().add_(_OF_ZEROS)
 
 
 def write_checksum(buffer: torch.Tensor, start: int) -> None:

@@ -27,7 +27,7 @@ from torch import fx
 
 from stagewright.capture.stage import Stage
 
-__all__ = ["RandomKey", "current_key", "held_key", "is_keyed", "key_stage", "random_key", "reseed"]
+__all__ = ["RandomKey", "current_key", "generators_of", "held_key", "is_keyed", "key_stage", "random_key", "reseed"]
 
 _MASK = (1 << 64) - 1
 
@@ -66,7 +66,7 @@ def current_key() -> RandomKey | None:
 def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> AbstractContextManager[None]:
     """A context in which keyed stages draw the random numbers of one micro-batch of one step."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, step, first_sample), digest_size=8).digest()
-    return held_key(RandomKey(base=int.from_bytes(digest, "little"), generators=_generators(device)))
+    return held_key(RandomKey(base=int.from_bytes(digest, "little"), generators=generators_of(device)))
 
 
 @contextmanager
@@ -118,7 +118,8 @@ def reseed(call: int) -> None:
             generator.manual_seed(seed)
 
 
-def _generators(device: torch.device) -> tuple[torch.Generator, ...]:
+def generators_of(device: torch.device) -> tuple[torch.Generator, ...]:
+    """Those from which a model on this device draws: the CPU's, and a GPU's own."""
     if device.type != "cuda":
         return (torch.default_generator,)
     index = device.index if device.index is not None else torch.cuda.current_device()

@@ -28,7 +28,7 @@ from stagewright.capture.graph import UnitGraph
 from stagewright.capture.preserve import preserved
 from stagewright.codec.header import DTYPES
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
-from stagewright.engine.dropout import key_stage, random_key
+from stagewright.engine.dropout import generators_of, key_stage, random_key
 from stagewright.engine.link_codec import FakeLink
 
 __all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "make_reference"]
@@ -149,11 +149,12 @@ def make_reference(
 
 def _runner(graph: UnitGraph, first: Part, seed: int, device: torch.device, *, training: bool) -> Callable[[Part], Any]:
     """The plain model; one that draws random numbers is run through its graph, where they are keyed."""
-    before = torch.get_rng_state()
+    drawn_from = generators_of(device)  # a GPU has one of its own
+    before = [one.get_state() for one in drawn_from]
     with torch.no_grad():
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (first.args, first.kwargs))
         graph.model(*args, **kwargs)
-    if not training or torch.equal(before, torch.get_rng_state()):
+    if not training or all(torch.equal(was, one.get_state()) for was, one in zip(before, drawn_from, strict=True)):
         return lambda part: graph.model(*_copies(part.args), **_copies(part.kwargs))
     whole = graph.stage(0, len(graph.calls) - 1)
     key_stage(whole)

@@ -30,7 +30,7 @@ __all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, on each edge and direction
 MOST_TENSORS = 64  # tensors in one message, for tags
-IN_FLIGHT_BYTES = 64 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
+IN_FLIGHT_BYTES = 8 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@
     for each seed:    the same fine-tuning with each codec on the links ─► accuracy
 
 Fine-tuning is done by a real pipeline; quick, in one process with the same codecs at the same cuts, which that proof
-shows to be the same computation.
+shows to be the same computation. With a single device (one GPU) it is always one process, nothing is sent, and what
+needs a link is left out.
 
 The model is cut as was published: its first and last units at the client, the rest at the server, so that two tensors
 cross, and their gradients back. Sort quantisation at 16, 12, 8 and 4 bits stands beside ours. Codecs are named FORWARD
@@ -84,7 +85,7 @@ class Options:
     how: str = "pipeline"
     # Rounds of measuring codecs and transfers.
     rounds: int = 9
-    # The client's and the server's.
+    # The client's and the server's; one process can do with one device, and sends nothing then.
     devices: tuple[str, ...] = ("cpu:0", "cpu:1")
 
     def __post_init__(self) -> None:
@@ -92,8 +93,10 @@ class Options:
 
         if self.how not in ("pipeline", "one-process"):
             raise UsageError(f"{self.how!r} is no way to train here: use pipeline or one-process")
-        if len(self.devices) < 2:
-            raise UsageError(f"{len(self.devices)} device is no client and server: give two, like cpu:0,cpu:1")
+        if len(self.devices) < 2 and self.how != "one-process":
+            raise UsageError(
+                f"{len(self.devices)} device is no client and server: give two, like cpu:0,cpu:1, or --one-process"
+            )
         if not self.codecs or not self.seeds or not self.tasks:
             raise UsageError("nothing to study: give at least one task, one codec and one seed")
         for name in self.codecs:
@@ -140,13 +143,20 @@ class Options:
             optimizer=OptimizerSpec(name="adamw", learning_rate=lesson.learning_rate),
             codec=forward,
             codec_backward=backward or None,
-            devices=self.devices[:2],
+            devices=(self.devices[0], self.devices[-1]),
             seed=seed,
         )
 
     @property
+    def has_link(self) -> bool:
+        """Whether there are two devices to send between."""
+        return len(self.devices) > 1
+
+    @property
     def proven(self) -> tuple[str, ...]:
         """Codecs whose pipeline is proven equal to serial: all, or quick the first of them that is no plain one."""
+        if not self.has_link:
+            return ()
         found = [name for name in self.codecs if name not in ("none", "bf16")] or list(self.codecs)
         return tuple(found[:1]) if self.quick else self.codecs
 
@@ -164,14 +174,15 @@ def study(options: Options) -> Study:
                 needs=(f"data-{task}",),
             )
         )
-        parts.append(
-            Part(
-                name=f"transfer-{task}",
-                about=f"how fast what crosses in {task} gets to the other side",
-                run=partial(_transfer, options, task),
-                needs=(f"crossing-{task}",),
+        if options.has_link:
+            parts.append(
+                Part(
+                    name=f"transfer-{task}",
+                    about=f"how fast what crosses in {task} gets to the other side",
+                    run=partial(_transfer, options, task),
+                    needs=(f"crossing-{task}",),
+                )
             )
-        )
     parts += [
         Part(
             name=part_name(task, codec, None),

@@ -19,7 +19,8 @@ Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 def tables(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Table, ...]:
     """The ablation, what each codec does to what crosses, and transfers by size."""
-    return (_ablation(results, options, codecs), _work(codecs, options), _sizes(results, options))
+    sizes = _sizes(results, options)
+    return (_ablation(results, options, codecs), _work(codecs, options), *([sizes] if sizes.rows else []))
 
 
 def drawings(options: Mapping[str, Any], codecs: Codecs) -> tuple[Drawing, ...]:

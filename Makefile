@@ -28,13 +28,13 @@ browser:  ## install chromium for the browser's tests, where this is root and ap
 	@tools/browser.sh
 
 test: $(READY) browser  ## run the tests, on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long" --durations 15
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" --durations 15
 
 test-fast: $(READY)  ## run the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long"
 
 test-long: $(READY)  ## run what `make test` leaves out: real studies, as a person types them
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 check: $(READY)  ## ruff, mypy strict, import layers
 	$(BIN)/ruff check

@@ -22,6 +22,7 @@ NOT_RUN = [
     ("docs/how-to/kubernetes.md", "needs Kubernetes"),
     ("docs/how-to/slurm.md", "needs Slurm"),
     ("docs/how-to/two-machines.md", "needs two machines"),
+    ("docs/studies/codecs.md", "needs a GPU and the data"),
 ]
 
 _runner = runpy.run_path(str(RUNNER))

@@ -15,6 +15,7 @@ import platform
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ class Device:
         num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.index >= num_devices:
             raise UsageError(f"{self.text} asked for, but torch sees {num_devices} CUDA devices; try --device cpu")
+        # Autograd's own thread says so once in each process, and then does what is right.
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         return torch.device("cuda", self.index)
 
     def hardware_name(self) -> str:

@@ -8,7 +8,8 @@
 
 All but the checksum follows from codec, shape and dtype: two workers compare it when a link is set up, and in checking
 mode each message carries the checksum of its payload, a constant + Σ word_i · (2i + 1) over its 64-bit words, mod 2^64:
-a change in any one word changes it. Without checking mode that field is zero and nothing of a message is read on the host.
+a change in any one word changes it. Without checking mode that field is zero and nothing of a message is read on the
+host.
 """
 
 from __future__ import annotations

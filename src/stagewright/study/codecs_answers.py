@@ -187,7 +187,7 @@ def _collapse(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
         kept = ((four.mean or 0.0) - guess) / learned
         text = f"{lesson.shown_data}: sort at 4 bits reaches {four.shown} against {plain.shown}"
         text += (
-            f": it loses {percent(1 - kept)} of what was learned beyond guessing ({guess:g}), a collapse"
+            f": it loses {percent(min(1.0, 1 - kept))} of what was learned beyond guessing ({guess:g}), a collapse"
             if kept < _COLLAPSE
             else f", {_change(-_points(four, plain))} points: no collapse here"
         )

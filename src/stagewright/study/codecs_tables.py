@@ -87,7 +87,7 @@ def _ablation(results: Results, options: Mapping[str, Any], codecs: Codecs) -> T
             "published",
         ),
         rows=tuple(rows),
-        note=f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds after {options['epochs']} epochs"
+        note=f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds, epochs: {options['epochs']}"
         + (", for CoLA Matthews × 100" if matthews else "")
         + ". Ratio and bytes: what travels, there and back, packed, with headers and scales, against fp32. Transfer "
         "rate: the largest tensor of a micro-batch, from the sender's tensor to the receiver's, acknowledged. "

@@ -203,14 +203,16 @@ def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]
 
 
 def prepare_pippy(plan: Any, context: Any) -> Callable[[], None]:
-    """Accelerate's pipeline as its documentation has it: balanced by itself, one chunk a process, forward alone."""
+    """Accelerate's pipeline, balanced by itself, forward alone; a sample a chunk: it pads other batches wrongly."""
     import accelerate
 
     accelerate.PartialState(cpu=True)
     model = load_model(plan, context)
     blocks = {type(module).__name__ for name, module in model.module.named_modules() if name in plan.cuts}
-    example = tuple(one[: plan.batch // plan.mesh.pipeline] for one in model.args)
-    prepared = accelerate.prepare_pippy(model.module, no_split_module_classes=sorted(blocks), example_args=example)
+    example = tuple(one[:1] for one in model.args)
+    prepared = accelerate.prepare_pippy(
+        model.module, no_split_module_classes=sorted(blocks), example_args=example, num_chunks=plan.batch
+    )
 
     def run() -> None:
         with torch.no_grad():

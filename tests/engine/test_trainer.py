@@ -134,3 +134,50 @@ losses.append(trainer.evaluate((x[:5], y[:5])).loss)
 with open(f"losses-{os.environ['RANK']}.json", "w") as file:  # lines of two workers may mix on one screen
     json.dump(losses, file)
 """
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "options"),
+    [
+        ("serial", "1f1b", {}),
+        ("pipeline=2", "1f1b", {"norm": True}),
+        ("pipeline=2", "zbv", {}),
+        ("pipeline=2", "interleaved", {"codec": "bf16"}),
+        ("data=2,pipeline=2", "1f1b", {}),
+    ],
+)
+def test_predictions_of_a_stream(pool_of: Any, mesh: str, schedule: str, options: dict[str, Any]) -> None:
+    """The plain model's results in order, for all sizes; little read ahead, the caller's modes left alone."""
+    workers = Mesh.parse(mesh).num_workers
+    found = pool_of(workers).run("training_jobs:predicting", mesh, schedule, count=9, **options)
+    (expected,) = pool_of(1).run("training_jobs:plain_results", (12, 12, 5, 1) * 2 + (12,), norm="norm" in options)
+    last = [one for one in found if one["has_outputs"]]
+    for at, whole in enumerate(expected):
+        rows = np.concatenate([chunk for one in last for chunk in one["results"][at]])
+        np.testing.assert_allclose(rows, whole, rtol=1e-4, atol=5e-2 if "codec" in options else 1e-5)
+    for one in found:
+        assert one["has_outputs"] or not any(one["results"])
+        assert one["ahead"] <= 4, "batches read before their turn"
+        assert one["turns"] == {(True, True)}
+
+
+def test_a_stream_that_ends(pool_of: Any) -> None:
+    sizes = (12, 1, 12, 7)
+    first, last = pool_of(2).run("training_jobs:finite", "pipeline=2", sizes)
+    assert (first, last) == ([0] * 4, list(sizes))
+    assert pool_of(2).run("training_jobs:finite", "pipeline=2", ()) == [[], []]
+    assert [sum(one) for one in zip(*pool_of(2).run("training_jobs:finite", "data=2", sizes), strict=True)] == list(
+        sizes
+    )
+
+
+def test_a_stream_left_before_its_end_breaks_a_pipeline(pool_of: Any) -> None:
+    """What is under way would be taken for messages of the next step."""
+    for said in pool_of(2).run("training_jobs:left_early", "pipeline=2"):
+        assert "a stream was left before its end" in said
+    assert pool_of(1).run("training_jobs:left_early", "serial") == [""]
+
+
+def test_a_stream_of_something_else_is_refused(pool_of: Any) -> None:
+    with pytest.raises(AssertionError, match=r"give a stagewright.zoo.Batch or a tuple of the model's arguments"):
+        pool_of(1).run("training_jobs:refused")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from stagewright.cluster.device import Device
@@ -17,6 +20,7 @@ from stagewright.engine.evaluation import in_eval_mode
 from stagewright.engine.replica import capture_for
 from stagewright.engine.trainer import Trainer
 from stagewright.engine.training_job import run_training
+from stagewright.errors import UsageError
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
@@ -146,6 +150,60 @@ def training(
         "content": content,
         "step": trainer.step_number,
     }
+
+
+def predicting(rank: int, mesh: str, schedule: str = "1f1b", *, count: int, **more: Any) -> dict[str, Any]:
+    """The results of a long stream, how far it was read ahead, and what the caller's turn is like."""
+    trainer = make_trainer(rank, mesh, schedule, **more)
+    read = 0
+
+    def batches() -> Iterator[Batch | tuple[torch.Tensor, ...]]:
+        nonlocal read
+        for size in islice(cycle((12, 12, 5, 1)), count):
+            read += 1
+            batch = trainer.model.example(size)
+            yield batch if read % 2 else batch.args
+
+    results, ahead, turns = [], 0, set()
+    for number, one in enumerate(trainer.predict(batches()), start=1):
+        results.append([chunk.numpy() for chunk in one])
+        ahead = max(ahead, read - number)
+        turns.add((torch.is_grad_enabled(), trainer.model.module.training))
+    return {"results": results, "ahead": ahead, "turns": turns, "has_outputs": trainer.has_outputs}
+
+
+def finite(rank: int, mesh: str, sizes: tuple[int, ...]) -> list[int]:
+    """How many samples a stream of these batches gives, batch by batch, here; then a step works as before."""
+    trainer = make_trainer(rank, mesh)
+    found = [sum(map(len, one)) for one in trainer.predict(trainer.model.example(size) for size in sizes)]
+    trainer.step(trainer.model.example(12))
+    return found
+
+
+def left_early(rank: int, mesh: str) -> str:
+    """What a step says after the first result of an endless stream was taken and no more."""
+    trainer = make_trainer(rank, mesh)
+    for _ in trainer.predict(trainer.model.example(12) for _ in cycle((1,))):
+        break
+    dist.barrier()  # or what was sent goes with this worker before the other has it
+    try:
+        trainer.step(trainer.model.example(12))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def refused(rank: int) -> None:
+    """A tensor is no tuple of arguments."""
+    trainer = make_trainer(rank, "serial")
+    next(trainer.predict([torch.zeros(2)]))  # type: ignore[list-item]
+
+
+def plain_results(rank: int, sizes: tuple[int, ...], **more: Any) -> list[Any]:
+    """The plain model's results in eval mode."""
+    model = small(**more)
+    with in_eval_mode(model.module), torch.no_grad():
+        return [model.module(*model.example(size).args).numpy() for size in sizes]
 
 
 def plain(rank: int, *, norm: bool = False) -> dict[str, Any]:

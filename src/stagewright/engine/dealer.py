@@ -52,7 +52,9 @@ class Dealer:
     def _cut(self, batch: Batch, size: int, first: int, num: int, place: torch.device) -> tuple[Any, Any, Any]:
         ordered = {name: batch.kwargs[name] for name in self._keywords}
         args, kwargs = narrow((batch.args, ordered), self._input_dims, batch=size, first=first, num=num)
-        target = narrow(batch.target, self._target_dims, batch=size, first=first, num=num)
+        target = batch.target
+        if target is not None:  # there is none to predict with
+            target = narrow(target, self._target_dims, batch=size, first=first, num=num)
         if place.type == "cpu":
             return args, kwargs, target
         moved: tuple[Any, Any, Any] = pytree.tree_map_only(

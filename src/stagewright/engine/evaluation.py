@@ -8,7 +8,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +24,8 @@ from stagewright.engine.transport import TensorShape
 from stagewright.zoo.model import Batch
 
 __all__ = ["Evaluation", "Evaluator", "in_eval_mode"]
+
+_END = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +91,7 @@ class Evaluator:
     def evaluate(self, batch: Batch) -> Evaluation:
         """Forward and loss of one batch, which every worker is given whole."""
         replica = self._replica
-        parts = replica.dealer.parts(batch, replica.context.torch_device, replica.context.data)
-        if not parts and self._inside:  # FSDP2 gathers parameters from every replica
-            parts = [replace(replica.dealer.parts(batch, replica.context.torch_device, 0)[0], weight=0.0)]
-        chunks = [
-            MicroBatch(self._graph.flatten(one.args, one.kwargs), one.target, one.size, one.weight) for one in parts
-        ]
+        chunks = self._chunks(batch)
         with in_eval_mode(replica.model.module):
             outcome = self._pipeline.evaluate(chunks)
         kept = [at for at, one in enumerate(chunks) if one.weight > 0] if outcome.outputs else []
@@ -103,6 +101,41 @@ class Evaluator:
             targets=[chunks[at].target for at in kept],
             num_samples=replica.dealer.size_of(batch),
         )
+
+    def stream(self, batches: Iterable[Batch]) -> Iterator[list[Any]]:
+        """The results of a stream of batches, for each a list with one a micro-batch; empty but at the last stage."""
+        weights: deque[list[float]] = deque()
+
+        def dealt() -> Iterator[MicroBatch]:
+            for batch in batches:
+                chunks = self._chunks(batch)
+                weights.append([one.weight for one in chunks])
+                yield from chunks
+
+        found: list[Any] = []
+        results = self._pipeline.stream(dealt())
+        while True:
+            with in_eval_mode(self._replica.model.module):  # not while the caller has its turn
+                result = next(results, _END)
+            while weights and not weights[0]:  # a batch of which this replica has no sample
+                weights.popleft()
+                yield []
+            if result is _END:
+                return
+            found.append(result)
+            if len(found) == len(weights[0]):
+                yield [one for one, weight in zip(found, weights.popleft(), strict=True) if one is not None and weight]
+                found = []
+
+    def _chunks(self, batch: Batch) -> list[MicroBatch]:
+        """This replica's micro-batches of a whole batch."""
+        dealer, context = self._replica.dealer, self._replica.context
+        parts = dealer.parts(batch, context.torch_device, context.data)
+        if not parts and self._inside:  # FSDP2 gathers parameters from every replica
+            parts = [replace(dealer.parts(batch, context.torch_device, 0)[0], weight=0.0)]
+        return [
+            MicroBatch(self._graph.flatten(one.args, one.kwargs), one.target, one.size, one.weight) for one in parts
+        ]
 
 
 class _Inside(nn.Module):

@@ -72,10 +72,13 @@ class LinkCodecs:
         self._keys: list[list[int]] = []
         self._training = False
 
-    def begin(self, coded: Sequence[Sequence[bool]], batch: Sequence[MicroBatch], *, training: bool) -> None:
-        """A step begins. ``coded``: for each cut and value, whether it is an activation that codecs take."""
-        self._coded, self._training = coded, training
-        self._keys = [_sample_keys(one.inputs, one.size) if self._remembers and training else [] for one in batch]
+    def begin(self, coded: Sequence[Sequence[bool]], batch: Sequence[MicroBatch] | None) -> None:
+        """A step begins. ``coded``: for each cut and value, whether it is an activation that codecs take.
+
+        ``batch``: what is trained on; None: nothing is.
+        """
+        self._coded, self._training = coded, batch is not None
+        self._keys = [_sample_keys(one.inputs, one.size) for one in batch or ()] if self._remembers else []
 
     def finish(self) -> None:
         """A step has ended: take over what its messages taught."""
@@ -99,7 +102,7 @@ class LinkCodecs:
             return values
         start = recorder.now()
         channel = self._channel(message, position, codec, "send", values.shape, values.dtype)
-        encoded = channel.encode(values, message.microbatch, self._keys[message.microbatch])
+        encoded = channel.encode(values, message.microbatch, self._keys_of(message))
         recorder.add("encode", start, num_bytes=encoded.numel() * encoded.element_size())
         return encoded
 
@@ -115,7 +118,7 @@ class LinkCodecs:
             return buffer
         start = recorder.now()
         channel = self._channel(message, position, codec, "receive", expected.shape, expected.dtype)
-        keys = self._keys[message.microbatch]
+        keys = self._keys_of(message)
         decoded = channel.decode(buffer, expected.shape, expected.dtype, message.microbatch, keys)
         recorder.add("decode", start, num_bytes=buffer.numel() * buffer.element_size())
         return decoded
@@ -143,6 +146,10 @@ class LinkCodecs:
     def forget(self) -> None:
         """Begin with an empty memory."""
         self._channels.clear()
+
+    def _keys_of(self, message: Message) -> list[int]:
+        """A number for each sample, where codecs remember them."""
+        return self._keys[message.microbatch] if self._keys else []
 
     def _channel(
         self, message: Message, position: int, codec: Codec, side: str, shape: Sequence[int], dtype: torch.dtype

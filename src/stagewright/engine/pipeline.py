@@ -9,10 +9,11 @@ is the same on both sides by construction (``UnitGraph.needs_gradient``); a grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -24,7 +25,8 @@ from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import LinkCodecs
 from stagewright.engine.recorder import recorder
 from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
-from stagewright.plan.actions import Action, Actions, Kind, forward_actions, schedule_actions
+from stagewright.errors import UsageError
+from stagewright.plan.actions import Action, Actions, Kind, forward_actions, forward_stream, schedule_actions
 from stagewright.plan.schedules import SCHEDULES
 
 __all__ = ["Links", "MicroBatch", "Pipeline", "StepOutcome"]
@@ -121,26 +123,96 @@ class Pipeline:
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
         """Forward and backward of every micro-batch; parameters' gradients are added to ``grad``."""
         actions = schedule_actions(self.schedule, self.stage_workers, self.num_microbatches, len(batch))
+        own, orders = actions[self._own], self._orders(actions)
         with torch.enable_grad():
-            return _Step(self, actions, batch, training=True, keep_outputs=keep_outputs).run()
+            return _Step(self, own, orders, batch, training=True, keep_outputs=keep_outputs).run()
 
     def evaluate(self, batch: Sequence[MicroBatch], *, with_loss: bool = True) -> StepOutcome:
         """Forward alone, for every schedule and placement; results and loss where the last stage is."""
         actions = forward_actions(self.stage_workers, len(batch))
+        own, orders = actions[self._own], self._orders(actions)
         with torch.no_grad():
-            return _Step(self, actions, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
+            return _Step(self, own, orders, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
+
+    def _orders(self, actions: Actions) -> dict[tuple[int, bool], Iterator[Message]]:
+        """For each peer and direction, the messages to this worker in the order in which the peer sends them."""
+        workers, own = self.stage_workers, self._own
+        found: dict[tuple[int, bool], list[Message]] = {}
+        for peer, theirs in enumerate(actions):
+            if peer == own:
+                continue
+            for action in theirs:
+                stage = action.stage
+                if action.kind is Kind.FORWARD and stage < self._last and workers[stage + 1] == own:
+                    found.setdefault((peer, False), []).append(Message(stage, action.microbatch, False))
+                backward = action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0
+                if backward and workers[stage - 1] == own and any(self._links.needs_gradient[stage - 1]):
+                    found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
+        return {key: iter(messages) for key, messages in found.items()}
 
     def stream(self, batches: Iterable[MicroBatch]) -> Iterator[Any]:
-        """Inference over a stream: the pipeline is filled once, and a bounded number of bytes is sent ahead.
+        """Inference over a stream, which may have no end: the pipeline is filled once, little is read or sent ahead.
 
         Every worker must be given the same sizes in the same order; results appear, in order, where the last stage is;
         the other workers yield ``None`` for each micro-batch.
         """
-        listed = list(batches)
-        actions = forward_actions(self.stage_workers, len(listed))
-        with torch.no_grad():
-            step = _Step(self, actions, listed, training=False, keep_outputs=True, with_loss=False)
-            yield from step.stream()
+        window = _Window(batches)
+        own, workers = self._own, self.stage_workers
+        orders = {
+            (peer, False): (
+                Message(action.stage, action.microbatch, False)
+                for action in forward_stream(workers, peer, window.has)
+                if action.stage < self._last and workers[action.stage + 1] == own
+            )
+            for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {own}
+        }
+        step = _Step(self, (), orders, window, training=False, keep_outputs=True, with_loss=False)
+        outbox, highest = self._outboxes[False], max(self.stages)
+        group = self.context.forward_group
+        if group is not None:
+            _streaming.add(group)
+        for action in forward_stream(workers, own, window.has):
+            with torch.no_grad():  # not while the caller has its turn
+                step.do(action)
+                outbox.limit(at_least=2 * len(self.stages))
+            if action.stage == highest:
+                window.forget(action.microbatch)
+                yield step.outcome.outputs.pop() if step.outcome.outputs else None
+        step.finish()
+        if group is not None:
+            _streaming.discard(group)
+
+
+_streaming: WeakSet[Any] = WeakSet()
+"""Groups through which a stream goes, or went when it was left."""
+
+
+class _Window:
+    """The micro-batches of a stream that are under way, by number; the next is read when it is asked for."""
+
+    def __init__(self, batches: Iterable[MicroBatch]) -> None:
+        self._source = iter(batches)
+        self._held: dict[int, MicroBatch] = {}
+        self._read = 0
+        self._ended = False
+
+    def has(self, number: int) -> bool:
+        """Whether the stream has so many and one more."""
+        while self._read <= number and not self._ended:
+            one = next(self._source, None)
+            if one is None:
+                self._ended = True
+            else:
+                self._held[self._read] = one
+                self._read += 1
+        return number < self._read
+
+    def __getitem__(self, number: int) -> MicroBatch:
+        return self._held[number]
+
+    def forget(self, number: int) -> None:
+        """No stage here needs it any more."""
+        del self._held[number]
 
 
 class _Step:
@@ -149,17 +221,23 @@ class _Step:
     def __init__(
         self,
         pipeline: Pipeline,
-        actions: Actions,
-        batch: Sequence[MicroBatch],
+        actions: Sequence[Action],
+        orders: Mapping[tuple[int, bool], Iterator[Message]],
+        batch: Sequence[MicroBatch] | _Window,
         *,
         training: bool,
         keep_outputs: bool,
         with_loss: bool = True,
     ) -> None:
+        if pipeline.context.forward_group in _streaming:
+            raise UsageError(
+                "a stream was left before its end, or has not ended yet, and what is under way in the pipeline belongs "
+                "to it: let its batches end instead of leaving the loop"
+            )
         self.pipeline, self.batch = pipeline, batch
         self.training, self.keep_outputs, self.with_loss = training, keep_outputs, with_loss
         self.own = pipeline._own
-        self.actions = actions[self.own]
+        self.actions = actions
         self.held: dict[tuple[int, int], Held] = {}
         self.local: dict[Message, list[torch.Tensor]] = {}
         self.outcome = StepOutcome()
@@ -169,17 +247,17 @@ class _Step:
                 self.left[action.stage] += 1
         codecs = pipeline._links.codecs
         if codecs is not None:
-            codecs.begin(pipeline._links.coded, batch, training=training)
+            codecs.begin(pipeline._links.coded, batch if training and not isinstance(batch, _Window) else None)
         self.mailboxes = {
             (peer, backward): Mailbox(
                 pipeline.context.backward_group if backward else pipeline.context.forward_group,
                 pipeline.context.pipeline_ranks[peer],
-                iter(order),
+                order,
                 self.shapes,
                 pipeline.context.torch_device,
                 codecs=codecs,
             )
-            for (peer, backward), order in self.orders(actions).items()
+            for (peer, backward), order in orders.items()
         }
 
     def run(self) -> StepOutcome:
@@ -187,16 +265,6 @@ class _Step:
         for action in self.actions:
             self.do(action)
         return self.finish()
-
-    def stream(self) -> Iterator[Any]:
-        """Do every action, with a bounded number of messages on their way."""
-        outbox = self.pipeline._outboxes[False]
-        for action in self.actions:
-            self.do(action)
-            outbox.limit(at_least=2 * len(self.pipeline.stages))
-            if action.stage == max(self.pipeline.stages):
-                yield self.outcome.outputs.pop() if self.outcome.outputs else None
-        self.finish()
 
     def finish(self) -> StepOutcome:
         recorder.stage = recorder.microbatch = None
@@ -327,19 +395,3 @@ class _Step:
         if not message.backward:
             return every
         return [shape for shape, needed in zip(every, links.needs_gradient[message.edge], strict=True) if needed]
-
-    def orders(self, actions: Actions) -> dict[tuple[int, bool], list[Message]]:
-        """For each peer and direction, the messages to this worker in the order in which the peer sends them."""
-        pipeline, workers = self.pipeline, self.pipeline.stage_workers
-        found: dict[tuple[int, bool], list[Message]] = {}
-        for peer, theirs in enumerate(actions):
-            if peer == self.own:
-                continue
-            for action in theirs:
-                stage = action.stage
-                if action.kind is Kind.FORWARD and stage < pipeline._last and workers[stage + 1] == self.own:
-                    found.setdefault((peer, False), []).append(Message(stage, action.microbatch, False))
-                backward = action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0
-                if backward and workers[stage - 1] == self.own and any(pipeline._links.needs_gradient[stage - 1]):
-                    found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
-        return found

@@ -1,7 +1,8 @@
 """A worker's part of a model in training: steps, evaluation, checkpoints, the full state.
 
     capture in train and in eval mode ─► who holds what ─► stages of this worker (frees the rest) ─► optimiser
-    step(batch)   evaluate(batch)   save(path) / load(path), under any other plan too   export(path)   state_dict()
+    step(batch)   evaluate(batch)   predict(batches)
+    save(path) / load(path), under any other plan too   export(path)   state_dict()
 
 Every worker is given the same whole batch and must call the same methods in the same order.
 """
@@ -12,7 +13,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -128,6 +129,15 @@ class Trainer:
     def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
         """Loss and results of one batch in eval mode; nothing changes."""
         return self._evaluator.evaluate(as_batch(batch))
+
+    def predict(self, batches: Iterable[Batch | Sequence[Any]]) -> Iterator[list[Any]]:
+        """The model's results for a stream of batches in eval mode, which may have no end; nothing changes.
+
+        The pipeline is filled once, not for each batch, and little is read ahead. A batch is a ``Batch`` or a tuple of
+        the model's arguments, without a target, the same on every worker. For each there is a list: the results of its
+        micro-batches, of this replica, where the last stage is (``has_outputs``); empty on the other workers.
+        """
+        return self._evaluator.stream(one if isinstance(one, Batch) else _inputs(one) for one in batches)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The plain model's state in full, on every worker; tied names share one tensor."""
@@ -259,6 +269,16 @@ def as_batch(batch: Batch | Sequence[Any]) -> Batch:
         )
     *args, target = batch
     return Batch(args=tuple(args), target=target)
+
+
+def _inputs(arguments: Sequence[Any]) -> Batch:
+    """The model's arguments as a batch without a target."""
+    if not isinstance(arguments, (tuple, list)) or not arguments:
+        raise UsageError(
+            f"to predict, give a stagewright.zoo.Batch or a tuple of the model's arguments, (x,), not "
+            f"{type(arguments).__name__}"
+        )
+    return Batch(args=tuple(arguments), target=None)
 
 
 def _try_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:

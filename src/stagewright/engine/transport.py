@@ -30,6 +30,7 @@ __all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, on each edge and direction
 MOST_TENSORS = 64  # tensors in one message, for tags
+MOST_NUMBERS = 4096  # micro-batches, for tags: those of a long stream begin again at 0
 IN_FLIGHT_BYTES = 8 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
 
 
@@ -56,8 +57,9 @@ class Message:
 
 
 def _tag(message: Message, position: int) -> int:
-    """Unique within a step on one pair of workers."""
-    return ((message.edge * 2 + message.backward) * 4096 + message.microbatch) * MOST_TENSORS + position
+    """Unique on one pair of workers among all that can be under way."""
+    number = message.microbatch % MOST_NUMBERS
+    return ((message.edge * 2 + message.backward) * MOST_NUMBERS + number) * MOST_TENSORS + position
 
 
 def _note(message: Message) -> str:

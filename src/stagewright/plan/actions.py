@@ -15,13 +15,15 @@ micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from itertools import count
 
 from stagewright.errors import UsageError
 
-__all__ = ["Action", "Actions", "Kind", "forward_actions", "schedule_actions"]
+__all__ = ["Action", "Actions", "Kind", "forward_actions", "forward_stream", "schedule_actions"]
 
 
 class Kind(Enum):
@@ -81,16 +83,24 @@ def schedule_actions(
 
 @lru_cache(maxsize=256)
 def forward_actions(stage_workers: tuple[int, ...], num_microbatches: int) -> Actions:
-    """Forward alone, for any placement: stage s does micro-batch k at tick s + k, so no one waits for a later tick."""
-    ticks = [
-        (stage + microbatch, stage, microbatch)
-        for stage in range(len(stage_workers))
-        for microbatch in range(num_microbatches)
-    ]
-    found: list[list[Action]] = [[] for _ in range(max(stage_workers) + 1)]
-    for _, stage, microbatch in sorted(ticks):
-        found[stage_workers[stage]].append(Action(Kind.FORWARD, stage, microbatch))
-    return tuple(map(tuple, found))
+    """Forward alone, for any placement."""
+    there = range(num_microbatches).__contains__
+    return tuple(tuple(forward_stream(stage_workers, worker, there)) for worker in range(max(stage_workers) + 1))
+
+
+def forward_stream(stage_workers: tuple[int, ...], worker: int, exists: Callable[[int], bool]) -> Iterator[Action]:
+    """One worker's forwards of a stream: stage s does micro-batch k at tick s + k, so no one waits for a later tick.
+
+    ``exists(k)`` says whether the stream has a k-th micro-batch; it is asked when that one's turn comes.
+    """
+    own = [stage for stage, one in enumerate(stage_workers) if one == worker]
+    for tick in count():
+        numbers = {stage: tick - stage for stage in own}
+        here = {stage: number for stage, number in numbers.items() if number >= 0 and exists(number)}
+        if not here and min(numbers.values()) >= 0:
+            return
+        for stage, number in here.items():
+            yield Action(Kind.FORWARD, stage, number)
 
 
 def _gpipe(rank: int, num_microbatches: int) -> tuple[Action, ...]:

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
-    parser.add_argument("--peers", action="store_true", help="beside Accelerate and torchgpipe (the extra `peers`)")
+    parser.add_argument("--peers", default="", help="torchgpipe, prepare_pippy (the extra `peers`), with commas")
     parser.add_argument("--output", default="pipeline_speedup.json")
     parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
@@ -83,7 +83,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     settings |= {
         "stock": not options.no_stock and options.axis == "pipeline",
         "serial": options.serial,
-        "peers": options.peers,
+        "peers": options.peers.split(","),
     }
     os.environ["PIPELINE_ROUNDS"] = json.dumps(settings)
     folder = RunFolder.create(root, plan)

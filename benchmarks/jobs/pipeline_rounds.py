@@ -71,8 +71,9 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     rivals = {"ours": ours(plan, replica, batch, count)}
     if settings["stock"]:
         rivals["stock"] = stock(plan, other, context, count)
-    if settings["peers"]:
+    if "prepare_pippy" in settings["peers"] and not plan.training:  # it can do no other
         rivals["prepare_pippy"] = prepare_pippy(plan, context)
+    if "torchgpipe" in settings["peers"]:
         rivals["torchgpipe"] = torchgpipe(plan, context)
     alone, alone_samples = serial(plan, whole, replica.dealer, context, settings["serial"])
     for name, rival in rivals.items():
@@ -203,16 +204,15 @@ def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]
 
 
 def prepare_pippy(plan: Any, context: Any) -> Callable[[], None]:
-    """Accelerate's pipeline, balanced by itself, forward alone; a sample a chunk: it pads other batches wrongly."""
+    """Accelerate's pipeline at the same cuts, forward alone; a sample a chunk: it pads other batches wrongly."""
     import accelerate
 
     accelerate.PartialState(cpu=True)
     model = load_model(plan, context)
-    blocks = {type(module).__name__ for name, module in model.module.named_modules() if name in plan.cuts}
+    names = [call.name for call in capture_for(plan, model).calls]
+    begin = [names[names.index(cut) + 1] for cut in plan.cuts]
     example = tuple(one[:1] for one in model.args)
-    prepared = accelerate.prepare_pippy(
-        model.module, no_split_module_classes=sorted(blocks), example_args=example, num_chunks=plan.batch
-    )
+    prepared = accelerate.prepare_pippy(model.module, split_points=begin, example_args=example, num_chunks=plan.batch)
 
     def run() -> None:
         with torch.no_grad():

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.forecast.conftest import equal_units, make_costs
 
+from made_profiles import equal_units, make_costs
 from stagewright.forecast.memory import held_microbatches, worker_memory
 from stagewright.forecast.predict import step_seconds
 from stagewright.forecast.times import pipeline_times

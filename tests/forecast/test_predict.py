@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.forecast.conftest import equal_units, make_costs, profile_of, unit
 
+from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.forecast.conftest import equal_units, make_costs
 
+from made_profiles import equal_units, make_costs
 from stagewright.cluster.cluster import Link, Links
 from stagewright.forecast.chakra_trace import write_chakra
 from stagewright.forecast.chrome_trace import write_chrome_trace

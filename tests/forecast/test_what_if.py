@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.forecast.conftest import equal_units, make_costs, profile_of, unit
 
+from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
 from stagewright.forecast.predict import step_seconds
 from stagewright.forecast.terms import EngineTerms, ModelTerms

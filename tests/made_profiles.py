@@ -1,4 +1,4 @@
-"""Profiles made of numbers, and plans over them."""
+"""Profiles made of numbers, and plans over them: what tests of the forecast and of the planner share."""
 
 from __future__ import annotations
 

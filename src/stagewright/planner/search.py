@@ -10,6 +10,7 @@ exceeds the forecast, so that nothing better is thrown away. Plain data parallel
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,8 @@ __all__ = ["Candidate", "Found", "Ranked", "search"]
 _MOST_NODES = 40_000  # of a schedule that must be listed node by node
 _MOST_EXACT = 200
 _MOST_CHUNKS = 1024
-_MOST_MESHES = 4  # on which schedules beyond GPipe and 1F1B are tried
+_MOST_MESHES = 3  # on which schedules beyond GPipe and 1F1B are tried
+_LEAST_RANKED = 10  # however few are shown
 _PLAIN = ("1f1b", "gpipe")
 
 
@@ -128,49 +130,60 @@ def search(
     maker.serial_s = min((one.costs.serial_s for one in candidates), default=None)
     candidates = [replace(one, costs=maker.same_serial(one.costs)) for one in candidates]
     nearest = maker.unfit
-    found.num_unfit = maker.num_unfit
-    _rank(maker, candidates, found, top, nearest)
-    if not plain:
-        found.best.clear()
+    most = max(top, _LEAST_RANKED)
+    least_s = _rank(maker, candidates, found, most, nearest)
+    ranked = [one.plan for one in found.best[:_LEAST_RANKED] if one.plan.mesh.pipeline > 1]
+    pipelines = dict.fromkeys(replace(plan, schedule="1f1b", cuts=()) for plan in ranked)
+    if not plain:  # the others stand on the meshes of these, which themselves were not asked for
+        found.best = [one for one in found.best if one.plan.mesh.pipeline == 1]
     more = []
-    for ranked in found.best[:_MOST_MESHES]:
-        for name in others if ranked.plan.mesh.pipeline > 1 else ():
-            plan = replace(ranked.plan, schedule=name, cuts=())  # type: ignore[arg-type]
-            if _allowed(plan, source.num_units):
-                candidate = maker.candidate(plan, ranked.codec, known[ranked.codec])
+    for plan in list(pipelines)[:_MOST_MESHES]:
+        for name in others:
+            other, codec = replace(plan, schedule=name), plan.codec_of(0)  # type: ignore[arg-type]
+            if _allowed(other, source.num_units):
+                candidate = maker.candidate(other, codec, known[codec])
                 more += [candidate] if candidate is not None else []
-    _rank(maker, more, found, top, nearest)
-    candidates += more
-    found.num_plans = len(candidates)
+    for strategy, seconds in _rank(maker, more, found, most, nearest).items():
+        least_s[strategy] = min(seconds, least_s.get(strategy, math.inf))
+    del found.best[top:]
+    found.num_plans = len(candidates) + len(more) + maker.num_unfit
+    found.num_unfit += maker.num_unfit
     found.data_parallel = _data_parallel(maker, base, count)
     if not found.best:
         raise UsageError(_nothing_fits(base, found.data_parallel, nearest, count))
     held = {one.plan.mesh.strategy for one in found.best}
-    found.losers = {strategy: why for strategy, why in nearest.items() if strategy not in held}
     best_s = found.best[0].forecast.step_s
-    for candidate in candidates:
-        strategy = candidate.plan.mesh.strategy
-        if strategy not in held and strategy not in found.losers:
-            found.losers[strategy] = f"at best {candidate.bound_s / best_s:.2f} × the time of the best"
+    slower = {one: f"at best {seconds / best_s:.2f} × the time of the best" for one, seconds in least_s.items()}
+    found.losers = {strategy: why for strategy, why in {**nearest, **slower}.items() if strategy not in held}
     found.seconds = time.perf_counter() - begun
     return found
 
 
-def _rank(maker: _Maker, candidates: list[Candidate], found: Found, top: int, nearest: dict[str, str]) -> None:
-    """Forecast candidates in the order of their bounds, as long as one can still be among the best."""
+def _rank(
+    maker: _Maker, candidates: list[Candidate], found: Found, most: int, nearest: dict[str, str]
+) -> dict[str, float]:
+    """Forecast candidates in the order of their bounds, as long as one can still be among the best.
+
+    Returns the least time that each strategy takes: forecast, or bounded where it was not; without what does not fit.
+    """
+    least_s: dict[str, float] = {}
     candidates.sort(key=lambda one: one.bound_s)
-    for candidate in candidates[:_MOST_EXACT]:
-        if len(found.best) >= top and candidate.bound_s >= found.best[-1].forecast.step_s:
-            break
-        ranked = maker.exact(candidate)
-        found.num_exact += 1
-        if not ranked.forecast.fits:
-            found.num_unfit += 1
-            nearest.setdefault(candidate.plan.mesh.strategy, f"does not fit: {_needs(ranked.forecast)}")
-            continue
-        found.best.append(ranked)
-        found.best.sort(key=lambda one: one.forecast.step_s)
-        del found.best[top:]
+    for number, candidate in enumerate(candidates):
+        strategy, seconds = candidate.plan.mesh.strategy, candidate.bound_s
+        late = len(found.best) >= most and candidate.bound_s >= found.best[-1].forecast.step_s
+        if not late and (number < _MOST_EXACT or not found.best):
+            ranked = maker.exact(candidate)
+            seconds = ranked.forecast.step_s
+            found.num_exact += 1
+            if not ranked.forecast.fits:
+                found.num_unfit += 1
+                nearest.setdefault(strategy, f"does not fit: {_needs(ranked.forecast)}")
+                continue
+            found.best.append(ranked)
+            found.best.sort(key=lambda one: one.forecast.step_s)
+            del found.best[most:]
+        least_s[strategy] = min(seconds, least_s.get(strategy, math.inf))
+    return least_s
 
 
 def _choices(
@@ -320,26 +333,31 @@ class _Maker:
 
 
 def lower_bound_s(costs: PlanCosts) -> float:
-    """The least that a step can take, whatever the schedule does."""
+    """The least that a step can take, whatever the schedule does.
+
+    Of each worker: the forwards before its first stage, all that it computes, and then its optimiser's step or the
+    backwards behind it and the first worker's. Where backwards are split, it may do its own second halves meanwhile.
+    """
     plan = costs.plan
-    chunks = sum(costs.shares)
-    before = 0.0
+    chunks, share = sum(costs.shares), min(costs.shares)
+    forwards = backwards = 0.0
     busy = [0.0] * plan.mesh.pipeline
-    fill = [-1.0] * plan.mesh.pipeline
-    splits = SCHEDULES[plan.schedule].splits_backward
-    for index, stage in enumerate(costs.stages):
-        again = stage.forward_s + stage.tensor_forward_s if costs.recomputes(index) else 0.0
+    around: dict[int, tuple[float, float]] = {}
+    for stage in costs.stages:
         forward = stage.forward_s + stage.tensor_forward_s
-        first_half = (stage.backward_input_s + stage.tensor_backward_s) if index or not splits else 0.0
-        backward = stage.backward_input_s + stage.backward_weight_s + stage.tensor_backward_s
-        busy[stage.worker] += chunks * (forward + backward)
-        if plan.recompute == "always":
-            busy[stage.worker] += chunks * again
-        if fill[stage.worker] < 0:
-            fill[stage.worker] = before
-        share = min(costs.shares)
-        before += share * (forward + (first_half if splits else backward))
-    ends = [busy[worker] + fill[worker] + optimizer_s(costs, worker) for worker in range(plan.mesh.pipeline)]
+        backward = stage.backward_input_s + stage.backward_weight_s + stage.tensor_backward_s if plan.training else 0.0
+        again = forward if plan.training and plan.recompute == "always" else 0.0
+        busy[stage.worker] += chunks * (forward + backward + again)
+        around.setdefault(stage.worker, (forwards, backwards))
+        forwards += share * forward
+        backwards += share * backward
+    if not plan.training:  # steps follow each other without a gap
+        return max(busy)
+    steps = [optimizer_s(costs, worker) for worker in range(plan.mesh.pipeline)]
+    first = costs.stages[0].worker
+    ends = [fill + busy[worker] + steps[worker] for worker, (fill, _) in around.items()]
+    if not SCHEDULES[plan.schedule].splits_backward:
+        ends += [fill + busy[worker] + drain + steps[first] for worker, (fill, drain) in around.items()]
     return max(ends)
 
 

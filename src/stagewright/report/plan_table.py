@@ -54,7 +54,7 @@ def _cells(one: Ranked) -> list[str]:
 def plan_remarks(found: Found) -> list[str]:
     """How the search went, and why strategies that are not among the best lose."""
     lines = [
-        f"{found.num_plans} plans, {found.num_exact} of them forecast exactly, {found.num_unfit} of these did not fit, "
+        f"{found.num_plans} plans, {found.num_exact} of them forecast exactly, {found.num_unfit} did not fit, "
         f"in {found.seconds:.1f} s"
     ]
     lines += [f"{strategy}: {why}" for strategy, why in found.losers.items()]

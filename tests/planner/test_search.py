@@ -1,0 +1,303 @@
+"""The search finds what trying everything finds, and its short cuts cut nothing off."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.planner.conftest import SLOW, MadeSource, cluster_of, plan_of, random_units
+
+from made_profiles import make_costs, profile_of
+from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+from stagewright.errors import UsageError
+from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.predict import predict, step_seconds
+from stagewright.forecast.terms import EngineTerms, ModelTerms
+from stagewright.forecast.topology import Topology
+from stagewright.forecast.value import Forecast
+from stagewright.plan.check import check_plan
+from stagewright.plan.schedules import SCHEDULES
+from stagewright.plan.value import Mesh, OptimizerSpec, Plan
+from stagewright.planner import search as searching
+from stagewright.planner.search import least_memory, lower_bound_s, search
+from stagewright.profile.value import Amount
+from stagewright.split.compare import split
+from stagewright.split.conditions import Conditions
+
+BATCH, COUNT = 8, 4
+FAST = EngineTerms(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, crowding=0.05)
+
+
+def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[Plan, Forecast]]:
+    """Each allowed plan on all devices, forecast one by one, with nothing that the search does to be quick."""
+    found = []
+    count = cluster.num_devices
+    sizes = [size for size in range(1, count + 1) if count % size == 0]
+    for data, tensor, pipeline in itertools.product(sizes, sizes, sizes):
+        if data * tensor * pipeline != count or tensor not in source.tensors:
+            continue
+        for chunks, schedule, recompute, shard in itertools.product(
+            (1, 2, 4, 8), ("1f1b", "gpipe"), ("none", "always"), (False, True)
+        ):
+            if pipeline == 1 and schedule == "gpipe":
+                continue  # the same as 1f1b
+            if pipeline > 1 and shard:
+                continue
+            plan = replace(
+                base,
+                mesh=Mesh(data=data, tensor=tensor, pipeline=pipeline),
+                microbatches=chunks,
+                schedule=schedule,
+                recompute=recompute,
+                shard=shard,
+            )
+            try:
+                check_plan(plan)
+                cuts = best_cuts(source, cluster, plan)
+                prepared = source.prepared(replace(plan, cuts=cuts), cluster, terms=FAST)
+            except UsageError:
+                continue
+            found.append((plan, prepared.forecast()))
+    return found
+
+
+def half_fits(tried: list[tuple[Plan, Forecast]]) -> int:
+    """Memory that suffices for half of the plans."""
+    return sorted(one.peak_memory_bytes for _, one in tried)[len(tried) // 2]
+
+
+def best_cuts(source: MadeSource, cluster: Cluster, plan: Plan) -> tuple[str, ...]:
+    if plan.num_stages == 1:
+        return ()
+    if plan.num_stages > source.num_units:
+        raise UsageError("too few units")
+    speeds = Topology(mesh=plan.mesh, cluster=cluster).speeds()
+    conditions = Conditions(speeds=speeds, recompute=plan.recompute != "none")
+    return split(source.model(1, plan.mesh.tensor).profile, plan.num_stages, "optimal", conditions).cut_names
+
+
+def described(plan: Plan) -> tuple[Any, ...]:
+    return plan.mesh, plan.microbatches, plan.schedule, plan.recompute, plan.shard
+
+
+def quick_search(source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any) -> searching.Found:
+    options.setdefault("schedules", ("1f1b", "gpipe"))
+    return search(base or plan_of(batch=BATCH), source, cluster, FAST, **options)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_finds_what_trying_everything_finds(seed: int) -> None:
+    source = MadeSource(units=random_units(6, seed), tensors=(1, 2))
+    base = plan_of(batch=BATCH, optimizer=OptimizerSpec(name="adam"))
+    memory = half_fits(every_plan(source, cluster_of(COUNT), base)) if seed % 2 else None
+    fast = DeviceGroup(kind="cpu", count=2, speed=1 + seed % 3, memory_bytes=memory)
+    cluster = Cluster(
+        devices=(fast, DeviceGroup(kind="cpu", count=2, memory_bytes=memory)), links=Links(intra_host=SLOW)
+    )
+    tried = every_plan(source, cluster, base)
+    fitting = sorted((one for one in tried if one[1].fits), key=lambda one: one[1].step_s)
+    assert len(fitting) > 10
+    assert memory is None or len(fitting) < len(tried), "the memory must be one that matters"
+    found = quick_search(source, cluster, base)
+    assert [one.forecast.step_s for one in found.best] == pytest.approx([one.step_s for _, one in fitting[:10]])
+    assert described(found.best[0].plan) == described(fitting[0][0])
+    assert found.num_exact < len(tried), "the bound spares some"
+    everything = quick_search(source, cluster, base, top=1000)
+    assert {described(one.plan) for one in everything.best} == {described(plan) for plan, _ in fitting}
+    for one in everything.best:
+        assert one.plan.mesh.num_workers == COUNT
+        assert one.forecast.fits
+        check_plan(one.plan)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    seed=st.integers(0, 10_000),
+    p=st.sampled_from([1, 2, 3, 4]),
+    data=st.sampled_from([1, 2]),
+    tensor=st.sampled_from([1, 2]),
+    rounds=st.integers(2, 4),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    recompute=st.sampled_from(["none", "always", "except-last"]),
+    optimizer_s=st.sampled_from([0.0, 1e-3, 0.1]),
+    training=st.booleans(),
+    odd=st.booleans(),
+)
+def test_no_bound_is_above_the_forecast(
+    seed: int,
+    p: int,
+    data: int,
+    tensor: int,
+    rounds: int,
+    schedule: str,
+    recompute: str,
+    optimizer_s: float,
+    training: bool,
+    odd: bool,
+) -> None:
+    splits = SCHEDULES[schedule].splits_backward
+    costs = make_costs(
+        profile_of(random_units(8, seed)),
+        mesh=Mesh(data=data, tensor=tensor, pipeline=p),
+        microbatches=rounds * p,
+        schedule=schedule if p > 1 else "1f1b",
+        recompute="none" if splits else recompute,
+        training=training,
+        steps=3,
+        terms={
+            "tensor": [TensorTraffic(forward_bytes=(3,), backward_bytes=(5,))] * 8,
+            "model_terms": ModelTerms(optimizer_s_per_byte=optimizer_s),
+        },
+        links=Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.0)),
+    )
+    if odd:  # the last micro-batch is half as large
+        costs = replace(costs, shares=(*costs.shares[:-1], 0.5))
+    assert lower_bound_s(costs) <= step_seconds(costs) * (1 + 1e-9)
+
+
+def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
+    """A bound of 0 would be below everything as well: on one worker, and for GPipe with free links, it is exact."""
+    profile = profile_of(random_units(4, 1))
+    for pipeline, schedule in ((1, "1f1b"), (4, "gpipe")):
+        costs = make_costs(profile, mesh=Mesh(pipeline=pipeline), microbatches=8, schedule=schedule)
+        step_s = step_seconds(costs)
+        assert lower_bound_s(costs) == pytest.approx(step_s, rel=0.25 if pipeline > 1 else 1e-9)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    seed=st.integers(0, 10_000),
+    p=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([1, 2]),
+    rounds=st.integers(2, 4),
+    schedule=st.sampled_from(sorted(SCHEDULES)),
+    recompute=st.sampled_from(["none", "always", "except-last"]),
+    optimizer=st.sampled_from([OptimizerSpec(), OptimizerSpec(momentum=0.9), OptimizerSpec(name="adamw")]),
+    shard=st.booleans(),
+    memory=st.integers(500, 12_000),
+)
+def test_what_is_refused_early_does_not_fit(
+    seed: int,
+    p: int,
+    data: int,
+    rounds: int,
+    schedule: str,
+    recompute: str,
+    optimizer: OptimizerSpec,
+    shard: bool,
+    memory: int,
+) -> None:
+    costs = make_costs(
+        profile_of(random_units(8, seed)),
+        mesh=Mesh(data=data, pipeline=p),
+        microbatches=rounds * p,
+        schedule=schedule if p > 1 else "1f1b",
+        recompute="none" if SCHEDULES[schedule].splits_backward else recompute,
+        optimizer=optimizer,
+        shard=shard and data > 1 and p == 1,
+        cluster=cluster_of(p * data, memory_bytes=memory),
+    )
+    if least_memory(costs) is not None:
+        assert not predict(costs).fits
+
+
+def test_plain_data_parallel_stands_beside() -> None:
+    source = MadeSource(units=random_units(6, 0))
+    found = quick_search(source, cluster_of(COUNT), top=1)
+    assert found.data_parallel is not None
+    plan = found.data_parallel.plan
+    assert (plan.mesh, plan.microbatches, plan.recompute, plan.shard) == (Mesh(data=COUNT), 1, "none", False)
+    forecast = source.prepared(plan, cluster_of(COUNT), terms=FAST).forecast()
+    assert found.data_parallel.forecast.step_s == pytest.approx(forecast.step_s)
+    # Where parameters alone are too much, it is shown all the same, and does not fit.
+    every = sum(one.parameter_bytes.total for one in source.units)
+    small = quick_search(source, cluster_of(COUNT, memory_bytes=2 * every - 1), shards=(False,))
+    assert small.data_parallel is not None
+    assert not small.data_parallel.forecast.fits
+    assert all(one.plan.mesh.data < COUNT for one in small.best)
+    # Where it fits in smaller micro-batches, it has the fewest that do.
+    light = MadeSource(units=tuple(replace(one, parameter_bytes=Amount(total=16)) for one in source.units))
+    free = quick_search(light, cluster_of(COUNT)).data_parallel
+    assert free is not None
+    whole = predict(free.costs).peak_memory_bytes
+    chunked = quick_search(light, cluster_of(COUNT, memory_bytes=whole - 1)).data_parallel
+    assert chunked is not None
+    assert chunked.plan.microbatches == 2
+    assert chunked.forecast.fits
+    few = quick_search(source, cluster_of(COUNT), plan_of(batch=COUNT - 1))
+    assert few.data_parallel is None
+
+
+@pytest.mark.parametrize(("seed", "bandwidth"), [(0, 100.0), (2, 300.0), (3, 150.0), (7, 200.0)])
+def test_the_best_does_not_depend_on_how_many_are_shown(seed: int, bandwidth: float) -> None:
+    """Replicas may be the best of the plain plans, and a pipeline behind them the best under another schedule."""
+    source = MadeSource(units=random_units(8, seed))
+    cluster = cluster_of(COUNT, Link(bandwidth_bytes_per_s=bandwidth, latency_s=0.0))
+    found = {top: search(plan_of(batch=BATCH), source, cluster, top=top).best for top in (1, 3, 10)}
+    assert [len(one) for one in found.values()] == [1, 3, 10]
+    assert len({one[0].forecast.step_s for one in found.values()}) == 1
+    assert len({described(one.plan) for one in found[10]}) == 10, "none is shown twice"
+
+
+@pytest.mark.parametrize("name", ["zbv", "interleaved", "looped-bfs"])
+def test_a_schedule_alone(name: str) -> None:
+    """Where pipelines pay, a search among one schedule finds pipelines of that schedule, and nothing of others."""
+    heavy = tuple(replace(one, parameter_bytes=replace(one.parameter_bytes, total=4000)) for one in random_units(8, 3))
+    found = quick_search(MadeSource(units=heavy), cluster_of(COUNT, memory_bytes=60_000), schedules=(name,))
+    pipelines = [one.plan for one in found.best if one.plan.mesh.pipeline > 1]
+    assert pipelines
+    assert {one.schedule for one in pipelines} == {name}
+
+
+def test_losers_are_told_why() -> None:
+    """Data parallel in one piece does not fit, in pieces it does: it loses by its time, not by its memory."""
+    units = tuple(
+        replace(
+            one, parameter_bytes=replace(one.parameter_bytes, total=800), kept_bytes=replace(one.kept_bytes, total=400)
+        )
+        for one in random_units(8, 2)
+    )
+    source = MadeSource(units=units)
+    needed = {}
+    for chunks in (1, 2):
+        plan = plan_of(Mesh(data=COUNT), batch=2 * COUNT, microbatches=chunks)
+        needed[chunks] = source.prepared(plan, cluster_of(COUNT)).forecast().peak_memory_bytes
+    cluster = cluster_of(COUNT, memory_bytes=(needed[1] + needed[2]) // 2)
+    found = quick_search(source, cluster, top=3, shards=(False,), recomputes=("none",))
+    assert {one.plan.mesh.strategy for one in found.best} == {"pipeline"}
+    assert "the time of the best" in found.losers["data"]
+    tight = cluster_of(COUNT, memory_bytes=2 * 8 * 800 - 1)
+    assert "does not fit" in quick_search(source, tight, top=3, shards=(False,)).losers["data"]
+
+
+def test_many_that_do_not_fit_do_not_hide_one_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = MadeSource(units=random_units(6, 5))
+    fitting = quick_search(source, cluster_of(COUNT), top=1000).best
+    least = min(one.forecast.peak_memory_bytes for one in fitting)
+    monkeypatch.setattr(searching, "_MOST_EXACT", 2)
+    found = quick_search(source, cluster_of(COUNT, memory_bytes=least))
+    assert found.best[0].forecast.peak_memory_bytes == least
+
+
+def test_nothing_fits() -> None:
+    source = MadeSource(units=random_units(6, 0))
+    with pytest.raises(UsageError, match=r"no plan for a batch of 8 fits on 4 devices \(.*data does not fit: "):
+        quick_search(source, cluster_of(COUNT, memory_bytes=100))
+    with pytest.raises(UsageError, match="a batch of 1 gives work to no mesh of 7 devices: use --batch 7"):
+        quick_search(source, cluster_of(7), plan_of(batch=1))
+
+
+def test_counts() -> None:
+    """Of the plans that were bounded, some were forecast; those that did not fit are of one or the other kind."""
+    source = MadeSource(units=random_units(6, 4), tensors=(1, 2))
+    base = plan_of(batch=BATCH)
+    cluster = cluster_of(COUNT, memory_bytes=half_fits(every_plan(source, cluster_of(COUNT), base)))
+    tried = every_plan(source, cluster, base)
+    found = quick_search(source, cluster, top=1000)
+    assert found.num_plans == len(tried)
+    assert found.num_unfit == sum(not one.fits for _, one in tried)
+    assert len(found.best) == found.num_plans - found.num_unfit

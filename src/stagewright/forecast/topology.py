@@ -34,6 +34,8 @@ class Topology:
     cluster: Cluster
     # Which axis neighbours in rank differ along; the engine's is the pipeline.
     innermost: Axis = "pipeline"
+    # Whether collectives cost nothing, whatever messages cost: what if.
+    free_collectives: bool = False
     # [data, tensor, pipeline]: the device of each worker.
     places: Integers = field(init=False)
     # The host of each device.
@@ -104,12 +106,12 @@ class Topology:
         lines = np.moveaxis(self.hosts[self.places], at, -1).reshape(-1, self.mesh.size(axis))
         on_host = min(_largest_run(line) for line in np.unique(lines, axis=0))
         crosses = on_host < self.mesh.size(axis)
-        inside = self.cluster.links.collective or self.cluster.links.intra_host
+        inside = FREE if self.free_collectives else self.cluster.links.collective or self.cluster.links.intra_host
         return Group(
             num_workers=self.mesh.size(axis),
             num_on_host=on_host,
             inside=inside,
-            outside=self._outside if crosses else inside,
+            outside=self._outside if crosses and not self.free_collectives else inside,
         )
 
     @property

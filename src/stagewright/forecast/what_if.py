@@ -146,30 +146,19 @@ def without_communication(costs: PlanCosts) -> PlanCosts:
         for stage in costs.stages
     )
     quiet = replace(costs.engine_terms, message_s=0.0, message_s_per_byte=0.0)
-    return replace(
-        costs, stages=stages, topology=_linked(costs.topology, FREE, FREE, FREE), engine_terms=quiet, tied_bytes=0
-    )
+    return replace(costs, stages=stages, topology=_free_links(costs.topology), engine_terms=quiet, tied_bytes=0)
 
 
 def _links_only(costs: PlanCosts) -> PlanCosts:
     """The same with free collectives."""
-    links = costs.topology.cluster.links
     stages = tuple(replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0) for stage in costs.stages)
-    topology = _linked(costs.topology, links.intra_host, links.inter_host, FREE)
-    plan = costs.plan
-    # Between hosts a collective takes the same link as a message: leave the data axis out altogether.
-    model = replace(costs, stages=stages, topology=topology, tied_bytes=0)
-    return (
-        replace(model, gradients=tuple((0, seconds) for _, seconds in costs.gradients)) if plan.mesh.data > 1 else model
-    )
+    # Between hosts a collective takes the same link as a message: the link stays, collectives cost nothing.
+    return replace(costs, stages=stages, topology=replace(costs.topology, free_collectives=True), tied_bytes=0)
 
 
-def _linked(topology: Topology, inside: Link, outside: Link | None, collective: Link | None) -> Topology:
-    cluster = topology.cluster
-    links = Links(intra_host=inside, inter_host=outside, collective=collective)
-    return Topology(
-        mesh=topology.mesh, cluster=Cluster(devices=cluster.devices, links=links), innermost=topology.innermost
-    )
+def _free_links(topology: Topology) -> Topology:
+    links = Links(intra_host=FREE, inter_host=FREE, collective=FREE)
+    return replace(topology, cluster=Cluster(devices=topology.cluster.devices, links=links))
 
 
 def with_links(cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None) -> Cluster:

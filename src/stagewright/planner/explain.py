@@ -172,5 +172,7 @@ def _changes(prepared: Prepared) -> Iterator[tuple[str, Plan]]:
                 cuts=(),
                 placement="auto",
                 schedule="1f1b",
+                codec="none",
+                codec_backward=None,
             ),
         )

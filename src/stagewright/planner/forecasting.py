@@ -45,9 +45,10 @@ class Prepared:
         return predict(self.costs, self.plan.cuts)
 
     def changed(self, **changes: Any) -> Prepared:
-        """The same with another plan, cluster or terms: what if."""
+        """The same with another plan, cluster or terms: what if; what was rescaled once may be again."""
         given = {"plan": self.plan, "measured": self.measured, "cluster": self.cluster, "terms": self.terms, **changes}
-        return prepare(**given)
+        rescaled = bool(_other_kinds(self.measured.profile.device, self.cluster))
+        return prepare(**given, innermost=self.costs.topology.innermost, rescale=rescaled)
 
 
 def prepare(
@@ -101,10 +102,14 @@ def choose_cuts(plan: Plan, measured: MeasuredModel, topology: Topology) -> tupl
 
 def check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
     """Refuse a profile of another kind of device, unless it is to be rescaled."""
-    kind = device.partition(":")[0]
-    others = sorted({group.kind for group in cluster.devices if group.kind != kind})
+    others = _other_kinds(device, cluster)
     if others and not rescale:
         raise UsageError(
             f"the profile was measured on {device}, but the cluster has {others[0]} devices: profile the model on one, "
             "or use --rescale to multiply its times by the cluster's speeds"
         )
+
+
+def _other_kinds(device: str, cluster: Cluster) -> list[str]:
+    """The kinds of the cluster's devices that are not the profiled one's."""
+    return sorted({group.kind for group in cluster.devices} - {device.partition(":")[0]})

@@ -211,4 +211,7 @@ def cut_places(profile: Profile, names: Sequence[str]) -> list[int]:
                 f"the plan cuts after {name!r}, but {profile.model!r} has no such unit; its units are "
                 f"{profile.units[0].name} … {profile.units[-1].name}: is it a plan for another model?"
             )
-    return [known[name] for name in names]
+    places = [known[name] for name in names]
+    if places != sorted(set(places)):
+        raise UsageError(f"cuts {list(names)} are not in the order of the model")
+    return places

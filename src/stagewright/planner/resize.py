@@ -29,8 +29,10 @@ def resized_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
     """A pipeline gets more stages, up to its units; replicas get fewer samples each, down to one."""
     mesh = plan.mesh
     each = mesh.tensor * (1 if _is_pipeline(plan) else mesh.pipeline)
+    on_worker = max(1, plan.num_stages // mesh.pipeline)
     if num_devices is None:
-        num_devices = each * (num_units if _is_pipeline(plan) else max(1, plan.batch // plan.microbatches))
+        most = num_units // on_worker if _is_pipeline(plan) else plan.batch // plan.microbatches
+        num_devices = each * max(1, most)
     if num_devices % each:
         raise UsageError(f"{num_devices} devices can't be shared by groups of {each}: use a multiple of {each}")
     along = num_devices // each
@@ -41,11 +43,11 @@ def resized_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
                 f"{plan.batch // plan.microbatches} replicas, not {along}: use fewer devices or a larger batch"
             )
         return replace(plan, mesh=replace(mesh, data=along), devices=())
-    stages = along * max(1, plan.num_stages // mesh.pipeline)
+    stages = along * on_worker
     if stages > num_units:
         raise UsageError(
             f"{plan.model.name} has {num_units} units and so at most {num_units} stages, not {stages}: "
-            f"use --devices {num_units // max(1, plan.num_stages // mesh.pipeline) * mesh.tensor} or finer units"
+            f"use --devices {num_units // on_worker * mesh.tensor} or finer units"
         )
     least = SCHEDULES[plan.schedule].least_microbatches(stages, along)
     chunks = min(max(plan.microbatches, least), plan.batch)

@@ -1,0 +1,59 @@
+"""What is measured of a model beside its units, and the small sums around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from made_profiles import equal_units
+from stagewright.errors import UsageError
+from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.planner.measure import chunk_sizes, cut_places, measure_model
+
+MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "data", "microbatches", "sizes"),
+    [(8, 1, 1, (8,)), (8, 2, 2, (2, 2)), (10, 1, 3, (4, 3, 3)), (7, 2, 2, (2, 2)), (9, 2, 2, (3, 2))],
+)
+def test_the_replica_with_most(batch: int, data: int, microbatches: int, sizes: tuple[int, ...]) -> None:
+    plan = Plan(model=MLP.model, batch=batch, mesh=Mesh(data=data), microbatches=microbatches)
+    assert chunk_sizes(plan) == sizes
+
+
+def test_places_of_cuts() -> None:
+    profile = equal_units(4)
+    assert cut_places(profile, ["u0", "u2"]) == [0, 2]
+    assert cut_places(profile, []) == []
+    for wrong in ("u3", "v"):
+        with pytest.raises(UsageError, match=f"cuts after '{wrong}'"):
+            cut_places(profile, [wrong])
+    with pytest.raises(UsageError, match=r"cuts \['u2', 'u0'\] are not in the order of the model"):
+        cut_places(profile, ["u2", "u0"])
+
+
+def test_a_perceptron(tmp_path: Path) -> None:
+    found = measure_model(MLP, size=4, cache=tmp_path, repeats=1)
+    assert found.profile.batch_size == 4
+    assert found.profile.parameters == 784 * 256 + 256 * 128 + 128 * 64 + 64 * 10 + 256 + 128 + 64 + 10
+    terms = found.terms
+    # Cross entropy keeps its log-softmax, 4 × 10 numbers, and what else a backward of it needs: the targets.
+    assert 4 * 10 * 4 <= terms.loss_kept_bytes <= 4 * 10 * 4 + 4 * 8 + 64
+    for seconds in (
+        terms.loss_forward_s,
+        terms.loss_backward_s,
+        terms.optimizer_s_per_byte,
+        terms.accumulate_s_per_byte,
+    ):
+        assert seconds > 0
+    assert (found.tensor, found.num_tensor, found.whole) == (None, 1, None)
+    with pytest.raises(UsageError, match="no module holds query, key and value layers"):
+        measure_model(Plan(model=MLP.model, batch=8, mesh=Mesh(tensor=2)), cache=tmp_path, repeats=1)
+
+
+def test_inference_measures_no_loss(tmp_path: Path) -> None:
+    found = measure_model(Plan(model=MLP.model, batch=8, training=False), cache=tmp_path, repeats=1)
+    assert not found.profile.training
+    assert found.terms.loss_forward_s == found.terms.optimizer_s_per_byte == 0

@@ -12,18 +12,23 @@ __all__ = ["grown_layers"]
 
 
 def grown_layers(measured: MeasuredModel, num_layers: int) -> MeasuredModel:
-    """The same model with another number of blocks, each like the middle one."""
+    """The same model with another number of blocks, each like the middle one; the first stays, it follows the stem."""
     units = measured.profile.units
     blocks = [index for index, unit in enumerate(units) if unit.block is not None]
     if not blocks or blocks != list(range(blocks[0], blocks[-1] + 1)):
         raise UsageError(f"{measured.profile.model!r} has no run of blocks that could be made longer")
+    if len({units[index].block for index in blocks}) < len(blocks):
+        raise UsageError(
+            f"{measured.profile.model!r} was measured in blocks of several units, which can't be made more: "
+            "use --units auto"
+        )
     first, last = blocks[0], blocks[-1]
     middle = (first + last + 1) // 2
     made: list[UnitProfile] = list(units[:first])
     for number in range(num_layers):
-        made.append(_moved(units[middle], f"layer {number}", first + number - middle))
-    added = num_layers - len(blocks)
-    made += [_moved(unit, unit.name, added, kept_until=first) for unit in units[last + 1 :]]
+        like, name = first if number == 0 else middle, f"layer {number}"
+        made.append(replace(_moved(units[like], first + number - like, first), name=name, block=name))
+    made += [_moved(unit, num_layers - len(blocks), first) for unit in units[last + 1 :]]
     tensor = None
     if measured.tensor is not None:
         one = measured.tensor
@@ -35,23 +40,25 @@ def grown_layers(measured: MeasuredModel, num_layers: int) -> MeasuredModel:
         units=tuple(made),
         whole_forward=replace(measured.profile.whole_forward, median_s=forward),
         whole_backward=replace(measured.profile.whole_backward, median_s=backward),
+        whole_macs=measured.profile.whole_macs + sum(unit.macs for unit in made) - sum(unit.macs for unit in units),
     )
     return replace(measured, profile=profile, tensor=tensor, whole=None)
 
 
-def _moved(unit: UnitProfile, name: str, by: int, kept_until: int | None = None) -> UnitProfile:
-    """A unit at another place: what it shares with the units before it moves along; with the stem it stays."""
+def _moved(unit: UnitProfile, by: int, first: int) -> UnitProfile:
+    """A unit at another place: what it shares with blocks before it moves along, as far as there are; with the stem
+    it stays."""
 
     def amount(one: Amount) -> Amount:
         shares = [
-            (index if kept_until is not None and index < kept_until else max(0, index + by), size)
+            (index if index < first else index + by, size)
             for index, size in one.shares
+            if index < first or index + by >= first
         ]
         return Amount(total=one.total, shares=tuple(sorted(shares)))
 
     return replace(
         unit,
-        name=name,
         parameters=amount(unit.parameters),
         parameter_bytes=amount(unit.parameter_bytes),
         kept_bytes=amount(unit.kept_bytes),

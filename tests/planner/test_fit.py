@@ -1,0 +1,128 @@
+"""The largest size fits and one more does not, with a memory model that a pencil knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.conftest import MadeSource, plan_of, random_units
+
+from made_profiles import equal_units, profile_of, unit
+from stagewright.errors import UsageError
+from stagewright.plan.value import Mesh, OptimizerSpec, Plan
+from stagewright.planner.fit import Fit, SizedModel, fit_strategies, peak_bytes
+from stagewright.planner.grow import grown_layers
+from stagewright.planner.measure import MeasuredModel, chunk_sizes
+
+BASE = plan_of(batch=8, optimizer=OptimizerSpec(name="adam"))
+
+
+def batches(source: MadeSource) -> SizedModel:
+    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+        if plan.mesh.tensor not in source.tensors:
+            raise UsageError("no heads to share")
+        chosen = replace(plan, batch=size)
+        return chosen, source.model(max(chunk_sizes(chosen)), plan.mesh.tensor)
+
+    return sized
+
+
+def layers(source: MadeSource) -> SizedModel:
+    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+        return plan, grown_layers(source.model(max(chunk_sizes(plan)), plan.mesh.tensor), size)
+
+    return sized
+
+
+def rows_of(limit: int, sized: SizedModel, what: str = "batch") -> dict[tuple[str, bool], Fit]:
+    found = fit_strategies(BASE, 2, limit, sized, what, now=8, microbatches=4)  # type: ignore[arg-type]
+    return {(row.strategy, row.recompute): row for row in found}
+
+
+def largest_by_trying(row: Fit, limit: int, sized: SizedModel, most: int) -> int:
+    """Every size, one after the other."""
+    assert row.plan is not None
+    fitting = 0
+    for size in range(1, most):
+        try:
+            plan, measured = sized(replace(row.plan, batch=BASE.batch, cuts=()), size)
+            fitting = size if peak_bytes(plan, measured) <= limit else fitting
+        except UsageError:
+            continue  # fewer samples than micro-batches
+    return fitting
+
+
+@pytest.mark.parametrize("room", [4_000, 12_345, 40_000])
+def test_the_largest_batch(room: int) -> None:
+    source = MadeSource(units=random_units(6, 0), tensors=(1, 2))
+    limit = 4 * sum(one.parameter_bytes.total for one in source.units) + room
+    sized = batches(source)
+    rows = rows_of(limit, sized)
+    assert set(rows) == {
+        (name, again) for name in ("serial", "data", "data, sharded", "tensor", "pipeline") for again in (False, True)
+    }
+    for (name, again), row in rows.items():
+        assert row.plan is not None, name
+        assert row.plan.batch == row.largest
+        assert (row.plan.recompute != "none") == again
+        assert row.peak_bytes <= limit < row.above_bytes
+        assert row.peak_bytes == peak_bytes(*sized(row.plan, row.largest))
+        assert row.above_bytes == peak_bytes(*sized(row.plan, row.largest + 1))
+        assert row.now_bytes == peak_bytes(*sized(row.plan, 8))
+        assert row.largest == largest_by_trying(row, limit, sized, row.largest + 20)
+    assert rows["data", False].largest in (2 * rows["serial", False].largest, 2 * rows["serial", False].largest + 1)
+    assert rows["data, sharded", False].largest > rows["data", False].largest
+    assert rows["pipeline", True].largest > rows["pipeline", False].largest
+
+
+def test_a_byte_less_is_a_sample_less() -> None:
+    """Serial with Adam: parameters thrice, and gradients after the activations of the last unit are gone."""
+    units = [unit(f"u{at}", 1.0, (1.0, 1.0)) for at in range(3)]
+    sized = batches(MadeSource(units=tuple(units)))
+    serial = replace(BASE, recompute="none")
+    needed = {size: peak_bytes(*sized(serial, size)) for size in (6, 7, 8)}
+    assert needed[8] - needed[7] == needed[7] - needed[6] == 3 * 1000 + 8, "each unit's activations and the loss's"
+    assert needed[7] == 3 * 300 + 7 * (3 * 1000 + 8) + 100, "the last unit's gradients come before anything goes"
+    assert rows_of(needed[7], sized)["serial", False].largest == 7
+    assert rows_of(needed[7] - 1, sized)["serial", False].largest == 6
+
+
+def test_the_most_layers() -> None:
+    blocks = [replace(one, block=one.name) for one in equal_units(4).units]
+    ends = [unit(name, 1.0, (1.0, 1.0)) for name in ("stem", "head")]
+    sized = layers(MadeSource(units=(ends[0], *blocks, ends[1])))
+    at_seven = peak_bytes(*sized(replace(BASE, recompute="none"), 7))
+    rows = rows_of(at_seven, sized, "layers")
+    assert rows["serial", False].largest == 7
+    assert rows_of(at_seven - 1, sized, "layers")["serial", False].largest == 6
+    for row in rows.values():
+        if not row.refused:
+            assert row.peak_bytes <= at_seven < row.above_bytes
+    assert rows["pipeline", False].largest > 7, "two devices hold more"
+    assert rows["serial", True].largest <= 7, "one stage alone has everything again in its backward"
+
+
+def test_what_can_not_be_used_is_said() -> None:
+    sized = batches(MadeSource(units=random_units(6, 0)))
+    rows = rows_of(20_000, sized)
+    assert rows["tensor", False].refused == "no heads to share"
+    assert rows["tensor", False].plan is None
+    nothing = rows_of(100, sized)["serial", False]
+    assert (nothing.largest, nothing.plan) == (0, None)
+    assert nothing.above_bytes == peak_bytes(*sized(replace(BASE, recompute="none"), 1)) > 100
+    assert "plan" not in nothing.to_dict()
+
+
+def test_a_worker_alone_has_one_strategy() -> None:
+    sized = batches(MadeSource(units=random_units(6, 0)))
+    found = fit_strategies(BASE, 1, 20_000, sized, "batch", now=8, microbatches=4)
+    assert [(row.strategy, row.recompute) for row in found] == [("serial", False), ("serial", True)]
+
+
+def test_a_pipeline_s_fullest_worker_counts() -> None:
+    """1F1B over two equal stages: the first holds two micro-batches, the second one and the loss's."""
+    measured = MeasuredModel(profile=profile_of(equal_units(2).units), terms=MadeSource(units=()).terms)
+    plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
+    assert peak_bytes(plan, measured) == 100 + 2 * 1000 + 100
+    gpipe = replace(plan, schedule="gpipe")
+    assert peak_bytes(gpipe, measured) == 100 + 4 * (1000 + 8) + 100, "the second stage holds the losses of all"

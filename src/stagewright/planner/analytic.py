@@ -47,6 +47,11 @@ HARDWARE = {
     "B200": Peak(flops=2250e12, bandwidth_bytes_per_s=8.0e12),
 }
 
+# Families whose feed-forward layers have a gate, whatever their activation is called.
+_GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
+# Families whose head is their embedding where their configuration does not say.
+_TIED = ("gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere")
+
 
 def peak_of(cluster: Cluster) -> Peak:
     """The peak of the cluster's devices, by their hardware's name."""
@@ -81,12 +86,19 @@ class TransformerShape:
     sequence_length: int
     # Whether embedding and head are one matrix.
     tied: bool
+    # Width of an attention head; None: all of them together are as wide as the hidden state.
+    head_width: int | None = None
+
+    @property
+    def attention_width(self) -> int:
+        """All heads of the queries together."""
+        return self.width if self.head_width is None else self.num_heads * self.head_width
 
     @property
     def block_parameters(self) -> int:
         """Matrices of one block; norms and biases are left out."""
-        keys = self.width * self.num_key_heads // self.num_heads
-        return self.width * (2 * self.width + 2 * keys) + self.num_matrices * self.width * self.feed_forward
+        keys = self.attention_width * self.num_key_heads // self.num_heads
+        return self.width * (2 * self.attention_width + 2 * keys) + self.num_matrices * self.width * self.feed_forward
 
     @property
     def parameters(self) -> int:
@@ -120,9 +132,7 @@ class TransformerShape:
         width, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "num_heads")
         inner = config.get("intermediate_size") or config.get("n_inner") or config.get("ffn_dim") or 4 * width
         kind = str(config.get("model_type", ""))
-        gated = kind in ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3") or "silu" in str(
-            config.get("hidden_act", "")
-        )
+        gated = kind in _GATED or "silu" in str(config.get("hidden_act", ""))
         longest = config.get("max_position_embeddings") or config.get("n_positions") or config.get("n_ctx") or 2048
         return cls(
             num_layers=number("num_hidden_layers", "n_layer", "num_layers"),
@@ -133,7 +143,8 @@ class TransformerShape:
             num_matrices=3 if gated else 2,
             vocabulary=number("vocab_size"),
             sequence_length=length or int(longest),
-            tied=bool(config.get("tie_word_embeddings", kind in ("gpt2", "bert", "t5"))),
+            tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
+            head_width=config.get("head_dim"),
         )
 
 
@@ -180,7 +191,7 @@ class AnalyticModel:
         shape, item = self.shape, self.item_bytes
         tokens = size * shape.sequence_length
         hidden = tokens * shape.width * item
-        block_macs = shape.block_parameters + 2 * shape.sequence_length * shape.width
+        block_macs = shape.block_parameters + 2 * shape.sequence_length * shape.attention_width
         kept = round(tokens * shape.width * (18 + 4 * shape.feed_forward / shape.width) * item / 2 / tensor)
         ends = shape.vocabulary * shape.width
         head_shares = ((0, ends * item),) if shape.tied else ()
@@ -244,7 +255,10 @@ class AnalyticModel:
             2 * macs / (self.peak.flops * self.efficiency), (touched + held.total) / self.peak.bandwidth_bytes_per_s
         )
         time = Time(median_s=seconds, spread_s=0.0)
-        elements = Amount(total=held.total // self.item_bytes)
+        elements = Amount(
+            total=held.total // self.item_bytes,
+            shares=tuple((index, part // self.item_bytes) for index, part in held.shares),
+        )
         return UnitProfile(
             name=name,
             kind="TransformerBlock" if block else "Linear",

@@ -1,0 +1,82 @@
+"""Between two measurements lies a straight line, for everything that grows with the samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_units
+
+from stagewright.errors import UsageError
+from stagewright.plan.value import Plan
+from stagewright.planner.measure import MeasuredModel
+from stagewright.planner.source import MeasuredSource, between
+from stagewright.profile.value import Amount
+
+MADE = MadeSource(units=random_units(5, 0), tensors=(1, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 40])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_line_is_met(size: int, tensor: int) -> None:
+    found, real = between(MADE.model(2, tensor), MADE.model(8, tensor), size), MADE.model(size, tensor)
+    assert found.profile.batch_size == size
+    assert equal_amounts(found.profile.units) == equal_amounts(real.profile.units)
+    for made, wanted in zip(found.profile.units, real.profile.units, strict=True):
+        for name in ("forward", "backward_input", "backward_weight"):
+            assert getattr(made, name).median_s == pytest.approx(getattr(wanted, name).median_s)
+    assert found.profile.whole_forward.median_s == pytest.approx(real.profile.whole_forward.median_s)
+    assert found.profile.whole_backward.median_s == pytest.approx(real.profile.whole_backward.median_s)
+    assert found.terms.loss_forward_s == pytest.approx(real.terms.loss_forward_s)
+    assert found.terms.loss_kept_bytes == real.terms.loss_kept_bytes
+    assert found.terms.optimizer_s_per_byte == pytest.approx(real.terms.optimizer_s_per_byte)
+    assert found.tensor == real.tensor
+    assert found.num_tensor == tensor
+    assert (found.whole is None) == (tensor == 1)
+    if found.whole is not None and real.whole is not None:
+        assert equal_amounts(found.whole.units) == equal_amounts(real.whole.units)
+
+
+def test_what_does_not_grow_stays() -> None:
+    """A constant part, such as a mask of a fixed size, is in both measurements and in the line."""
+
+    def with_constant(measured: MeasuredModel) -> MeasuredModel:
+        units = [
+            replace(one, kept_bytes=Amount(total=one.kept_bytes.total + 77, shares=((0, 70),) if at else ()))
+            for at, one in enumerate(measured.profile.units)
+        ]
+        return replace(measured, profile=replace(measured.profile, units=tuple(units)))
+
+    found = between(with_constant(MADE.model(2, 1)), with_constant(MADE.model(8, 1)), 32).profile.units
+    assert equal_amounts(found) == equal_amounts(with_constant(MADE.model(32, 1)).profile.units)
+
+
+def test_nothing_falls_below_nothing() -> None:
+    """Noise: the larger batch was quicker; far beyond, the line would be below 0."""
+    small, large = MADE.model(8, 1), replace(MADE.model(2, 1))
+    large = replace(large, profile=replace(large.profile, batch_size=16))
+    found = between(small, large, 200)
+    assert all(one.forward.median_s == 1e-9 for one in found.profile.units)
+    assert all(one.crossing_bytes == 0 for one in found.profile.units)
+
+
+def test_it_is_measured_once() -> None:
+    asked = []
+
+    def measure(plan: Plan, size: int) -> MeasuredModel:
+        asked.append((size, plan.mesh.tensor))
+        if plan.mesh.tensor not in MADE.tensors:
+            raise UsageError(f"no {plan.mesh.tensor}")
+        assert plan.mesh.num_workers == plan.mesh.tensor
+        return MADE.model(size, plan.mesh.tensor)
+
+    source = MeasuredSource(plan=plan_of(), small=2, large=8, measure=measure)
+    assert source.num_units == 5
+    assert source.tensor_sizes(3) == [1, 2]
+    assert source.refusal(3) == "no 3"
+    assert source.refusal(2) is None
+    for size in (2, 4, 8, 4, 100):
+        assert source.model(size, 2).profile.batch_size == size
+    assert asked == [(2, 1), (2, 2), (2, 3), (8, 2)]
+    lone = MeasuredSource(plan=plan_of(), small=2, large=2, measure=measure)
+    assert lone.model(64, 1).profile.batch_size == 2, "one size was measured: shares of it are counted instead"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.planner.conftest import SLOW, MadeSource, cluster_of, plan_of, random_units
 
-from made_profiles import equal_units
+from made_profiles import equal_units, unit
+from made_runs import SERIAL_S, make_run
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.forecast.predict import step_seconds
-from stagewright.forecast.terms import EngineTerms
+from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.what_if import PARTS
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.explain import _changes, best_change, explain_plan
+from stagewright.planner.explain import _changes, best_change, explain_plan, explain_run
 from stagewright.planner.forecasting import Prepared
 
 ENGINE = EngineTerms(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, crowding=0.1)
@@ -153,3 +155,35 @@ def test_a_codec_goes_with_its_links() -> None:
     plan = replace(PLANS["few micro-batches"], codec="bf16")
     prepared = MadeSource(units=random_units(8, 6)).prepared(plan, cluster_of(2))
     assert "data=2 instead of pipeline=2" in offered(prepared)
+
+
+def of_the_run(plan: Plan) -> Prepared:
+    """A run's plan over units that a profile took to be a hundred times as long as they were."""
+    units = [replace(unit(name, 0.1, (0.05, 0.05)), name=name) for name in ("layers.0", "head")]
+    return MadeSource(units=tuple(units), terms=ModelTerms()).prepared(replace(plan, devices=()), cluster_of(2, FREE))
+
+
+@pytest.mark.parametrize("recompute", ["none", "always"])
+def test_a_run_is_explained_by_its_own_events(recompute: str, tmp_path: Path) -> None:
+    make_run(tmp_path, "serial", number=0, step_s=SERIAL_S)
+    run = make_run(tmp_path, "pipeline=2", number=1, schedule="gpipe", step_s=0.2, recompute=recompute)
+    found = explain_run(of_the_run(run.plan()), run)
+    parts = found.parts
+    assert found.is_measured
+    assert (parts.step_s, parts.serial_s) == (0.2, SERIAL_S)
+    assert parts.ideal_s + sum(one.seconds for one in parts.parts) == pytest.approx(0.2)
+    named = {one.name: one.seconds for one in parts.parts}
+    # Two stages of F = 10 ms and B = 20 ms, forward again within B; two micro-batches fill and drain once.
+    again = 0.010 if recompute == "always" else 0.0
+    assert named["bubble"] == pytest.approx(0.030 - again)
+    assert named["recomputation"] == pytest.approx(3 * again)
+    assert named["imbalance"] == pytest.approx(0)
+    assert named["unexplained"] == pytest.approx(0.2 - 3 * 0.030)
+
+
+def test_a_run_without_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "pipeline=2", schedule="gpipe")
+    prepared = of_the_run(run.plan())
+    run.finish("failed", {"error": "gone"})
+    with pytest.raises(UsageError, match="has no measured steps: explain a run that"):
+        explain_run(prepared, run)

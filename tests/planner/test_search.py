@@ -114,7 +114,7 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
         check_plan(one.plan)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     p=st.sampled_from([1, 2, 3, 4]),
@@ -168,7 +168,7 @@ def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
         assert lower_bound_s(costs) == pytest.approx(step_s, rel=0.25 if pipeline > 1 else 1e-9)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     p=st.sampled_from([1, 2, 4]),

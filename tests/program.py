@@ -73,6 +73,7 @@ def _begin(
     os.setsid()
     # Whatever is started from here is a copy of the same process; asked for its state, it would start another.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    forkserver.ensure_running = lambda: None  # the same method under its other name
     for path, number in ((out, 1), (err, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)

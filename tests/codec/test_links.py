@@ -109,7 +109,7 @@ def test_a_message_that_is_not_the_agreed_one_is_refused() -> None:
     batch = [MicroBatch((torch.zeros(2, 3),), None, 2, 1.0)]
     here, there = LinkCodecs(["block4"], ["none"]), LinkCodecs(["hadamard4"], ["none"])
     for end in (here, there):
-        end.begin([[True]], batch, training=True)
+        end.begin([[True]], batch)
     message, values = Message(0, 0, False), torch.randn(4, 64)
     expected = TensorShape(shape=(4, 64), dtype=torch.float32)
     sent = here.encode(message, 0, values)

@@ -46,7 +46,7 @@ _IMPORTED_AHEAD = (
     "stagewright.engine.training_job",
     "stagewright.zoo.loading",
     "torch._dynamo",
-    "torch.export",
+    "torch.export._trace",
     "transformers.modeling_utils",
 )
 

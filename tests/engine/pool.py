@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stagewright.engine.agent import imported_ahead
+from stagewright.engine.copies import imported_ahead
 
 HERE = Path(__file__).parent
 

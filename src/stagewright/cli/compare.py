@@ -11,6 +11,7 @@ import typer
 from stagewright.cli.options import Dtype, ImageSize, Json, ModelName, NumClasses, Seed, SequenceLength, Units, Weights
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.codec.name import check_codec
+from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.zoo import catalogue
@@ -79,6 +80,7 @@ def compare(
     for name in (codec, codec_backward):
         if name is not None:
             check_codec(name)
+    begin_importing()
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import compare as run_all
     from stagewright.engine.compare import strategy_plans

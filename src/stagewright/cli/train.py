@@ -12,6 +12,7 @@ import typer
 
 from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights
 from stagewright.cli.screen import note, print_json, screen
+from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
 from stagewright.quantity import format_s
 from stagewright.zoo import catalogue, tasks
@@ -105,6 +106,7 @@ def train(
     if ":" not in model:
         takes_classes = "num_classes" in catalogue.entry(model).options
     entry = tasks.entry(task)
+    begin_importing()
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.training_job import TrainingOptions, find_checkpoint
     from stagewright.engine.training_job import train as run

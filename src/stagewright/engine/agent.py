@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +25,19 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stagewright.cluster.device import Device, has_gpu
+from stagewright.engine.copies import end_importing, imported_ahead
 from stagewright.engine.fault import Doing, Fault, FaultKind, read_doing, worker_folder
 from stagewright.engine.watch import STARTING, ProgressClock, blame, is_stopped
 from stagewright.engine.worker import LAUNCHER
 from stagewright.plan.value import Plan
 
-__all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback", "imported_ahead"]
+__all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback"]
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 _SETTLE_S = 1.0  # a worker that only lost a connection waits so long for the one that was the cause
 _TERM_S = 2.0
 _KILL_S = 5.0
-_IMPORTED_AHEAD = (
-    "stagewright.engine.job",
-    "stagewright.engine.training_job",
-    "stagewright.zoo.loading",
-    "torch._dynamo",
-    "torch.export._trace",
-    "transformers.modeling_utils",
-)
 
 
 class Loopback(RendezvousHandler):
@@ -150,10 +139,7 @@ class Agent(LocalElasticAgent):
                 started: dict[int, Any] = super()._start_workers(worker_group)
                 return started
         except BaseException:
-            # It may be importing still, for seconds, and would then make a worker that no one waits for.
-            server = getattr(forkserver._forkserver, "_forkserver_pid", None)
-            if server is not None:
-                os.kill(server, signal.SIGKILL)
+            end_importing()  # or it makes, seconds later, a worker that no one waits for
             raise
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -288,30 +274,6 @@ def _signal_group(process: Any, number: signal.Signals) -> None:
         except ProcessLookupError:
             if process.exitcode is None:
                 os.kill(process.pid, number)
-
-
-@contextlib.contextmanager
-def imported_ahead(*, serve: bool = True) -> Iterator[None]:
-    """Let the process of which workers are copies import what they need, and nothing of the program that asks for them.
-
-    multiprocessing runs that program's main module again in each worker, and a script without a guard would start
-    itself for ever. Ctrl-C is for the launcher alone.
-    """
-    multiprocessing.set_forkserver_preload([*_IMPORTED_AHEAD])
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if serve and in_main_thread else None
-    try:
-        if serve:
-            forkserver.ensure_running()
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _wait(processes: list[Any], limit_s: float) -> None:

@@ -31,7 +31,7 @@ def is_whole(folder: Path, found: dict[str, Any]) -> None:
     assert [answer["question"] for answer in found["answers"]] == asked
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_codecs_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
     data = cifar(tmp_path / "data")
     words = ["study", "codecs", "--quick", "--data", str(data), "--samples", "40,20", "--batch", "8", "--seeds", "0"]

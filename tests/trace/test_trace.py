@@ -97,6 +97,7 @@ def test_the_verb(real_run: Path, tmp_path: Path) -> None:
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert {one["args"]["step"] for one in events if one["ph"] == "X"} == {1}
     done = trace(real_run, "--json", "--picture", "step.svg", cwd=tmp_path)
+    assert done.returncode == 0, (done.returncode, done.stderr)
     content = json.loads(done.stdout)
     assert content["steps"] == [0, 1]
     for one in content["workers"]:

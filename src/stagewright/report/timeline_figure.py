@@ -101,7 +101,7 @@ def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> No
             at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
-    faces = {"optimizer": INK, "codec": "white", "F": color, "L": color, "R": tint(color, 0.3), "W": tint(color, 0.8)}
+    faces = {"optimizer": INK, "codec": "#FFFFFF", "F": color, "L": color, "R": tint(color, 0.3), "W": tint(color, 0.8)}
     face = faces.get(bar.name, tint(color))
     edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
     dots = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}

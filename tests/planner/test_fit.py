@@ -13,6 +13,7 @@ from stagewright.plan.value import Mesh, OptimizerSpec, Plan
 from stagewright.planner.fit import Fit, SizedModel, fit_strategies, peak_bytes
 from stagewright.planner.grow import grown_layers
 from stagewright.planner.measure import MeasuredModel, chunk_sizes
+from stagewright.profile.value import Amount
 
 BASE = plan_of(batch=8, optimizer=OptimizerSpec(name="adam"))
 
@@ -76,13 +77,13 @@ def test_the_largest_batch(room: int) -> None:
 
 
 def test_a_byte_less_is_a_sample_less() -> None:
-    """Serial with Adam: parameters thrice, and gradients after the activations of the last unit are gone."""
+    """Serial with Adam: parameters thrice; gradients take less than the activations that go meanwhile."""
     units = [unit(f"u{at}", 1.0, (1.0, 1.0)) for at in range(3)]
     sized = batches(MadeSource(units=tuple(units)))
     serial = replace(BASE, recompute="none")
     needed = {size: peak_bytes(*sized(serial, size)) for size in (6, 7, 8)}
     assert needed[8] - needed[7] == needed[7] - needed[6] == 3 * 1000 + 8, "each unit's activations and the loss's"
-    assert needed[7] == 3 * 300 + 7 * (3 * 1000 + 8) + 100, "the last unit's gradients come before anything goes"
+    assert needed[7] == 3 * 300 + 7 * (3 * 1000 + 8), "most is held when backward begins"
     assert rows_of(needed[7], sized)["serial", False].largest == 7
     assert rows_of(needed[7] - 1, sized)["serial", False].largest == 6
 
@@ -125,4 +126,22 @@ def test_a_pipeline_s_fullest_worker_counts() -> None:
     plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
     assert peak_bytes(plan, measured) == 100 + 2 * 1000 + 100
     gpipe = replace(plan, schedule="gpipe")
-    assert peak_bytes(gpipe, measured) == 100 + 4 * (1000 + 8) + 100, "the second stage holds the losses of all"
+    assert peak_bytes(gpipe, measured) == 100 + 4 * (1000 + 8), "the second stage holds the losses of all"
+
+
+def test_gradients_rise_above_activations() -> None:
+    """Where parameters outweigh what is kept; a tied weight's gradient comes with its first use."""
+    small = [replace(one, kept_bytes=Amount(total=10)) for one in equal_units(3).units]
+    terms = MadeSource(units=()).terms
+    plan = plan_of(Mesh(), batch=1, microbatches=1)
+    free = peak_bytes(plan, MeasuredModel(profile=profile_of(tuple(small)), terms=terms))
+    assert free == 300 + 300, "all gradients, and no activations"
+    large = [replace(one, kept_bytes=Amount(total=1000)) for one in small[:2]]
+    head = replace(small[2], parameter_bytes=Amount(total=500))
+    tied = replace(head, parameter_bytes=Amount(total=500, shares=((0, 100),)))
+    held = {
+        name: peak_bytes(plan, MeasuredModel(profile=profile_of((*large, one)), terms=terms))
+        for name, one in {"free": head, "tied": tied}.items()
+    }
+    assert held["free"] == 700 + 2010 + 8 + (500 - 10 - 8), "the head's gradient comes before the rest goes"
+    assert held["tied"] == 600 + 2010 + 8 + (400 - 10 - 8), "of the shared part not yet"

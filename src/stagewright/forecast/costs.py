@@ -248,7 +248,7 @@ def plan_costs(
                 buffer_bytes=sum(unit.buffer_bytes for unit in own),
                 kept_bytes=kept.of(first, last),
                 input_bytes=units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes,
-                gradient_rise_bytes=_rise(profile, first, last),
+                gradient_rise_bytes=_rise(profile, first, last, model_terms.loss_kept_bytes),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
@@ -309,13 +309,20 @@ def _tensor_bytes(plan: Plan, traffic: Sequence[TensorTraffic], stages: Sequence
     return int(max(found.values()))
 
 
-def _rise(profile: Profile, first: int, last: int) -> int:
-    """The highest that gradients made exceed activations freed, going backward through the units."""
-    highest = level = 0
+def _rise(profile: Profile, first: int, last: int, loss_kept_bytes: int) -> int:
+    """The highest that gradients made exceed activations freed, going backward through the loss and the units.
+
+    Inside a unit both go on side by side. What a unit shares with an earlier one (a tied weight's gradient, which is
+    there when all its uses are done; a tensor that both keep) comes and goes with that one.
+    """
+
+    def own(amount: Amount) -> int:
+        return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
+
+    highest, level = 0, -loss_kept_bytes if last == len(profile.units) - 1 else 0
     for unit in reversed(profile.units[first : last + 1]):
-        level += unit.parameter_bytes.total
+        level += own(unit.parameter_bytes) - own(unit.kept_bytes)
         highest = max(highest, level)
-        level -= unit.kept_bytes.total
     return highest
 
 

@@ -145,3 +145,18 @@ def test_gradients_rise_above_activations() -> None:
     }
     assert held["free"] == 700 + 2010 + 8 + (500 - 10 - 8), "the head's gradient comes before the rest goes"
     assert held["tied"] == 600 + 2010 + 8 + (400 - 10 - 8), "of the shared part not yet"
+
+
+def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
+    """Cut into blocks to be recomputed one by one, a worker still has one copy and one gradient of it."""
+    units = [replace(one, kept_bytes=Amount(total=10)) for one in equal_units(3).units]
+    tied = replace(units[2], parameter_bytes=Amount(total=100, shares=((0, 100),)))
+    cuts = tuple(one.name for one in units[:2])
+    plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
+    terms = MadeSource(units=()).terms
+    free, shared = (
+        peak_bytes(plan, MeasuredModel(profile=profile_of(tuple(made)), terms=terms))
+        for made in (units, [*units[:2], tied])
+    )
+    assert free == 3 * 100 + 3 * 100 + 10
+    assert shared == 2 * 100 + 2 * 100 + 10 + 10, "the first stage's gradient is there: its activations come on top"

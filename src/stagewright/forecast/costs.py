@@ -102,6 +102,8 @@ class PlanCosts:
     gradients: tuple[tuple[int, float], ...]
     # Parameters that two workers of the pipeline hold, by bytes.
     tied_bytes: int
+    # What two stages of one worker hold in common: the earlier, the later, bytes of parameters.
+    common: tuple[tuple[int, int, int], ...] = ()
     # Bytes that the busiest worker gives to the tensor axis in a step.
     tensor_bytes: int
     # Time of the whole batch on one device alone, by the same profile.
@@ -265,6 +267,7 @@ def plan_costs(
         gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
         tied_bytes=_tied([unit.parameter_bytes for unit in units], bounds, workers),
+        common=_common([unit.parameter_bytes for unit in units], bounds, workers),
         serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
     )
@@ -348,3 +351,16 @@ def _tied(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers:
         for earlier, amount in one.shares
         if workers[stage_of[unit]] != workers[stage_of[earlier]]
     )
+
+
+def _common(
+    amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]
+) -> tuple[tuple[int, int, int], ...]:
+    """Parameters that two stages of one worker hold: the earlier stage, the later, bytes."""
+    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
+    found = [
+        (stage_of[earlier], stage_of[unit], amount)
+        for unit, one in enumerate(amounts)
+        for earlier, amount in one.shares
+    ]
+    return tuple((a, b, size) for a, b, size in found if a != b and workers[a] == workers[b])

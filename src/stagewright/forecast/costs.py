@@ -255,6 +255,7 @@ def plan_costs(
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
         )
+    several = _in_several([unit.parameter_bytes for unit in units], bounds)
     samples = sum(sizes) * plan.mesh.data / profile.batch_size
     return PlanCosts(
         plan=plan,
@@ -266,8 +267,8 @@ def plan_costs(
         codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
         gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
-        tied_bytes=_tied([unit.parameter_bytes for unit in units], bounds, workers),
-        common=_common([unit.parameter_bytes for unit in units], bounds, workers),
+        tied_bytes=sum(size for earlier, later, size in several if workers[earlier] != workers[later]),
+        common=tuple(one for one in several if workers[one[0]] == workers[one[1]]),
         serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
     )
@@ -342,25 +343,10 @@ class _Sums:
         return self._upto[last + 1] - self._upto[first] - twice
 
 
-def _tied(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]) -> int:
-    """Bytes of parameters that stages on different workers hold."""
-    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
-    return sum(
-        amount
-        for unit, one in enumerate(amounts)
-        for earlier, amount in one.shares
-        if workers[stage_of[unit]] != workers[stage_of[earlier]]
-    )
-
-
-def _common(
-    amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]
-) -> tuple[tuple[int, int, int], ...]:
-    """Parameters that two stages of one worker hold: the earlier stage, the later, bytes."""
+def _in_several(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Parameters that two stages hold: the earlier stage, the later, bytes."""
     stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
     found = [
-        (stage_of[earlier], stage_of[unit], amount)
-        for unit, one in enumerate(amounts)
-        for earlier, amount in one.shares
+        (stage_of[before], stage_of[unit], size) for unit, one in enumerate(amounts) for before, size in one.shares
     ]
-    return tuple((a, b, size) for a, b, size in found if a != b and workers[a] == workers[b])
+    return [(earlier, later, size) for earlier, later, size in found if earlier != later]

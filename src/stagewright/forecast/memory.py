@@ -63,7 +63,8 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     plan, stages = costs.plan, costs.stages
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
     divide = plan.mesh.data if plan.shard else 1
-    once = sum(stages[index].parameter_bytes for index in own) - sum(size for _, b, size in costs.common if b in own)
+    repeated = sum(size for _, later, size in costs.common if later in own)
+    once = sum(stages[index].parameter_bytes for index in own) - repeated
     parameters = -(-once // divide)
     states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
     buffers = sum(stages[index].buffer_bytes for index in own)
@@ -134,7 +135,7 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
             if kind != BACKWARD_INPUT and index not in seen:
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.
-                there = sum(size for a, b, size in costs.common if index in (a, b) and (a in seen and b in seen))
+                there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
                 made = (stage.parameter_bytes - there) // divide
                 rise = min(made, max(0, stage.gradient_rise_bytes // divide))
                 moments.append(start + 0.5 * (end - start))

@@ -8,7 +8,8 @@ Every figure is a ratio within one round of one run: serial (the user's own mode
 pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
 plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
 Inference is one stream of `--stream` micro-batches a stage (torch: one step of as many, forward only); training is one
-step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead.
+step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead; stock torch cut so is always among the
+rivals where that is another split. Late is the share of a kind's time beyond its median.
 """
 
 from __future__ import annotations
@@ -80,8 +81,11 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     num_workers = plan.mesh.num_workers
     repeats = max(1, -(-options.stream * num_stages // plan.microbatches))
     settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds}
+    compared = not options.no_stock and options.axis == "pipeline"
+    equal_parameters = resolve_plan(replace(plan, split="parameters", cuts=())).cuts if compared else ()
     settings |= {
-        "stock": not options.no_stock and options.axis == "pipeline",
+        "stock": compared,
+        "parameters": equal_parameters if equal_parameters != plan.cuts else (),
         "serial": options.serial,
         "peers": options.peers.split(","),
     }
@@ -114,6 +118,8 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
             if name in slowest[0]
         },
         "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
+        "parameters_speedups": [one["serial"] / one["parameters"] for one in slowest if "parameters" in one],
+        "late": [one["late"] for one in workers],
         "compute": [one["compute"] for one in workers],
     }
 
@@ -126,15 +132,21 @@ def describe(row: dict[str, Any]) -> str:
         row["equal"]
     )
     text += "not equal to serial" * (not row["equal"])
-    if row["stock_speedups"]:
-        ratios = [ours / stock for ours, stock in zip(row["speedups"] or [], row["stock_speedups"], strict=True)]
+    if row["stock_speedups"] and row["equal"]:
+        ratios = [ours / stock for ours, stock in zip(row["speedups"], row["stock_speedups"], strict=True)]
         text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
+    if row["parameters_speedups"] and row["equal"]:
+        ratios = [ours / other for ours, other in zip(row["speedups"], row["parameters_speedups"], strict=True)]
+        text += f"; stock cut by parameters {spread(row['parameters_speedups'])}, ours over it {spread(ratios)}"
     for name, ratios in row["peers"].items():
         text += f"; {name} {spread(ratios)}"
     text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a sample"
     text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
     for worker, kinds in enumerate(row["compute"]):
-        text += f"\n  worker {worker}: " + ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in kinds.items())
+        late = row["late"][worker]
+        text += f"\n  worker {worker}: " + ", ".join(
+            f"{name} {value * 1e3:.1f} ms ({late[name]:.0%} late)" for name, value in kinds.items()
+        )
     return text
 
 

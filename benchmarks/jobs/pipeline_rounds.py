@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -71,6 +72,9 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     rivals = {"ours": ours(plan, replica, batch, count)}
     if settings["stock"]:
         rivals["stock"] = stock(plan, other, context, count)
+    if settings["parameters"]:
+        model_again = load_model(plan, context)
+        rivals["parameters"] = stock(replace(plan, cuts=tuple(settings["parameters"])), model_again, context, count)
     if "prepare_pippy" in settings["peers"] and not plan.training:  # it can do no other
         rivals["prepare_pippy"] = prepare_pippy(plan, context)
     if "torchgpipe" in settings["peers"]:
@@ -98,6 +102,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     recorder.close()
     events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows()]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
+    result["late"] = late(events)
     (folder / "rounds.json").write_text(json.dumps(result))
 
 
@@ -116,6 +121,14 @@ def medians(events: list[tuple[str, float]]) -> dict[str, float]:
     for name, seconds in events:
         kinds.setdefault(name, []).append(seconds)
     return {name: sorted(all_of)[len(all_of) // 2] for name, all_of in kinds.items()}
+
+
+def late(events: list[tuple[str, float]]) -> dict[str, float]:
+    """Of each kind, how much of its time is beyond the median: what came late, as a share of all of it."""
+    usual = medians(events)
+    beyond = {name: sum(max(0.0, one - usual[name]) for kind, one in events if kind == name) for name in usual}
+    total = {name: sum(one for kind, one in events if kind == name) for name in usual}
+    return {name: beyond[name] / total[name] if total[name] else 0.0 for name in usual}
 
 
 def serial(plan: Any, model: Any, dealer: Any, context: Any, most: int) -> tuple[Callable[[int | None], None], int]:

@@ -71,11 +71,13 @@ def _wrapped(bits: int) -> int:
 RAISED = tl.constexpr(tuple(_wrapped(bits) if bits in (4, 8) else 0 for bits in range(9)))
 
 PLAIN_ENCODE = {"rows": 64, "num_warps": 4}
-PLAIN_DECODE = {"rows": 64, "num_warps": 4, "width": 0}
-ROTATED_ENCODE = {"num_warps": 4}
-ROTATED_DECODE = {"num_warps": 4, "width": 0}
-"""Rows of a program (0: a row a thread, as for rotated ones) and its warps; values of a thread's row that are stored at
-once (0: 16 bytes, 64: the whole row, by way of shared memory). ``benchmarks/codec_cuda.py`` tries them."""
+PLAIN_DECODE = {"rows": 0, "num_warps": 1, "width": 64}
+ROTATED_ENCODE = {2: {"num_warps": 4, "width": 0}, 4: {"num_warps": 1, "width": 64}}
+ROTATED_DECODE = {"num_warps": 1, "width": 64}
+"""Rows of a program (0: a row a thread, as for rotated ones) and its warps; how much of a thread's row is loaded or
+stored at once (0: 16 bytes; more: that many elements, by way of shared memory, which is quicker where memory is the
+limit and not arithmetic: for rotated encoding that depends on the bytes of a value). ``benchmarks/codec_cuda.py
+--variants`` found them on an H200."""
 
 
 @triton.jit
@@ -331,9 +333,19 @@ def _encode_rows(
         _head(head, out, HEAD)
     rows = program * ROWS + tl.arange(0, ROWS)
     values = ()
-    for first in tl.static_range(0, 64, WIDTH):
-        part, _ = _part(x, rows, first, count, WIDTH, FULL, blocks)
-        values = values + _columns(part, ROWS, WIDTH)
+    if x.dtype.element_ty == tl.int32:  # two values of bfloat16 each
+        for first in tl.static_range(0, 32, WIDTH):
+            place = rows[:, None].to(tl.int64) * 32 + (first + tl.arange(0, WIDTH))[None, :]
+            pairs = tl.load(x + place, mask=(rows < blocks)[:, None], other=0)
+            columns = _columns(pairs, ROWS, WIDTH)
+            for pair in tl.static_range(WIDTH):
+                even = (columns[pair] << 16).to(tl.float32, bitcast=True)
+                odd = (columns[pair] & -65536).to(tl.float32, bitcast=True)
+                values = values + (even, odd)  # noqa: RUF005
+    else:
+        for first in tl.static_range(0, 64, WIDTH):
+            part, _ = _part(x, rows, first, count, WIDTH, FULL, blocks)
+            values = values + _columns(part, ROWS, WIDTH)
     if ROTATED:
         values = _rotate(values)
     low = values[0]
@@ -416,15 +428,19 @@ def encode(
     size = header.numel() if head is not None else 0
     about = scales.view(torch.int32)
     options: dict[str, Any] = {"BITS": bits, "HEAD": size, "FULL": count % 64 == 0, "enable_fp_fusion": False}
-    chosen = ROTATED_ENCODE if rotated else PLAIN_ENCODE
+    chosen = ROTATED_ENCODE[values.element_size()] if rotated else PLAIN_ENCODE
     if rotated or (not chosen["rows"] and bits != 6 and options["FULL"]):
         warps = chosen["num_warps"]
-        options |= {"ROWS": 32 * warps, "WIDTH": 16 // values.element_size(), "num_warps": warps, "ROTATED": rotated}
+        if values.dtype == torch.bfloat16 and options["FULL"] and values.data_ptr() % 4 == 0:
+            values = values.view(-1).view(torch.int32)  # two values a word: half as much to take apart
+        row = 32 if values.dtype == torch.int32 else 64
+        width = min(chosen.get("width", 0) or 16 // values.element_size(), row)
+        options |= {"ROWS": 32 * warps, "WIDTH": width, "num_warps": warps, "ROTATED": rotated}
         words = codes.view(torch.int32)
         _encode_rows[(triton.cdiv(blocks, 32 * warps),)](values, words, about, header, out, count, blocks, **options)
         return
-    rows = PLAIN_ENCODE["rows"] or 64
-    options |= {"ROWS": rows, "num_warps": PLAIN_ENCODE["num_warps"]}
+    rows, warps = (chosen["rows"], chosen["num_warps"]) if chosen["rows"] else (64, 4)
+    options |= {"ROWS": rows, "num_warps": warps}
     _encode_plain[(triton.cdiv(blocks, rows),)](values, codes, about, header, out, count, blocks, **options)
 
 
@@ -442,6 +458,6 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: i
         words = codes.view(torch.int32)
         _decode_rows[(triton.cdiv(blocks, 32 * warps),)](words, about, out, count, blocks, **options)
         return
-    rows = PLAIN_DECODE["rows"] or 64
-    options |= {"ROWS": rows, "num_warps": PLAIN_DECODE["num_warps"]}
+    rows, warps = (chosen["rows"], chosen["num_warps"]) if chosen["rows"] else (64, 4)
+    options |= {"ROWS": rows, "num_warps": warps}
     _decode_plain[(triton.cdiv(blocks, rows),)](codes, about, out, count, blocks, **options)

@@ -90,14 +90,16 @@ def test_memory_of_a_worker_by_hand() -> None:
     costs = make_costs(profile, mesh=Mesh(pipeline=3), microbatches=4, optimizer=OptimizerSpec(name="adam"))
     memory = worker_memory(costs, pipeline_times(costs), 0)
     assert (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (100, 100, 200)
-    assert memory.activations_bytes == 3000
+    # Of each, the 10 bytes of inputs are a part of the batch, which is there as a whole.
+    assert memory.activations_bytes == 3 * 990 + 4 * 10
     assert memory.messages_bytes == 2 * 10  # two posted receives of gradients
     # Gradients appear while the first backward frees its thousand, so that the peak is with all activations there.
-    assert memory.peak_bytes == 100 + 200 + 20 + 3000 + 100
+    assert memory.peak_bytes == 100 + 200 + 20 + 3 * 990 + 4 * 10 + 100
     again = make_costs(
         profile, mesh=Mesh(pipeline=3), microbatches=4, optimizer=OptimizerSpec(name="adam"), recompute="always"
     )
-    assert worker_memory(again, pipeline_times(again), 1).activations_bytes == 2 * 10 + 1000
+    assert worker_memory(again, pipeline_times(again), 1).activations_bytes == 2 * 10 + 990
+    assert worker_memory(again, pipeline_times(again), 0).activations_bytes == 4 * 10 + 990
 
 
 def test_recomputation_adds_its_forward_and_its_collectives() -> None:

@@ -10,7 +10,7 @@ from tests.planner.conftest import MadeSource, plan_of, random_units
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, OptimizerSpec, Plan
-from stagewright.planner.fit import Fit, SizedModel, fit_strategies, peak_bytes
+from stagewright.planner.fit import MEMORY, Fit, Most, SizedModel, fit_strategies, peak_bytes
 from stagewright.planner.grow import grown_layers
 from stagewright.planner.measure import MeasuredModel, chunk_sizes
 from stagewright.profile.value import Amount
@@ -88,6 +88,28 @@ def test_a_byte_less_is_a_sample_less() -> None:
     assert rows_of(needed[7] - 1, sized)["serial", False].largest == 6
 
 
+def test_a_row_says_what_ends_it() -> None:
+    """Memory for 7 samples: of models that take 6, 7, 8 and 1 at most."""
+    units = [unit(f"u{at}", 1.0, (1.0, 1.0)) for at in range(3)]
+    sized = batches(MadeSource(units=tuple(units)))
+    limit = peak_bytes(*sized(replace(BASE, recompute="none"), 7))
+    found = {}
+    for size in (6, 7, 8, 1):
+        most = Most(size=size, reason=f"{size} at most")
+        row = fit_strategies(BASE, 1, limit, sized, "batch", now=8, microbatches=4, most=most)[0]
+        found[size] = row.largest, row.bound, row.above_bytes > limit
+    assert found == {
+        6: (6, "6 at most", False),
+        7: (7, "7 at most", False),
+        8: (7, MEMORY, True),
+        1: (1, "1 at most", False),
+    }
+    endless = fit_strategies(BASE, 1, 2**60, sized, "batch", now=8, microbatches=4)[0]
+    assert (endless.largest, endless.bound) == (2**20, "no size above 1048576 was tried")
+    pipeline = fit_strategies(BASE, 2, limit, sized, "batch", now=8, microbatches=4, most=Most(size=3, reason="3"))[-1]
+    assert pipeline.refused == "at least 4 are needed, but 3", "as many samples as micro-batches"
+
+
 def test_the_most_layers() -> None:
     blocks = [replace(one, block=one.name) for one in equal_units(4).units]
     ends = [unit(name, 1.0, (1.0, 1.0)) for name in ("stem", "head")]
@@ -121,10 +143,10 @@ def test_a_worker_alone_has_one_strategy() -> None:
 
 
 def test_a_pipeline_s_fullest_worker_counts() -> None:
-    """1F1B over two equal stages: the first holds two micro-batches, the second one and the loss's."""
+    """1F1B over two equal stages: the first holds two micro-batches and the batch, the second one and its loss."""
     measured = MeasuredModel(profile=profile_of(equal_units(2).units), terms=MadeSource(units=()).terms)
     plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
-    assert peak_bytes(plan, measured) == 100 + 2 * 1000 + 100
+    assert peak_bytes(plan, measured) == 100 + 2 * (1000 - 10) + 4 * 10 + 100
     gpipe = replace(plan, schedule="gpipe")
     assert peak_bytes(gpipe, measured) == 100 + 4 * (1000 + 8), "the second stage holds the losses of all"
 
@@ -158,5 +180,21 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
         peak_bytes(plan, MeasuredModel(profile=profile_of(tuple(made)), terms=terms))
         for made in (units, [*units[:2], tied])
     )
-    assert free == 3 * 100 + 3 * 100 + 10
-    assert shared == 2 * 100 + 2 * 100 + 10 + 10, "the first stage's gradient is there: its activations come on top"
+    assert free == 3 * 100 + 3 * 100
+    assert shared == 2 * 100 + 2 * 100 + 10, "the first stage's gradient is there: its activations come on top"
+
+
+def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None:
+    """Cut after the first block and the next; the embedding, before the first block, is the head's weight too.
+
+    Most is held in the last backward, when the first block's gradient has come and its activations have gone: what the
+    head made of the embedding's is there since the first.
+    """
+    small = [replace(one, kept_bytes=Amount(total=30)) for one in equal_units(4).units]
+    embedding = replace(small[0], parameter_bytes=Amount(total=500))
+    head = replace(small[3], parameter_bytes=Amount(total=500, shares=((0, 500),)))
+    cuts = tuple(one.name for one in small[1:3])
+    plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
+    measured = MeasuredModel(profile=profile_of((embedding, *small[1:3], head)), terms=MadeSource(units=()).terms)
+    parameters, gradients = 500 + 2 * 100, 500 + 100
+    assert peak_bytes(plan, measured) == parameters + gradients + 2 * 30 + (100 - 30)

@@ -9,10 +9,11 @@ import pytest
 from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_units
 
 from made_profiles import unit
+from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.planner import sized as sizing
 from stagewright.planner.measure import MeasuredModel, measure_model
-from stagewright.planner.sized import sized_models
+from stagewright.planner.sized import most_of, sized_models
 
 
 def test_samples_of_a_real_model(tmp_path: Path) -> None:
@@ -23,6 +24,17 @@ def test_samples_of_a_real_model(tmp_path: Path) -> None:
     assert found.profile.batch_size == real.profile.batch_size == 32
     assert equal_amounts(found.profile.units) == equal_amounts(real.profile.units)
     assert found.terms.loss_kept_bytes == real.terms.loss_kept_bytes
+
+
+def test_what_a_model_can_be_made_to() -> None:
+    plan = Plan(model=ModelSpec(name="gpt-layers:1"), batch=8)
+    tokens, blocks, samples = (most_of(what, plan) for what in ("sequence", "layers", "batch"))
+    assert (tokens.size, tokens.reason) == (1024, "gpt-layers:1 takes sequences of at most 1024 tokens")
+    assert (blocks.size, samples.size) == (10_000, 2**20)
+    with pytest.raises(UsageError, match="at most 1024 tokens"):
+        replace(plan.model, sequence_length=tokens.size + 1).load(batch=2)
+    with pytest.raises(UsageError, match="from 1 to 10000"):
+        replace(plan.model, name=f"gpt-layers:{blocks.size + 1}").load(batch=2)
 
 
 @pytest.fixture

@@ -81,15 +81,16 @@ def fit(
         steps=1,
         warmup=0,
     )
-    from stagewright.planner.fit import fit_strategies
-    from stagewright.planner.sized import sized_models
+    from stagewright.planner.fit import MEMORY, fit_strategies
+    from stagewright.planner.sized import most_of, sized_models
 
     def told(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
         return progress(f"measuring {plan.model.name}, {size} samples")
 
     sized = sized_models(what, head, cache=cache_dir or True, told=told)  # type: ignore[arg-type]
     now = {"batch": batch, "layers": int(layers) if layers.isdigit() else 1, "sequence": sequence_length or 128}[what]
-    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches)  # type: ignore[arg-type]
+    most = most_of(what, base)  # type: ignore[arg-type]
+    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, most=most)  # type: ignore[arg-type]
     checked = _run(rows, limit, sized, root) if check else None
     if json:
         print_json(
@@ -109,22 +110,26 @@ def fit(
     for row in rows:
         if row.refused:
             note(f"{row.strategy}: {row.refused}")
+    for bound in dict.fromkeys(row.bound for row in rows if row.bound != MEMORY):
+        note(f"where nothing is given for one more, memory is not what bounds it: {bound}")
     if checked is not None:
         for line in checked:
             console.print(f"{line['plan']}: {'ran' if line['ran'] else 'did not fit'} ({line['text']})", markup=False)
 
 
 def _run(rows: list[Fit], limit: int, sized: SizedModel, root: Path) -> list[dict[str, Any]]:
-    """The strategy with the largest size, at it and a tenth above, held to the limit."""
+    """The strategy with the largest size, at it and, where memory bounds it, a tenth above, held to the limit."""
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import run_plan
     from stagewright.errors import RunError
+    from stagewright.planner.fit import MEMORY
 
     best = max((row for row in rows if row.plan is not None), key=lambda row: row.largest, default=None)
     if best is None or best.plan is None:
         raise UsageError("nothing fits, so that there is nothing to run: give more --memory")
     found = []
-    for size, where in ((best.largest, "at the limit"), (best.largest + max(1, best.largest // 10), "past it")):
+    sizes = [(best.largest, "at the limit"), (best.largest + max(1, best.largest // 10), "past it")]
+    for size, where in sizes if best.bound == MEMORY else sizes[:1]:
         plan = sized(best.plan, size)[0]
         devices = default_devices(plan.mesh.num_workers, share=True)
         name = f"{best.strategy}{', recomputed' if best.recompute else ''}, {size}"

@@ -11,7 +11,7 @@ so that they sum to the whole model's, measured in the same rounds: what is comp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from stagewright.forecast.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.topology import Topology
 from stagewright.plan.value import Plan
-from stagewright.profile.value import Amount, Profile, amount_of
+from stagewright.profile.value import Amount, Profile, UnitProfile, amount_of
 
 __all__ = ["PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
 
@@ -68,6 +68,8 @@ class StageCosts:
     kept_bytes: int
     # What is kept instead where the stage is recomputed: its inputs.
     input_bytes: int
+    # What comes beside them when it runs again.
+    again_bytes: int
     # How far above its start memory rises in a stage's first backward, as gradients come and activations go.
     gradient_rise_bytes: int
     # The largest unit's parameters, which a sharded stage holds whole while it is used.
@@ -104,6 +106,8 @@ class PlanCosts:
     tied_bytes: int
     # What two stages of one worker hold in common: the earlier, the later, bytes of parameters.
     common: tuple[tuple[int, int, int], ...] = ()
+    # The whole batch's inputs, where the first unit keeps its micro-batch of them: parts of one tensor, held as one.
+    batch_bytes: int = 0
     # Bytes that the busiest worker gives to the tensor axis in a step.
     tensor_bytes: int
     # Time of the whole batch on one device alone, by the same profile.
@@ -224,6 +228,8 @@ def plan_costs(
     sizes_seen = {one for unit in traffic for one in (*unit.forward_bytes, *unit.backward_bytes)}
     sum_s = {one: all_reduce_s(tensor_group, one) for one in sizes_seen}
     workers = plan.stage_workers
+    several = _in_several([unit.parameter_bytes for unit in units], bounds)
+    there = _made_before([unit.parameter_bytes for unit in units], bounds, workers)
     stages = []
     for index, (first, last) in enumerate(bounds):
         own, slow = units[first : last + 1], crowded / speeds[workers[index]]
@@ -231,7 +237,8 @@ def plan_costs(
         backward_input = sum(unit.backward_input.median_s for unit in own) * backward_scale * slow
         backward_weight = sum(unit.backward_weight.median_s for unit in own) * backward_scale * slow
         exchanged = traffic[first : last + 1]
-        parameter_bytes = held.of(first, last)
+        parameter_bytes, kept_bytes = held.of(first, last), kept.of(first, last)
+        input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
         hidden = (1 - engine_terms.collective_share) * sum(gathers)
         stages.append(
@@ -248,14 +255,14 @@ def plan_costs(
                 accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
                 parameter_bytes=parameter_bytes,
                 buffer_bytes=sum(unit.buffer_bytes for unit in own),
-                kept_bytes=kept.of(first, last),
-                input_bytes=units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes,
-                gradient_rise_bytes=_rise(profile, first, last, model_terms.loss_kept_bytes),
+                kept_bytes=kept_bytes,
+                input_bytes=input_bytes,
+                again_bytes=kept_bytes - (input_bytes if _keeps(own[0], input_bytes) else 0),
+                gradient_rise_bytes=_rise(units, first, last, there, model_terms.loss_kept_bytes),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
         )
-    several = _in_several([unit.parameter_bytes for unit in units], bounds)
     samples = sum(sizes) * plan.mesh.data / profile.batch_size
     return PlanCosts(
         plan=plan,
@@ -269,6 +276,7 @@ def plan_costs(
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
         tied_bytes=sum(size for earlier, later, size in several if workers[earlier] != workers[later]),
         common=tuple(one for one in several if workers[one[0]] == workers[one[1]]),
+        batch_bytes=_batch_bytes(plan, profile),
         serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
     )
@@ -313,21 +321,33 @@ def _tensor_bytes(plan: Plan, traffic: Sequence[TensorTraffic], stages: Sequence
     return int(max(found.values()))
 
 
-def _rise(profile: Profile, first: int, last: int, loss_kept_bytes: int) -> int:
+def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[int, int], loss_kept_bytes: int) -> int:
     """The highest that gradients made exceed activations freed, going backward through the loss and the units.
 
     Inside a unit both go on side by side. What a unit shares with an earlier one (a tied weight's gradient, which is
-    there when all its uses are done; a tensor that both keep) comes and goes with that one.
+    there when all its uses are done; a tensor that both keep) comes and goes with that one. ``there`` are bytes of
+    gradients, by unit, that another stage of the worker has made before.
     """
 
     def own(amount: Amount) -> int:
         return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
 
-    highest, level = 0, -loss_kept_bytes if last == len(profile.units) - 1 else 0
-    for unit in reversed(profile.units[first : last + 1]):
-        level += own(unit.parameter_bytes) - own(unit.kept_bytes)
+    highest, level = 0, -loss_kept_bytes if last == len(units) - 1 else 0
+    for at in range(last, first - 1, -1):
+        level += own(units[at].parameter_bytes) - there.get(at, 0) - own(units[at].kept_bytes)
         highest = max(highest, level)
     return highest
+
+
+def _keeps(unit: UnitProfile, input_bytes: int) -> bool:
+    """Whether what a unit keeps has its inputs among it, as that of most layers has."""
+    return unit.kept_bytes.total >= input_bytes
+
+
+def _batch_bytes(plan: Plan, profile: Profile) -> int:
+    first = profile.units[0]
+    samples = plan.batch / profile.batch_size
+    return int(samples * first.recompute_kept_bytes) if _keeps(first, first.recompute_kept_bytes) else 0
 
 
 class _Sums:
@@ -345,8 +365,27 @@ class _Sums:
 
 def _in_several(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
     """Parameters that two stages hold: the earlier stage, the later, bytes."""
-    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
+    stage_of = _stage_of(bounds)
     found = [
         (stage_of[before], stage_of[unit], size) for unit, one in enumerate(amounts) for before, size in one.shares
     ]
     return [(earlier, later, size) for earlier, later, size in found if earlier != later]
+
+
+def _made_before(
+    amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]
+) -> dict[int, int]:
+    """Bytes of each unit's gradients that a later stage of its worker makes, whose backward comes first."""
+    stage_of = _stage_of(bounds)
+    found: dict[int, int] = {}
+    for unit, one in enumerate(amounts):
+        for before, size in one.shares:
+            earlier, later = stage_of[before], stage_of[unit]
+            if earlier != later and workers[earlier] == workers[later]:
+                found[before] = found.get(before, 0) + size
+    return found
+
+
+def _stage_of(bounds: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """The stage of each unit."""
+    return {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}

@@ -1,6 +1,7 @@
 """The memory of every worker over time, taken from the actions themselves.
 
-    forward of a stage        + what it keeps for backward (its inputs alone where it is recomputed)
+    forward of a stage        + what it keeps for backward (its inputs alone where it is recomputed); with the model's
+                              first micro-batch also the whole batch that it is a part of
     backward of a stage       first all of it where it is recomputed; gradients appear; then − what was kept
     all along                 parameters, buffers, optimiser states, posted receives; divided where they are sharded
 
@@ -118,20 +119,21 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
         if costs.plan.recompute == "except-last" and chunk == last_chunk:
             again = False
         loss = costs.model_terms.loss_kept_bytes if index == len(costs.stages) - 1 else 0
+        whole = costs.batch_bytes if index == 0 else 0  # its inputs are parts of what is there as one
         kept = int(share * ((stage.input_bytes if again else stage.kept_bytes) + loss))
+        kept -= int(share * stage.input_bytes) if whole else 0
         start, end = float(times.start_s[node]), float(times.end_s[node])
         if kind == FORWARD:
             moments.append(end)
-            changes.append((kept, 0))
+            changes.append((kept + (whole if chunk == 0 else 0), 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
-            extra = int(share * stage.kept_bytes) if again else 0
-            if (
-                extra
-            ):  # everything is there again, for this one micro-batch; each half of a split backward runs it again
+            # Everything is there again, for this one micro-batch; each half of a split backward runs it again.
+            extra = int(share * stage.again_bytes) if again else 0
+            if extra:
                 moments.append(start)
                 changes.append((extra, 0))
             halves = 2 if kind == BACKWARD_WEIGHT and index > 0 else 1
-            freed = 0 if kind == BACKWARD_INPUT else halves * extra + kept
+            freed = 0 if kind == BACKWARD_INPUT else halves * extra + kept + (whole if chunk == last_chunk else 0)
             if kind != BACKWARD_INPUT and index not in seen:
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.

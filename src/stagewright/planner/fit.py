@@ -3,7 +3,8 @@
     measured at two sizes ─► memory of a plan at any size, by a straight line for each unit ─► the largest that fits
     (layers: one block more is as large as the blocks that there are)
 
-Found by halving the distance between what fits and what does not; the limit itself is then checked by running.
+Found by halving the distance between what fits and what does not; the limit itself is then checked by running. Where
+memory is not what ends it (a model has positions for so many tokens, or nobody looked further), a row says what does.
 """
 
 from __future__ import annotations
@@ -24,12 +25,21 @@ from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 
-__all__ = ["Fit", "What", "fit_strategies", "peak_bytes"]
+__all__ = ["MEMORY", "Fit", "Most", "What", "fit_strategies", "peak_bytes"]
 
 What: TypeAlias = Literal["batch", "layers", "sequence"]
-_MOST = 1 << 20
+MEMORY = "memory"  # what bounds a size where nothing else does
 # A model at a size: the number of layers, samples or tokens that is asked for, and the plan that it is for.
 SizedModel = Callable[[Plan, int], tuple[Plan, MeasuredModel]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Most:
+    """A size that is not passed, however much memory there is."""
+
+    # The size, and why it ends there.
+    size: int = 1 << 20
+    reason: str = f"no size above {1 << 20} was tried"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +51,13 @@ class Fit:
     recompute: bool
     # The largest size that fits; 0: none.
     largest: int
-    # The memory of the fullest worker there, and one size above.
+    # The memory of the fullest worker there, and one size above; 0: there is none above.
     peak_bytes: int
     above_bytes: int
     # The memory at the size that was given.
     now_bytes: int
+    # What keeps it from being larger: memory, or the reason of a `Most`.
+    bound: str = MEMORY
     # Why it can't be used at all.
     refused: str = ""
     # The plan at the limit; None where none fits.
@@ -80,9 +92,18 @@ def peak_bytes(plan: Plan, measured: MeasuredModel) -> int:
 
 
 def fit_strategies(
-    base: Plan, num_devices: int, limit_bytes: int, sized: SizedModel, what: What, *, now: int, microbatches: int
+    base: Plan,
+    num_devices: int,
+    limit_bytes: int,
+    sized: SizedModel,
+    what: What,
+    *,
+    now: int,
+    microbatches: int,
+    most: Most | None = None,
 ) -> list[Fit]:
     """One row a strategy and way to recompute."""
+    most = most or Most()
     rows = []
     for strategy, mesh, shard in _strategies(num_devices):
         for recompute in ("none", "always"):
@@ -96,7 +117,7 @@ def fit_strategies(
                 stages=None,
                 devices=(),
             )
-            rows.append(_fit(strategy, plan, limit_bytes, sized, now, _least(plan, what)))
+            rows.append(_fit(strategy, plan, limit_bytes, sized, now, _least(plan, what), most))
     return rows
 
 
@@ -112,7 +133,7 @@ def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
     return found
 
 
-def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int) -> Fit:
+def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int, most: Most) -> Fit:
     def need(size: int) -> int:
         chosen, measured = sized(plan, size)
         check_plan(chosen)
@@ -120,19 +141,29 @@ def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, lea
 
     row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none"}
     try:
+        if least > most.size:
+            raise UsageError(f"at least {least} are needed, but {most.reason}")
         at_now = need(max(now, least))
         if need(least) > limit:
             return Fit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
-        good, bad = least, least
-        while need(bad) <= limit and bad < _MOST:
-            good, bad = bad, 2 * bad
+        good, bad = least, min(2 * least, most.size)
+        while good < bad and need(bad) <= limit:
+            good, bad = bad, min(2 * bad, most.size)
+        is_all = good == most.size
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if need(middle) <= limit else (good, middle)
     except UsageError as error:
         return Fit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
-    chosen = sized(plan, good)[0]
-    return Fit(**row, largest=good, peak_bytes=need(good), above_bytes=need(good + 1), now_bytes=at_now, plan=chosen)
+    return Fit(
+        **row,
+        largest=good,
+        peak_bytes=need(good),
+        above_bytes=0 if is_all else need(good + 1),
+        now_bytes=at_now,
+        bound=most.reason if is_all else MEMORY,
+        plan=sized(plan, good)[0],
+    )
 
 
 def _least(plan: Plan, what: What) -> int:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.plan.value import Plan
-from stagewright.planner.fit import SizedModel, What
+from stagewright.planner.fit import Most, SizedModel, What
 from stagewright.planner.grow import grown_layers
 from stagewright.planner.measure import MeasuredModel, chunk_sizes, measure_model
 from stagewright.planner.source import MeasuredSource, between
+from stagewright.zoo.catalogue import MOST_LAYERS
+from stagewright.zoo.language import longest_sequence
 
-__all__ = ["sized_models"]
+__all__ = ["most_of", "sized_models"]
 
 _LENGTHS = (64, 128)  # tokens that are measured
 Told = Callable[[Plan, int], AbstractContextManager[Callable[[int, int, str], None] | None]]
@@ -72,3 +74,15 @@ def sized_models(
         return replace(plan, model=replace(plan.model, sequence_length=size)), back
 
     return sized
+
+
+def most_of(what: What, plan: Plan) -> Most:
+    """How large a model can be made at all, whatever memory there is."""
+    name = plan.model.name
+    if what == "layers":
+        return Most(size=MOST_LAYERS, reason=f"models of at most {MOST_LAYERS} layers are made")
+    if what == "sequence":
+        longest = longest_sequence(getattr(plan.model.load(batch=2).module, "config", None))
+        if longest is not None:
+            return Most(size=longest, reason=f"{name} takes sequences of at most {longest} tokens")
+    return Most()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from stagewright.planner.fit import Fit
+from stagewright.planner.fit import MEMORY, Fit
 from stagewright.quantity import format_bytes
 
 __all__ = ["fit_table"]
@@ -31,13 +31,14 @@ def fit_table(rows: Sequence[Fit], title: str, what: str) -> Table:
         remarks = [
             *(["the largest"] if row.largest == largest and largest else []),
             *(["least memory"] if row.now_bytes == least else []),
+            *(["not bound by memory"] if row.bound != MEMORY else []),
         ]
         table.add_row(
             row.strategy,
             "yes" if row.recompute else "no",
             str(row.largest) if row.largest else "none",
             format_bytes(row.peak_bytes) if row.largest else "–",
-            format_bytes(row.above_bytes),
+            format_bytes(row.above_bytes) if row.above_bytes else "–",
             format_bytes(row.now_bytes),
             ", ".join(remarks),
         )

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from stagewright.errors import UnknownName
 
-__all__ = ["ENTRIES", "Entry", "describe", "entry", "names"]
+__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "names"]
+
+# Of a family with a free number of layers.
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

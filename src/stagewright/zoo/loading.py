@@ -123,8 +123,8 @@ def _entry(name: str) -> tuple[catalogue.Entry, int | None]:
         return entry, entry.default_layers
     if entry.default_layers is None:
         raise UsageError(f"the model {head!r} has a fixed number of layers; write {head!r} alone")
-    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= 10_000:
-        raise UsageError(f"{name!r}: the number of layers must be from 1 to 10000, e.g. {head}:16")
+    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= catalogue.MOST_LAYERS:
+        raise UsageError(f"{name!r}: the number of layers must be from 1 to {catalogue.MOST_LAYERS}, e.g. {head}:16")
     return entry, int(rest)
 
 

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from stagewright.codec.base import Codec
 from stagewright.codec.header import checksum, header_bytes
 from stagewright.codec.name import EXAMPLES, CodecName, check_codec
 from stagewright.errors import CorruptMessage, UnknownName, UsageError
+from stagewright.plan.file import plan_from_table
 
 NAMES = [*EXAMPLES, "topk:0.5", "topk:100", "sort1+0", "sort4+8", "lowrank:1"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -275,6 +277,89 @@ def test_a_codec_of_ones_own(halves: str) -> None:
     assert codec.get("delta(halves)").num_bytes((7, 3), torch.float32) == one.num_bytes((7, 3), torch.float32)
     with pytest.raises(UsageError, match="'halves' exists already"):
         registry.register("halves")(lambda name: one)
+
+
+OWN = """
+import torch
+from stagewright import codec
+
+class Half(codec.Codec):
+    def __init__(self, name):
+        super().__init__(name.text)
+        self.numbers = name.numbers
+
+    def payload_bytes(self, shape, dtype):
+        return 2 * torch.Size(shape).numel()
+
+    def write(self, values, payload):
+        payload.zero_()
+        payload[: 2 * values.numel()] = values.reshape(-1).half().view(torch.uint8)
+
+    def read(self, payload, shape, dtype):
+        return payload[: self.payload_bytes(shape, dtype)].clone().view(torch.half).to(dtype).view(tuple(shape))
+
+class Unfinished(codec.Codec):
+    pass
+
+class Fails(Half):
+    def __init__(self, name):
+        raise ValueError("no such setting")
+
+class Other:
+    pass
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_codecs.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "my_broken_codec.py").write_text("x = 1 / 0\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    sys.modules.pop("my_codecs", None)
+    registry.get.cache_clear()
+
+
+def test_a_codec_named_with_its_module(own_module: None) -> None:
+    """Alone, with a number, and inside others; a plan that names it is read."""
+    values = torch.randn(7, 3)
+    for name in ("my_codecs:Half", "my_codecs:Half:3", "feedback(my_codecs:Half)", "delta(my_codecs:Half,1MiB)"):
+        check_codec(name)
+        one = codec.get(name)
+        assert one.name == name
+        assert one.num_bytes((7, 3), torch.float32) == 64 + 48
+    plain = codec.get("my_codecs:Half:3")
+    assert plain.numbers == (3,)  # type: ignore[attr-defined]
+    assert torch.allclose(plain.decode(plain.encode(values), (7, 3), torch.float32), values, atol=1e-2)
+    table = {"batch": 8, "microbatches": 4, "model": {"name": "mlp-mnist"}, "mesh": {"pipeline": 2}}
+    plan = plan_from_table({**table, "codec": "bf16", "codec_backward": "feedback(my_codecs:Half)"})
+    assert plan.codec_of(0, backward=True) == "feedback(my_codecs:Half)"
+    with pytest.raises(UsageError, match=r"the plan: no module named 'not_mine' for the codec 'not_mine:Half'"):
+        plan_from_table({**table, "codec": "not_mine:Half"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("not_mine:Half", r"no module named 'not_mine' for the codec 'not_mine:Half'; looked in "),
+        ("my_broken_codec:Half", r"'my_broken_codec' does not import: ZeroDivisionError.*my_broken_codec.py, line 1"),
+        ("my_codecs:Halb", r"unknown name in 'my_codecs' 'Halb'; did you mean 'Half'"),
+        ("my_codecs.py:Half", r"'my_codecs.py' is a file, not a module; write my_codecs:Half"),
+        ("my_codecs:", r"names no Codec; write package.module:Codec"),
+        ("my_codecs:Other", r"'my_codecs:Other' is the class Other, not a codec; name a class that inherits from"),
+        ("my_codecs:number", r"'my_codecs:number' is a value of type int, not a codec"),
+        ("my_codecs:Unfinished", r"the codec 'my_codecs:Unfinished' can't be made: TypeError: Can't instantiate"),
+        ("my_codecs:Fails", r"the codec 'my_codecs:Fails' can't be made: ValueError: no such setting \(.*my_codecs.py"),
+        ("delta(my_codecs:Fails)", r"can't be made: ValueError: no such setting"),
+        ("my_codecs:Half:x", "unknown codec"),
+        ("topk:ten", "unknown codec 'topk:ten'"),
+    ],
+)
+def test_what_can_go_wrong_with_ones_own(own_module: None, name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        check_codec(name)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def bench(
         str | None,
         typer.Option(metavar="NAMES", help="Cut after these units instead, with commas.", show_default=False),
     ] = None,
-    names: Annotated[str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas.")] = MEASURED,
+    names: Annotated[
+        str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")
+    ] = MEASURED,
     links: Annotated[str, typer.Option(metavar="RATES", help="Links to judge, with commas.")] = LINKS,
     batch: Batch = None,
     weights: Weights = None,

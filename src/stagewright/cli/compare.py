@@ -35,12 +35,14 @@ def compare(
     batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.", rich_help_panel=_HOW)] = 32,
     microbatches: Annotated[int, typer.Option(min=1, help="Of a pipeline.", rich_help_panel=_HOW)] = 8,
     schedule: Annotated[str, typer.Option(help="Of a pipeline.", rich_help_panel=_HOW)] = "1f1b",
-    policy: Annotated[str, typer.Option(help="Where a pipeline is cut.", rich_help_panel=_HOW)] = "optimal",
+    policy: Annotated[
+        str, typer.Option(help="Where a pipeline is cut; yours is module:function.", rich_help_panel=_HOW)
+    ] = "optimal",
     cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
     recompute: Annotated[str, typer.Option(help="none, always, except-last.", rich_help_panel=_HOW)] = "none",
     shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
     codec: Annotated[
-        str, typer.Option(help="On a pipeline's links: a codec's name, or auto.", rich_help_panel=_HOW)
+        str, typer.Option(help="On a pipeline's links: a codec, auto, or your module:Class.", rich_help_panel=_HOW)
     ] = "none",
     codec_backward: Annotated[
         str | None,

@@ -45,7 +45,7 @@ def split(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="parameters, macs, blocks, time, optimal or client-server. \\[default: optimal]",
+            help="parameters, macs, blocks, time, optimal, client-server; or module:function. \\[default: optimal]",
             rich_help_panel=_WHERE,
         ),
     ] = None,

@@ -3,8 +3,9 @@
     block4         kind "block"     numbers (4,)              sort3+1             kind "sort"   numbers (3, 1)
     lowrank:8      kind "lowrank"   numbers (8,)              delta(block4)       kind "delta"  inner "block4"
     topk:2.5       kind "topk"      numbers (2.5,)            delta(block4,1GiB)  … and its option "1GiB"
+    shop:Sign:2    kind "shop:Sign" numbers (2,)              a user's own class, in a module of theirs
 
-Pure Python: a plan's codecs are checked before torch is imported.
+Pure Python: a plan's codecs are checked before torch is imported, unless one is a user's own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
+from stagewright.user_code import is_own, split_name
 
 __all__ = ["AUTO", "EXAMPLES", "CodecName", "check_codec"]
 
@@ -45,6 +47,7 @@ EXAMPLES = (
 """One of each kind at least, with the numbers that are used most."""
 
 _WRAPPED = re.compile(r"([a-z][a-z0-9_-]*)\(([^,]*)(?:,([^()]*))?\)")
+_OWN = re.compile(r"([^:]*:[^:]*)(?::(\d+(?:\.\d+)?))?")
 _PLAIN = re.compile(r"([a-z][a-z_-]*?)(?:(\d+)(?:\+(\d+))?|:(\d+(?:\.\d+)?))?")
 
 
@@ -72,17 +75,25 @@ class CodecName:
             kind, inside, option = wrapped
             found = cls(plain, kind, (), cls.parse(inside), option)
         else:
-            match = _PLAIN.fullmatch(plain)
+            own = is_own(plain) and plain.partition(":")[0] not in _RULES
+            match = (_OWN if own else _PLAIN).fullmatch(plain)
             if match is None:
                 raise UnknownName("codec", text, EXAMPLES)
+            if own:
+                split_name(match[1], "Codec")
             numbers = tuple(float(one) for one in match.groups()[1:] if one is not None)
             found = cls(plain, match[1], numbers)
-            if "." not in plain:
+            if all(one.is_integer() for one in numbers) and "." not in plain.removeprefix(match[1]):
                 found = cls(plain, match[1], tuple(int(one) for one in numbers))
         rule = _RULES.get(found.kind)
         if rule is not None:
             rule(found)
         return found
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's own class, by the name of its module."""
+        return ":" in self.kind
 
     @property
     def is_stateful(self) -> bool:
@@ -91,12 +102,20 @@ class CodecName:
 
 
 def check_codec(text: str) -> None:
-    """Raise UsageError where a plan's codec is not one: the house's own, and those that a user registered."""
+    """Raise UsageError where a plan's codec is not one: the house's own, those that a user registered or names.
+
+    A user's own class is imported and made.
+    """
     if text == AUTO:
         return
     found = CodecName.parse(text)
     while found.inner is not None:
         found = found.inner
+    if found.is_own:
+        from stagewright.codec.registry import get
+
+        get(text)
+        return
     registry = sys.modules.get("stagewright.codec.registry")
     if found.kind not in _RULES and not (registry is not None and registry.is_registered(found.kind)):
         raise UnknownName("codec", text, (*EXAMPLES, AUTO))

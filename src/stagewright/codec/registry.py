@@ -3,6 +3,8 @@
 @register("half")
 class Half(Codec):                      # get("half"), or get("half3") and get("half:3") with numbers
     def __init__(self, name): …         # CodecName: its numbers, its inner codec
+
+One that is not registered is named with its module: get("shop:Half"), get("shop:Half:3").
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any, TypeVar
 
 from stagewright.codec.base import Codec
 from stagewright.codec.name import EXAMPLES, CodecName
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import StagewrightError, UnknownName, UsageError
+from stagewright.user_code import describe, find, one_line
 
 __all__ = ["codec_names", "get", "is_registered", "register"]
 
@@ -66,11 +69,29 @@ def get(name: str) -> Codec:
 
 def make(found: CodecName) -> Codec:
     """The codec of a name that is taken apart."""
+    if found.is_own:
+        return _own(found)
     if found.kind not in _KINDS and found.kind in _HOMES:
         importlib.import_module(f"stagewright.codec.{_HOMES[found.kind]}")
     if found.kind not in _KINDS:
         raise UnknownName("codec", found.text, codec_names())
     return _KINDS[found.kind](found)
+
+
+def _own(found: CodecName) -> Codec:
+    """A user's own class, from its module."""
+    kind = find(found.kind, "codec", "Codec")
+    if not (isinstance(kind, type) and issubclass(kind, Codec)):
+        what = f"the class {kind.__name__}" if isinstance(kind, type) else describe(kind)
+        raise UsageError(
+            f"{found.kind!r} is {what}, not a codec; name a class that inherits from stagewright.codec.Codec"
+        )
+    try:
+        return kind(found)  # type: ignore[arg-type]  # a name taken apart, as registered ones are given
+    except StagewrightError:
+        raise
+    except Exception as error:  # anything that a user's code may raise
+        raise UsageError(f"the codec {found.text!r} can't be made: {one_line(error)}") from error
 
 
 def codec_names() -> tuple[str, ...]:

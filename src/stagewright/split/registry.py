@@ -3,17 +3,22 @@
 @policy("halves")
 def halves(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
     return [len(profile.units) // 2 - 1]        # cut after these units, by index
+
+One that is not registered is named with its module: find_policy("shop:halves").
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import wraps
+from operator import index
 from typing import TypeAlias
 
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import StagewrightError, UnknownName, UsageError
 from stagewright.profile.value import Profile
 from stagewright.split.conditions import Conditions
+from stagewright.user_code import describe, find, is_own, one_line
 
 __all__ = ["Chooser", "Placed", "Policy", "find_policy", "policy", "policy_names"]
 
@@ -71,7 +76,39 @@ def policy_names() -> tuple[str, ...]:
 
 
 def find_policy(name: str) -> Policy:
-    """The policy of that name."""
+    """The policy of that name; a user's own function may be named with its module."""
+    if is_own(name):
+        return _own(name)
     if name not in _POLICIES:
         raise UnknownName("policy", name, _POLICIES)
     return _POLICIES[name]
+
+
+def _own(name: str) -> Policy:
+    """A user's own function, from its module; with what it was registered with, if it was."""
+    function = find(name, "policy", "policy")
+    if not callable(function) or isinstance(function, type):
+        raise UsageError(
+            f"{name!r} is {describe(function)}, not a policy; name a function of a profile, a number of stages and "
+            "the conditions"
+        )
+
+    @wraps(function)
+    def choose(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int] | Placed:
+        try:
+            found = function(profile, num_stages, conditions)
+        except StagewrightError:
+            raise
+        except Exception as error:  # anything that a user's code may raise
+            raise UsageError(f"the policy {name!r} failed: {one_line(error)}") from error
+        try:  # any whole numbers, numpy's too
+            cuts = [index(one) for one in (found.cuts if isinstance(found, Placed) else found)]
+        except TypeError:
+            raise UsageError(
+                f"the policy {name!r} returned {describe(found)}; let it return the indices of the units to cut after"
+            ) from None
+        return replace(found, cuts=cuts) if isinstance(found, Placed) else cuts
+
+    registered = next((one for one in _POLICIES.values() if one.choose is function), None)
+    num_devices = registered.num_devices if registered is not None else None
+    return Policy(name=name, choose=choose, required=True, num_devices=num_devices)

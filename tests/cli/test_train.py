@@ -16,6 +16,7 @@ from stagewright.errors import StagewrightError
 from stagewright.plan.file import write_plan
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.report.train_table import summary, train_table
+from stagewright.store.run import RunFolder
 
 CORES = sorted(usable_cores())
 DEVICES = f"cpu:{CORES[0]};cpu:{CORES[-1]}"
@@ -68,6 +69,8 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
         (["digits-vt", "digits"], "unknown model 'digits-vt'; did you mean 'digits-vit'"),
         (["digits-vit", "digits", "--seeds", "0;1"], "'0;1' is not a list of seeds"),
         (["digits-vit", "digits", "--mesh", "pipeline=2", "--devices", "cpu:0"], "pipeline=2 needs 2 devices"),
+        (["digits-vit", "digits", "--clip", "0", "--devices", "cpu:0"], "clip = 0.0, but the largest norm"),
+        (["digits-vit", "digits", "--clip", "nan", "--devices", "cpu:0"], "clip = nan, but the largest norm"),
         (["digits-vit", "digits", "--from", "nowhere"], "nowhere is neither a checkpoint nor a run"),
         (["digits-vit", "digits", "--batch", "2", "--mesh", "pipeline=2", "--devices", "cpu:0;cpu:0"], "a batch of 2"),
     ],
@@ -112,6 +115,13 @@ def test_spread_over_seeds() -> None:
 
 def test_a_model_with_classes_of_its_own(tmp_path: Path) -> None:
     """mlp-mnist has ten classes and no option for another number: the task does not ask for one."""
-    result = run("mlp-mnist", "digits", "--epochs", "1", "--devices", "cpu:0", "--root", tmp_path, "--json")
+    words = ["--epochs", "1", "--devices", "cpu:0", "--clip", "2", "--root", tmp_path, "--json"]
+    result = run("mlp-mnist", "digits", *words)
     assert result.exit_code == 0, (result.output, result.exception)
-    assert json.loads(result.stdout)["mean"] > 0.3
+    found = json.loads(result.stdout)
+    assert found["mean"] > 0.3
+    folder = RunFolder.open(found["runs"][0]["run"])
+    assert folder.plan().clip == 2.0
+    norms = [line["gradient_norm"] for line in folder.metrics(0) if line["kind"] == "step"]
+    assert len(norms) == 23
+    assert all(0 < norm < 1e3 for norm in norms)

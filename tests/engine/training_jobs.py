@@ -80,6 +80,36 @@ def transformer() -> Model:
     return model
 
 
+def language() -> Model:
+    """A GPT-2 whose embedding is its head too, and whose layers can be divided; without dropout."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=30, n_positions=6, use_cache=False, bos_token_id=1, eos_token_id=2,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+    )  # fmt: skip
+    module = hf.GPT2LMHeadModel(config).train()
+
+    def make(count: int) -> Batch:
+        ids = torch.randint(0, 30, (count, 6), generator=torch.Generator().manual_seed(count))
+        return Batch(args=(ids,), target=(ids * 7 + 3) % 30)
+
+    def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output["logits"].flatten(0, 1), target.flatten())
+
+    example = make(12)
+    return Model(
+        name="language",
+        module=module,
+        args=example.args,
+        target=example.target,
+        loss=loss,
+        batch_size=12,
+        make_example=make,
+    )
+
+
 def make_trainer(
     rank: int,
     mesh: str,
@@ -102,7 +132,7 @@ def make_trainer(
         devices=("cpu:0",) * sizes.num_workers,
         **more,
     )
-    model = small(norm) if name == "small" else transformer()
+    model = small(norm) if name == "small" else language() if name == "language" else transformer()
     num_stages = sizes.pipeline * (SCHEDULES[plan.schedule].stages_per_worker if sizes.pipeline > 1 else 1)
     calls = capture_for(plan, model).calls
     cuts = tuple(calls[len(calls) * at // num_stages - 1].name for at in range(1, num_stages))

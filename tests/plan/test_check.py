@@ -63,6 +63,10 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"batch": 0}, "batch = 0, but must be at least 1"),
         ({"steps": 0}, "steps = 0, but must be at least 1"),
         ({"warmup": -1}, "warmup = -1, but must be at least 0"),
+        ({"clip": 0.0}, "clip = 0.0, but the largest norm of the gradient must be above 0: use clip = 1.0, or leave"),
+        ({"clip": -1.0}, "clip = -1.0, but the largest norm"),
+        ({"clip": float("nan")}, "clip = nan, but the largest norm"),
+        ({"clip": float("inf")}, "clip = inf, but the largest norm"),
         ({"memory_bytes": 0}, "memory = 0, but must be at least 1"),
         ({"seed": -1}, "seed = -1, but must be from 0 to 4294967295"),
         ({"optimizer": OptimizerSpec(name="adan")}, "unknown optimizer 'adan'; did you mean 'adam'"),  # type: ignore[arg-type]
@@ -113,6 +117,7 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"shard": True, "microbatches": 2}, "shard shares parameters among replicas, and there is only one"),
         ({"epochs": 2, "microbatches": 2}, "epochs = 2 are passes over a task's samples: name a task, or use steps"),
         ({"training": False, "checkpoint_every": 5}, "checkpoint_every is for training"),
+        ({"training": False, "clip": 1.0}, "clip = 1.0 is for training: leave it out"),
     ],
 )
 def test_plans_that_do_not(wrong: dict[str, Any], message: str) -> None:

@@ -61,6 +61,7 @@ def plans(draw: st.DrawFn) -> Plan:
         task=draw(words),
         epochs=draw(sizes),
         optimizer=draw(optimizers),
+        clip=draw(st.none() | rates) if training else None,
         checkpoint_every=draw(sizes) if training else None,
     )
     cuts = draw(st.lists(words, min_size=plan.num_stages - 1, max_size=plan.num_stages - 1, unique=True))

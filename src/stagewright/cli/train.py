@@ -48,7 +48,8 @@ def train(
     cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
     recompute: Annotated[str | None, typer.Option(help="none, always, except-last.", rich_help_panel=_HOW)] = None,
     codec: Annotated[
-        str | None, typer.Option(help="On a pipeline's links: a codec's name, or auto.", rich_help_panel=_HOW)
+        str | None,
+        typer.Option(help="On a pipeline's links: a codec, auto, or your module:Class.", rich_help_panel=_HOW),
     ] = None,
     shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_HOW)] = None,
@@ -68,6 +69,10 @@ def train(
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Of sgd.", rich_help_panel=_LEARN)] = None,
     weight_decay: Annotated[float | None, typer.Option("--weight-decay", rich_help_panel=_LEARN)] = None,
+    clip: Annotated[
+        float | None,
+        typer.Option(help="Scale gradients down to this norm, over the whole model.", rich_help_panel=_LEARN),
+    ] = None,
     batch_norm: Annotated[str | None, typer.Option(help="plain or deferred.", rich_help_panel=_LEARN)] = None,
     seeds: Annotated[
         str | None,
@@ -126,6 +131,7 @@ def train(
             "dtype": dtype,
             "epochs": epochs,
             "batch": batch,
+            "clip": clip,
             "batch_norm": batch_norm,
             "checkpoint_every": checkpoint_every,
             "units": units if units != "auto" else None,

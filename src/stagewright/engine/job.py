@@ -165,11 +165,7 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
             replica.zero_gradients()
             replica.memory.update()
             outcome = replica.train_step(batch)
-            replica.memory.note("optimizer")
-            if optimizer is not None:
-                begun = recorder.now()
-                optimizer.step()
-                recorder.add("optimizer", begun)
+            replica.change_parameters(optimizer)
             loss = replica.total_loss(outcome)
         return time.perf_counter() - start, outcome, loss
 

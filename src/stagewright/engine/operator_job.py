@@ -75,10 +75,7 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
             return
         replica.zero_gradients()
         outcome = replica.train_step(batch)
-        if optimizer is not None:
-            begun = recorder.now()
-            optimizer.step()
-            recorder.add("optimizer", begun)
+        replica.change_parameters(optimizer)
         replica.total_loss(outcome)
 
     for _ in range(_WARM_UP):

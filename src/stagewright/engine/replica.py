@@ -16,12 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.capture import capture
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.stage import Stage
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
+from stagewright.engine.clip import GradientClip
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.data import DataParallel, wrap_data_parallel
 from stagewright.engine.dealer import Dealer
@@ -36,6 +38,7 @@ from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
 from stagewright.engine.tensor_axis import TensorAxis
+from stagewright.engine.tensor_layers import shards_of
 from stagewright.engine.transport import TensorShape
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plan.actions import Action, Kind
@@ -99,6 +102,7 @@ class Replica:
             self._norms.install()
         self.data_axis = self._make_data_axis()
         self._sums = self._gradient_sums(every) if plan.training else None
+        self._clip = self._gradient_clip(every, plan.clip) if plan.training and plan.clip is not None else None
         self.codecs = make_link_codecs(plan)
         self.pipeline = self._pipeline()
         self.memory.follow_module(self.module)
@@ -161,6 +165,26 @@ class Replica:
             data_group=context.data_group if several else None,
             tied=tied,
             overlap=len(own) == 1 and not splits,
+        )
+
+    def _gradient_clip(self, every: Sequence[Stage], limit: float) -> GradientClip:
+        """Which of this worker's gradients count for the norm, so that each of the model's counts once."""
+        context = self.context
+        held = [[one for one in stage.parameters() if one.requires_grad] for stage in every]
+        tied = holders_of_tied(held, self.stage_workers)
+        shards, names = shards_of(self.model.module), self._names()
+
+        def counts(parameter: nn.Parameter) -> bool:
+            first = tied.get(id(parameter), (context.pipeline,))[0] == context.pipeline
+            of_replica = context.data == 0 or isinstance(parameter, DTensor)
+            return first and of_replica and (context.tensor == 0 or names[id(parameter)] in shards)
+
+        return GradientClip(
+            [one for one in self.module.parameters() if one.requires_grad],
+            limit=limit,
+            counts=counts,
+            num_workers=self.plan.mesh.num_workers,
+            device=context.torch_device,
         )
 
     @property
@@ -254,7 +278,7 @@ class Replica:
         ]
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
-        """Forward, backward and all sums of gradients of one batch; the optimiser is the caller's."""
+        """Forward, backward and all sums of gradients of one batch; ``change_parameters`` comes next."""
         parts = self._microbatches(batch)
         for forward in self._forwards.values():
             if isinstance(forward, RecomputedForward):
@@ -271,6 +295,20 @@ class Replica:
             self.data_axis.synchronise(sum(part.weight for part in parts))
         self.step_number += 1
         return outcome
+
+    def change_parameters(self, optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
+        """Clip the gradients, where the plan says so, and let the optimiser step; their norm before clipping.
+
+        Every worker calls this, also one that has nothing to train.
+        """
+        activity.begin("optimizer", step=self.step_number - 1)
+        self.memory.note("optimizer")
+        begun = recorder.now()
+        norm = self._clip.apply() if self._clip is not None else None
+        if optimizer is not None:
+            optimizer.step()
+            recorder.add("optimizer", begun)
+        return norm
 
     def _sum_statistics(self, sums: torch.Tensor) -> None:
         """Sum batch norm's statistics over the replicas."""

@@ -30,7 +30,6 @@ from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
 from stagewright.engine.held_state import HeldState
 from stagewright.engine.job import make_optimizer
-from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.errors import UsageError
@@ -56,6 +55,8 @@ class StepResult:
     """How long it took on this worker."""
     waited_s: float
     """Of these, how long this worker waited for messages of its neighbours."""
+    gradient_norm: float | None = None
+    """Of the whole model's gradient before it was clipped, the same on every worker; None where the plan clips none."""
 
 
 class Trainer:
@@ -111,12 +112,7 @@ class Trainer:
         self.replica.zero_gradients()
         with self.replica.memory.refusals():
             outcome = self.replica.train_step(whole)
-            activity.begin("optimizer", step=self.step_number - 1)
-            self.replica.memory.note("optimizer")
-            if self.optimizer is not None:
-                begun = recorder.now()
-                self.optimizer.step()
-                recorder.add("optimizer", begun)
+            norm = self.replica.change_parameters(self.optimizer)
         loss = self.replica.total_loss(outcome)
         return StepResult(
             loss=loss,
@@ -124,6 +120,7 @@ class Trainer:
             num_samples=self.replica.dealer.size_of(whole),
             seconds=time.perf_counter() - start,
             waited_s=outcome.waited_s,
+            gradient_norm=None if norm is None else float(norm),
         )
 
     def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:

@@ -211,6 +211,7 @@ class _Training:
             seconds=took,
             waited_s=result.waited_s,
             memory_bytes=held_bytes(self.trainer.context.torch_device),
+            **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
         )
 
     @contextmanager

@@ -15,6 +15,7 @@ from stagewright.codec.name import check_codec
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.user_code import is_own
 
 __all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_plan"]
 
@@ -42,7 +43,7 @@ def check_plan(plan: Plan) -> None:
 def _check_names(plan: Plan) -> None:
     _choice("schedule", plan.schedule, SCHEDULES)
     if not plan.cuts:
-        _choice("policy", plan.split, _policies())
+        _check_policy(plan.split)
     _choice("placement", plan.placement, ("auto", *PLACEMENTS))
     _choice("dtype", plan.dtype, DTYPES)
     _choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
@@ -56,6 +57,16 @@ def _choice(kind: str, name: str, known: Iterable[str]) -> None:
     known = list(known)
     if name not in known:
         raise UnknownName(kind, name, known)
+
+
+def _check_policy(name: str) -> None:
+    """A policy of a user's own, `package.module:function`, is imported."""
+    if is_own(name):
+        from stagewright.split.registry import find_policy
+
+        find_policy(name)
+    else:
+        _choice("policy", name, _policies())
 
 
 def _policies() -> list[str]:
@@ -82,6 +93,10 @@ def _check_numbers(plan: Plan) -> None:
             raise UsageError(f"{name} = {number}, but must be at least 1")
     if plan.warmup < 0:
         raise UsageError(f"warmup = {plan.warmup}, but must be at least 0")
+    if plan.clip is not None and not (math.isfinite(plan.clip) and plan.clip > 0):
+        raise UsageError(
+            f"clip = {plan.clip}, but the largest norm of the gradient must be above 0: use clip = 1.0, or leave it out"
+        )
     for name, seed in (("seed", plan.seed), ("the model's seed", plan.model.seed)):
         if not 0 <= seed < 2**32:
             raise UsageError(f"{name} = {seed}, but must be from 0 to {2**32 - 1}")
@@ -215,6 +230,8 @@ def _check_features(plan: Plan) -> None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
+    if not plan.training and plan.clip is not None:
+        raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
 
 
 def _check_codecs(plan: Plan) -> None:

@@ -78,6 +78,7 @@ _PLAN: dict[str, Reader] = {
     "warmup": integer,
     "task": text,
     "epochs": integer,
+    "clip": number,
     "checkpoint_every": integer,
     "model": lambda value, where: ModelSpec(**read_table(value, _MODEL, where, required=["name"])),
     "mesh": lambda value, where: _mesh(read_table(value, _MESH, where), where),

@@ -196,6 +196,8 @@ class Plan:
     epochs: int | None = None
     # How parameters are changed.
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    # The largest norm of the whole model's gradient: a longer one is scaled down to it; None: as it is.
+    clip: float | None = None
     # Steps between two checkpoints; None: no checkpoints.
     checkpoint_every: int | None = None
 

@@ -49,6 +49,7 @@ def _compare(plan: Plan) -> list[object] | None:
     usual = replace(plan, placement="auto", stages=None)
     told = (
         plan.optimizer == OptimizerSpec()
+        and plan.clip is None
         and plan.model.padded is None
         and not plan.has_codecs
         and isinstance(plan.recompute, str)

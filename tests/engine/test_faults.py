@@ -22,6 +22,8 @@ from stagewright.engine.launch import launch
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.store.run import RunFolder
+from stagewright.trace.breakdown import breakdown
+from stagewright.trace.read import read_trace
 
 CORES = sorted(usable_cores())
 HANG_S = 3.0
@@ -176,6 +178,32 @@ def test_workers_that_wait_for_each_other(folder: RunFolder) -> None:
     assert "worker 1 is at: step 0, stage 1, micro-batch 0, receive" in str(error)
     assert "in recv" in str(error)
     assert took_s < HANG_S + END_S
+
+
+@pytest.mark.parametrize("how", ["raises", pytest.param("hangs", marks=pytest.mark.slow), "killed"])
+def test_events_until_the_fault(folder: RunFolder, how: str) -> None:
+    """Every worker that can still say so tells what it did; the step under way too, and what it was at."""
+    _, took_s = fails(folder, f"{how}_in_a_step")
+    assert took_s < END_S + (HANG_S if how == "hangs" else 0)
+    folder.finish("failed", {})
+    trace = read_trace(folder, unfinished=True)
+    assert [worker.rank for worker in trace.workers] == ([0] if how == "killed" else [0, 1])
+    assert (trace.steps, trace.unfinished_step) == ((0, 1, 2, 3), 3)
+    last = [worker.events[-1] for worker in trace.workers]
+    assert all((one.step, one.note) == (3, "unfinished") for one in last)
+    assert [one.kind for one in last] == ["collective", "forward"][: len(last)]
+    assert [(one.stage, one.microbatch) for one in last][1:] == [(1, 2)][: len(last) - 1]
+    if how == "hangs":
+        assert min(one.seconds for one in last) > HANG_S - 1
+    if how == "killed":
+        with pytest.raises(UsageError, match="has no events of worker 1: the run failed before they were written"):
+            read_trace(folder)
+        return
+    whole = read_trace(folder)
+    assert (whole.steps, whole.unfinished_step) == ((0, 1, 2), None)
+    for number in trace.steps:
+        for share in breakdown(trace, number):
+            assert sum(share.parts().values()) == pytest.approx(share.step_s)
 
 
 def test_an_error_of_ours_is_its_sentence(folder: RunFolder) -> None:

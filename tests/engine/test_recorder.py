@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
 import pytest
 
+from stagewright.engine.fault import Doing
 from stagewright.engine.recorder import Recorder
 
 
@@ -93,3 +95,26 @@ def test_a_step_that_fails_is_not_recorded(recorder: Recorder) -> None:
         raise ValueError("no")
     assert not recorder.is_recording
     assert recorder.rows() == []
+
+
+def test_what_is_left_of_a_run_that_fails(recorder: Recorder) -> None:
+    """Whole steps, then the one under way with what is being done in it; nothing where all was taken already."""
+    with recorder.step(0):
+        recorder.add("forward", recorder.now())
+    with contextlib.suppress(KeyError), recorder.step(1):
+        recorder.add("forward", recorder.now())
+        raise KeyError
+    doing = Doing(count=9, step=1, stage=1, microbatch=2, action="backward (I)")
+    found = recorder.rest(doing)
+    assert [(one["step"], one["kind"], one["note"]) for one in found] == [
+        (0, "step", None),
+        (0, "forward", None),
+        (1, "step", "unfinished"),
+        (1, "forward", None),
+        (1, "backward", "unfinished"),
+    ]
+    assert (found[-1]["stage"], found[-1]["microbatch"], found[-1]["start_s"]) == (1, 2, found[-2]["end_s"])
+    assert found[-1]["end_s"] == found[2]["end_s"] >= found[-1]["start_s"]
+    assert len(recorder.rest(Doing(action="compare with serial"))) == 4
+    assert len(recorder.rows()) == 2
+    assert recorder.rest(doing) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,30 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
         done = run("-m", "stagewright", "worker", str(lone), "--run-folder", str(tmp_path / "run"), "--job", job)
         assert done.returncode == 2
         assert words in done.stderr
+
+
+SIGTERM = """
+import multiprocessing, os, signal, sys, time
+from stagewright.engine.worker import _save_before_sigterm
+
+class Record:
+    def save_events(self):
+        with open(sys.argv[1], "w") as file:
+            file.write("saved")
+
+_save_before_sigterm(Record())
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+child.start()
+child.terminate()
+child.join(30)
+print(child.exitcode, os.path.exists(sys.argv[1]), flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+def test_sigterm_ends_a_worker_after_its_events_are_saved(tmp_path: Path) -> None:
+    """By the signal itself, which the launcher looks for; a child's SIGTERM is the child's."""
+    done = run("-W", "ignore", "-c", SIGTERM, str(tmp_path / "saved"))
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "-15 False\n"), done.stderr
+    assert (tmp_path / "saved").read_text() == "saved"

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.engine.fault import activity, describe_shapes
+from stagewright.engine.recorder import recorder
 from stagewright.errors import RunError, UsageError
 
 
@@ -131,6 +132,39 @@ def exits(plan: Any, context: Any, folder: Any) -> None:
         os._exit(7)
 
     _fail_on(1, context, folder, leave)
+
+
+def _recorded_until(context: Any, folder: Any, how: Any) -> None:
+    """Recorded steps; in the fourth, worker 1 fails in its forward pass while worker 0 waits for it."""
+    _note(folder, context, port=int(os.environ["MASTER_PORT"]))
+    recorder.open(torch.device("cpu"))
+    for number in range(100):
+        with recorder.step(number):
+            recorder.stage, recorder.microbatch = context.pipeline, 2
+            _forward(context, step=number)
+            start = recorder.now()
+            if number == 3 and context.rank == 1:
+                how()
+            recorder.add("forward", start)
+            activity.begin("reduce loss", step=number)
+            start = recorder.now()
+            dist.all_reduce(torch.ones(1))
+            recorder.add("collective", start, note="loss")
+
+
+def raises_in_a_step(plan: Any, context: Any, folder: Any) -> None:
+    """… it raises."""
+    _recorded_until(context, folder, lambda: [].pop())
+
+
+def hangs_in_a_step(plan: Any, context: Any, folder: Any) -> None:
+    """… it never comes back."""
+    _recorded_until(context, folder, lambda: time.sleep(1000))
+
+
+def killed_in_a_step(plan: Any, context: Any, folder: Any) -> None:
+    """… it is killed."""
+    _recorded_until(context, folder, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def goes_on(plan: Any, context: Any, folder: Any) -> None:

@@ -11,7 +11,9 @@ import pytest
 from runs import pipeline_rows, pipeline_run, row, write_run
 
 from stagewright.errors import UsageError
+from stagewright.report.timeline import trace_timeline
 from stagewright.store import RunFolder
+from stagewright.trace.breakdown import breakdown
 from stagewright.trace.read import read_trace
 
 
@@ -60,6 +62,50 @@ def test_a_run_without_events(tmp_path: Path) -> None:
     (folder.path / "result.json").unlink()
     with pytest.raises(UsageError, match="it still runs, or was killed"):
         read_trace(folder)
+
+
+def broken_run(root: Path) -> RunFolder:
+    """A second step that a fault of worker 1 ended at 20 s, while worker 0 waited for it."""
+    first, second = pipeline_rows()
+    first += [
+        {**row("step", 12, 20, note="unfinished"), "step": 1},
+        {**row("forward", 12, 13, stage=0, microbatch=0), "step": 1},
+        {**row("receive", 13, 20, stage=0, microbatch=0, note="unfinished"), "step": 1},
+    ]
+    second += [
+        {**row("step", 12, 20, note="unfinished"), "step": 1},
+        {**row("forward", 14, 20, stage=1, microbatch=0, note="unfinished"), "step": 1},
+    ]
+    folder = write_run(root, "pipeline=2", [first, second], microbatches=2, cuts=("fc1",))
+    folder.finish("failed", {"error": "worker 1 failed"})
+    return folder
+
+
+def test_a_run_that_failed(tmp_path: Path) -> None:
+    """Whole steps for those who want to measure, the step of the fault for those who want to see it."""
+    folder = broken_run(tmp_path)
+    assert read_trace(folder).steps == (0,)
+    trace = read_trace(folder, unfinished=True)
+    assert (trace.steps, trace.unfinished_step, trace.median_step) == ((0, 1), 1, 0)
+    assert trace.spans[1] == (12.0, 20.0)
+    shares = breakdown(trace, 1)
+    assert [(one.step_s, one.compute_s, one.wait_s + one.bubble_s) for one in shares] == [(8, 1, 7), (8, 6, 0)]
+    timeline = trace_timeline(trace, 1, "it")
+    assert timeline.caption == "step 1 (unfinished): 8.00 s"
+    assert [bar.name for bar in timeline.bars if bar.lane == 1] == ["F"]
+
+
+def test_a_failed_run_whose_worker_was_killed(tmp_path: Path) -> None:
+    folder = broken_run(tmp_path)
+    (folder.worker(1).path / "events.parquet").unlink()
+    with pytest.raises(UsageError, match="no events of worker 1: the run failed before they were written"):
+        read_trace(folder)
+    trace = read_trace(folder, unfinished=True)
+    assert [worker.rank for worker in trace.workers] == [0]
+    assert breakdown(trace, 1)[0].step_s == 8
+    (folder.worker(0).path / "events.parquet").unlink()
+    with pytest.raises(UsageError, match="no events of worker 0: the run failed before they were written"):
+        read_trace(folder, unfinished=True)
 
 
 def test_events_of_an_older_version(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stagewright.plan.value import Plan
     from stagewright.store.run import RunFolder
     from stagewright.trace.operators import Comparison, WorkerOperators
+    from stagewright.trace.value import Trace
 
 __all__ = ["trace"]
 
@@ -30,7 +31,8 @@ def trace(
         typer.Argument(metavar="A B", help="Two workers, with --compare-workers.", show_default=False),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Which step. \\[default: the median one]", rich_help_panel=_WHAT)
+        int | None,
+        typer.Option(help="Which step. \\[default: the median one, or that of a fault]", rich_help_panel=_WHAT),
     ] = None,
     forecast: Annotated[
         bool,
@@ -79,8 +81,9 @@ def trace(
     folder = RunFolder.open(run)
     plan = folder.plan()
     pair = _pair(workers or [], compare_workers, plan)
-    found = read_trace(folder)
-    number = found.median_step if step is None else step
+    found = read_trace(folder, unfinished=True)
+    usual = found.median_step if found.unfinished_step is None else found.unfinished_step
+    number = usual if step is None else step
     check_step(found, number)
     shares = breakdown(found, number)
     told = _forecast(plan, cache_dir, no_cache, repeats) if forecast else None
@@ -116,6 +119,7 @@ def trace(
         write_perfetto(events, perfetto)
         note(f"wrote {perfetto}: open it in ui.perfetto.dev or chrome://tracing")
     begin_s, end_s = found.spans[number]
+    _tell_of_fault(found, plan, number)
     errors = [worker.clock_error_s for worker in found.workers]
     if json:
         content: dict[str, Any] = {
@@ -126,6 +130,7 @@ def trace(
             "steps": list(found.steps),
             "step": number,
             "step_s": end_s - begin_s,
+            "unfinished": number == found.unfinished_step,
             "clock_error_s": max(errors),
             "workers": [share.to_dict() for share in shares],
             "events": [
@@ -167,6 +172,15 @@ def trace(
     hosts = sorted({worker.host for worker in found.workers})
     if len(hosts) > 1:
         note(f"clocks of {len(hosts)} machines were brought together to ± {max(errors) * 1e6:.0f} µs")
+
+
+def _tell_of_fault(found: Trace, plan: Plan, number: int) -> None:
+    """What a trace of a failed run lacks."""
+    missing = [rank for rank in range(plan.mesh.num_workers) if rank not in {one.rank for one in found.workers}]
+    for rank in missing:
+        note(f"worker {rank} left no events: it was killed, or failed before its first recorded step")
+    if number == found.unfinished_step:
+        note(f"the run failed in step {number}: what is shown ends there; --step shows another")
 
 
 def _print_comparison(console: Any, found: Comparison) -> None:

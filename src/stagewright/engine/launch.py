@@ -54,7 +54,10 @@ def launch(
     for worker in range(num_workers):
         worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
         # Of an earlier try in this folder.
-        for name in ("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"):
+        for name in (
+            *("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"),
+            *("events.parquet", "events.jsonl"),
+        ):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
     with _agent_log(folder / "launcher.log"), _own_signals():
         spec = WorkerSpec(

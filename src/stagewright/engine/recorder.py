@@ -9,6 +9,9 @@
 event on the current stream instead, and nothing is waited for: times are resolved when the rows are made, each step's
 from its own first event, before which the device was idle. Of a long training run the last steps are kept.
 
+A run that fails still has what was recorded: ``rest`` gives it, with the step that was under way, to whoever ends the
+worker. It waits for nothing, not even for the device.
+
 Events of one stream are nested or disjoint: computing and waiting are one thread's, and a collective that runs beside
 them counts from when the one before it is done.
 """
@@ -19,12 +22,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from stagewright.store.worker import UNFINISHED
+
+if TYPE_CHECKING:
+    from stagewright.engine.fault import Doing
+
 __all__ = ["Recorder", "recorder"]
+
+_KINDS = {  # by how the words for what a worker does begin
+    "forward": "forward",
+    "backward": "backward",
+    "receive": "receive",
+    "optimizer": "optimizer",
+    "sum of gradients": "collective",
+    "reduce": "collective",
+}
 
 Mark: TypeAlias = Any
 """A moment: seconds of ``time.perf_counter``, or a CUDA event."""
@@ -59,6 +76,8 @@ class Recorder:
         self._open = False
         self._steps: deque[_Step] = deque()
         self._events: list[_Event] | None = None
+        self._current: _Step | None = None
+        self._is_taken = True
         self._waiting: tuple[Mark, str] | None = None
 
     def open(
@@ -75,7 +94,9 @@ class Recorder:
         on_cuda = device is not None and device.type == "cuda"
         self._clock = clock or (_cuda_mark if on_cuda else time.perf_counter)
         self._steps = deque(maxlen=most_steps)
+        self._current = None
         self._open = True
+        self._is_taken = False
 
     def close(self) -> None:
         """Record no more; what was recorded stays."""
@@ -94,11 +115,12 @@ class Recorder:
             return
         self.now = self._clock
         one = _Step(number, note, time.perf_counter(), self.now())
-        self._events = one.events
+        self._events, self._current = one.events, one
         try:
             yield
             one.end = self.now()
             self._steps.append(one)
+            self._current = None
         finally:
             self.now, self._events = _nothing, None
             self.stage = self.microbatch = self._waiting = None
@@ -144,9 +166,44 @@ class Recorder:
 
     def rows(self) -> list[dict[str, Any]]:
         """All events in the order of their begin, as a run folder keeps them."""
+        self._is_taken = True
         if self._clock is _cuda_mark:
             torch.cuda.synchronize()
         return [row for one in self._steps for row in _rows(one)]
+
+    def rest(self, doing: Doing) -> list[dict[str, Any]]:
+        """What no one has asked for yet, with the step under way and, in it, what is being done now.
+
+        May be called from any thread while the worker goes on.
+        """
+        if self._is_taken:
+            return []
+        found = [row for one in list(self._steps) if _is_past(one.end) for row in _rows(_past(one))]
+        if self._current is not None:
+            found += _unfinished(_past(self._current), doing, on_cuda=self._clock is _cuda_mark)
+        return found
+
+
+def _past(step: _Step) -> _Step:
+    """A step with those of its events that are over by now on the device too."""
+    return replace(step, events=[one for one in list(step.events) if _is_past(one[4]) and _is_past(one[5])])
+
+
+def _unfinished(step: _Step, doing: Doing, *, on_cuda: bool) -> list[dict[str, Any]]:
+    """A step as far as it came; what is under way began when the last event ended."""
+    last_s = max((_seconds(step, one[5]) for one in step.events), default=_seconds(step, step.begin))
+    end_s = last_s if on_cuda else max(last_s, time.perf_counter())
+    found = list(_rows(replace(step, end=end_s, note=UNFINISHED)))
+    kind = next((kind for words, kind in _KINDS.items() if doing.action.startswith(words)), None)
+    if kind is not None:
+        stream = "receive" if kind == "receive" else "compute"
+        event = (kind, stream, doing.stage, doing.microbatch, 0, 0, None, None, UNFINISHED)
+        found.append(_row(step.number, event, last_s, end_s))
+    return found
+
+
+def _is_past(mark: Mark) -> bool:
+    return isinstance(mark, float) or bool(mark.query())
 
 
 def _rows(step: _Step) -> Iterator[dict[str, Any]]:

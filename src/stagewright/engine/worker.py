@@ -4,7 +4,8 @@
 
 The order matters: a CPU device must be pinned before torch starts its threads, so this module imports torch only
 inside functions. Whatever goes wrong is written down (``fault.py``) and raised as one error; the caller then ends the
-process without waiting for threads that may be stuck in a peer.
+process without waiting for threads that may be stuck in a peer. What was recorded until then is written first, and also
+before SIGTERM ends a worker; but never for longer than ``SAVE_S``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
+from stagewright.store.worker import WorkerFolder
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -50,6 +53,9 @@ TRAINING_JOB = "stagewright.engine.training_job:run_training"
 
 LAUNCHER = "STAGEWRIGHT_LAUNCHER"
 """The variable with the local launcher's process id: it watches, so that its workers need not."""
+
+SAVE_S = 1.5
+"""A worker that ends early writes its events for at most so long: its launcher waits two seconds for it."""
 
 # What worker 0 gathers from workers of other machines.
 _GATHERED = (
@@ -142,6 +148,8 @@ def run_worker(
     place = Place.of(os.environ)
     _follow_the_agent(place)
     with _faults(place) as record:
+        if place.store is not None:
+            _save_before_sigterm(record)
         if run_folder is not None:
             record.open(run_folder)
         activity.begin("connect")
@@ -212,6 +220,8 @@ class _Record:
         self.folder: Path | None = None
         self.watch: StoreWatch | None = None
         self._stacks: Any = None
+        self._saving: threading.Thread | None = None
+        self._lock = threading.Lock()
 
     def open(self, run_folder: Path) -> None:
         folder = self.folder = worker_folder(run_folder, self.place.rank)
@@ -236,7 +246,25 @@ class _Record:
                 Path(path).write_text(json.dumps({"message": {"message": fault.text(), "extraInfo": about}}))
         if self.watch is not None:
             self.watch.tell(fault)
+        self.save_events()
         return fault.error()
+
+    def save_events(self) -> None:
+        """Write what was recorded and has not been written, for a trace of a run that fails; once, and not for long."""
+        with self._lock:
+            if self._saving is None:
+                self._saving = threading.Thread(target=self._save, name="stagewright-save", daemon=True)
+                self._saving.start()
+        self._saving.join(SAVE_S)
+
+    def _save(self) -> None:
+        module = sys.modules.get("stagewright.engine.recorder")  # not there: nothing was recorded
+        if module is None or self.folder is None:
+            return
+        with contextlib.suppress(Exception):  # a device may be broken, a disk full: the fault itself is what counts
+            rows = module.recorder.rest(activity.now())
+            if rows:
+                WorkerFolder(self.folder).write_events(rows, quickly=True)
 
 
 @contextlib.contextmanager
@@ -270,6 +298,41 @@ def _follow_the_agent(place: Place) -> None:
     launcher = multiprocessing.parent_process()  # not the process that this one is a copy of
     if launcher is not None and not launcher.is_alive():
         raise SystemExit(1)  # it ended before we asked to follow it
+
+
+def _save_before_sigterm(record: _Record) -> None:
+    """Let a thread write what was recorded before SIGTERM ends this process: the main one may be stuck in a peer."""
+    if os.name != "posix":
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def noted(number: int, frame: Any) -> None:
+        """The thread reads it from the pipe."""
+
+    def wait() -> None:
+        while word := os.read(reader, 1):
+            if word[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is noted:  # not a job's own way
+                record.save_events()
+                ctypes.CDLL(None).signal(signal.SIGTERM, None)  # Python's is for the main thread alone
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    # A child that a job forks is ended by its own SIGTERM, even its first, as it would be anywhere else.
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    def forget() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    signal.signal(signal.SIGTERM, noted)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
+    threading.Thread(target=wait, name="stagewright-sigterm", daemon=True).start()
 
 
 def _connect(place: Place, hang_s: float) -> Store:

@@ -131,7 +131,9 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
         if one.seconds > 0
     ]
     whole = trace.workers[0].step(step)
-    stream = f" (a stream of {whole.note})" if whole is not None and whole.note else ""
+    broken = step == trace.unfinished_step
+    stream = f" (a stream of {whole.note})" if whole is not None and whole.note and not broken else ""
+    stream += " (unfinished)" if broken else ""
     return Timeline(
         title=title,
         caption=f"step {step}{stream}: {format_s(end_s - begin_s)}",

@@ -1,7 +1,8 @@
 """What one worker writes: metrics line by line while it runs, events and memory in one file each when it ends.
 
 Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
-readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, JSON lines.
+readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, or the worker is in a hurry
+because the run has failed, JSON lines.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from stagewright.cluster.atomic_file import save_text
 from stagewright.errors import RunError
 
-__all__ = ["WorkerFolder"]
+__all__ = ["UNFINISHED", "WorkerFolder"]
+
+UNFINISHED = "unfinished"
+"""The note of a step that a fault ended, and of the last thing done in it."""
 
 _TYPES = {"stage": "int64", "microbatch": "int64", "bytes": "int64", "peer": "int64", "note": "string"}
 
@@ -59,9 +64,17 @@ class WorkerFolder:
                 if isinstance(values, dict):
                     yield values
 
-    def write_events(self, events: Iterable[Mapping[str, Any]]) -> Path:
-        """Writes all events, one row each; a column that an event lacks is empty."""
-        return self._write_rows("events", events)
+    def write_events(self, events: Iterable[Mapping[str, Any]], *, quickly: bool = False) -> Path:
+        """Writes all events, one row each; a column that an event lacks is empty.
+
+        ``quickly``: as JSON lines, for a worker that is being ended; importing pyarrow may take a second.
+        """
+        if not quickly:
+            return self._write_rows("events", events)
+        path = self.path / "events.jsonl"
+        save_text("".join(json.dumps(dict(row)) + "\n" for row in events), path)
+        (self.path / "events.parquet").unlink(missing_ok=True)  # of an earlier run in this folder
+        return path
 
     def events(self) -> list[dict[str, Any]]:
         """All events, each as a row; none where the worker has not ended."""

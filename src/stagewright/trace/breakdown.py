@@ -109,7 +109,8 @@ def _share(
         elif event.kind in _TRANSFER:
             found["transfer"] += own_s
         elif event.kind == "receive":
-            ready_s = sent.get(message_of(event, worker.rank), event.start_s)
+            # One without a peer was under way when the run failed: its message had not come.
+            ready_s = math.inf if event.peer is None else sent.get(message_of(event, worker.rank), event.start_s)
             waited_s = min(own_s, max(0.0, ready_s - event.start_s))
             found["waiting"] += waited_s
             found["transfer"] += own_s - waited_s

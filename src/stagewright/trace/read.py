@@ -13,7 +13,7 @@ from typing import Any
 from stagewright.errors import UsageError
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
-from stagewright.store.worker import WorkerFolder
+from stagewright.store.worker import UNFINISHED, WorkerFolder
 from stagewright.trace.value import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
 
 __all__ = ["WorkerClock", "read_clock", "read_trace"]
@@ -35,14 +35,20 @@ class WorkerClock:
     wall_s: float = 0.0
 
 
-def read_trace(folder: RunFolder) -> Trace:
-    """What all workers of a run did; one error where it can't be known."""
+def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
+    """What all workers of a run did; one error where it can't be known.
+
+    ``unfinished``: of a run that failed, also the step that was under way, and the workers that are known where one was
+    killed and wrote nothing.
+    """
     plan = folder.plan()
     found: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
     for rank in range(plan.mesh.num_workers):
         worker = folder.worker(rank)
-        rows = worker.events()
+        rows = worker.events() if unfinished else _finished(worker.events())
         if not rows:
+            if unfinished and _has_failed(folder):
+                continue
             raise UsageError(_missing(folder, plan, rank))
         if "kind" not in rows[0]:
             raise UsageError(
@@ -51,6 +57,8 @@ def read_trace(folder: RunFolder) -> Trace:
             )
         _check(rows, worker)
         found.append((rank, read_clock(worker), rows))
+    if not found:
+        raise UsageError(_missing(folder, plan, 0))
     begin = min(
         (row["start_s"] + clock.offset_s for _, clock, rows in found for row in rows if row["kind"] == "step"),
         default=None,
@@ -118,6 +126,17 @@ def _check(rows: Sequence[Mapping[str, Any]], worker: WorkerFolder) -> None:
             wrong = f"a {row['kind']} that ends at {row['end_s']} s, before it begins at {row['start_s']} s"
         if wrong is not None:
             raise UsageError(f"the events of {worker.path} have {wrong}; was it written by another version?")
+
+
+def _finished(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events of steps that came to their end."""
+    broken = {row.get("step") for row in rows if row.get("kind") == "step" and row.get("note") == UNFINISHED}
+    return [row for row in rows if row.get("step") not in broken]
+
+
+def _has_failed(folder: RunFolder) -> bool:
+    result = folder.result()
+    return result is not None and result.get("status") != "done"
 
 
 def _missing(folder: RunFolder, plan: Plan, rank: int) -> str:

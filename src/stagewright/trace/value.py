@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from stagewright.plan.value import Mesh
+from stagewright.store.worker import UNFINISHED
 
 __all__ = ["COMPUTE_KINDS", "KINDS", "STREAMS", "EventKind", "Stream", "Trace", "TraceEvent", "WorkerTrace"]
 
@@ -142,8 +143,16 @@ class Trace:
         }
 
     @property
+    def unfinished_step(self) -> int | None:
+        """The step in which the run failed, where it did in one."""
+        broken = {one.step for worker in self.workers for one in worker.steps.values() if one.note == UNFINISHED}
+        return max(broken.intersection(self.spans), default=None)
+
+    @property
     def median_step(self) -> int:
         """The step that took as long as a step usually does; of two in the middle, the faster."""
         spans = self.spans
+        whole = {step: span for step, span in spans.items() if step != self.unfinished_step}
+        spans = whole or spans
         ordered = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
         return ordered[(len(ordered) - 1) // 2]

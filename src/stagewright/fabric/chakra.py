@@ -1,7 +1,6 @@
 """Chakra execution traces in and out: one file a rank, as ASTRA-sim and PyTorch's converters write them.
 
-    PREFIX.0.et    varint-delimited: GlobalMetadata, Node, Node, …
-                   COMP_NODE ─► COMM_COLL_NODE (comm_type, comm_size, pg_name), COMM_SEND_NODE, COMM_RECV_NODE
+    PREFIX.0.et    COMP_NODE ─► COMM_COLL_NODE (comm_type, comm_size, pg_name), COMM_SEND_NODE, COMM_RECV_NODE
 
 In: the k-th collective of a group is matched over the ranks' files; messages that are alike are measured once and
 counted; computation between two messages is the gap before the second. A trace whose collectives all span all ranks can
@@ -11,22 +10,18 @@ be sent at another number of ranks: a gradient's size does not depend on it. Nee
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from stagewright.chakra_file import add_attributes, check_chakra, find_ranks, read_nodes, write_ranks
 from stagewright.errors import UsageError
 from stagewright.fabric.algorithms import ALL_REDUCE
 from stagewright.fabric.workload import Message, Workload
 
 __all__ = ["from_chakra", "to_chakra"]
 
-_VERSION = "0.0.4"
-_MOST_NODE_BYTES = 64 * 2**20
 # Chakra's name of a collective → ours; an all-reduce may go any way.
 _KINDS = {
     "ALL_REDUCE": "ring",
@@ -49,15 +44,15 @@ def from_chakra(
     prefix: str | Path, *, num_ranks: int | None = None, algorithm: str = "ring", trials: int, **more: Any
 ) -> Workload:
     """The messages of a trace; with another number of ranks, where the trace allows it."""
-    proto = _proto()
-    files = _files(Path(prefix))
+    proto = check_chakra()
+    files = find_ranks(Path(prefix))
     messages: dict[tuple[Any, ...], Message] = {}
     order: dict[tuple[str, int], tuple[Any, ...]] = {}
     members: dict[tuple[Any, ...], set[int]] = {}
     for rank, path in enumerate(files):
         seen: dict[str, int] = {}
         gap_s = 0.0
-        for node in _read(path, proto):
+        for node in read_nodes(path):
             if node.type == proto.COMP_NODE:
                 gap_s += node.duration_micros / 1e6
                 continue
@@ -90,47 +85,8 @@ def from_chakra(
 
 def to_chakra(workload: Workload, prefix: str | Path) -> list[Path]:
     """Write a workload as a file for each rank; each appears whole or not at all."""
-    proto = _proto()
-    written = []
-    for rank in range(workload.num_ranks):
-        path = Path(f"{prefix}.{rank}.et")
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                _write(file, proto.GlobalMetadata(version=_VERSION))
-                for node in _nodes(workload, rank, proto):
-                    _write(file, node)
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise UsageError(f"can't write {path}: {error.strerror}") from None
-        written.append(path)
-    return written
-
-
-def _proto() -> Any:
-    try:
-        from chakra.schema.protobuf import et_def_pb2
-    except ImportError:
-        raise UsageError(
-            "Chakra traces need the package mlc-chakra (the one called chakra is another): pip install mlc-chakra"
-        ) from None
-    return et_def_pb2
-
-
-def _files(prefix: Path) -> list[Path]:
-    numbered = {}
-    folder = prefix.parent
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(re.escape(prefix.name) + r"\.(\d+)\.et", path.name)
-        if match:
-            numbered[int(match[1])] = path
-    if not numbered:
-        raise UsageError(f"there is no trace {prefix}.0.et; give the part of the names before the rank")
-    missing = [rank for rank in range(max(numbered) + 1) if rank not in numbered]
-    if missing:
-        raise UsageError(f"the trace {prefix} has ranks up to {max(numbered)}, but {prefix}.{missing[0]}.et is missing")
-    return [numbered[rank] for rank in range(len(numbered))]
+    proto = check_chakra()
+    return write_ranks(prefix, workload.num_ranks, lambda rank: _nodes(workload, rank, proto))
 
 
 def _message(
@@ -210,70 +166,12 @@ def _communication(message: Message, group: tuple[int, ...], rank: int, proto: A
         kind = proto.CollectiveCommType.Value(_NAMES[message.algorithm])
         label = "-".join(map(str, group))
         node = proto.Node(name=message.name, type=proto.COMM_COLL_NODE)
-        _attributes(node, proto, comm_type=int(kind), comm_size=message.num_bytes, pg_name=label)
+        add_attributes(node, comm_type=int(kind), comm_size=message.num_bytes, pg_name=label)
         yield node
         return
     for kind, source, target in (("COMM_RECV_NODE", at - 1, at), ("COMM_SEND_NODE", at, at + 1)):
         if source >= 0 and target < len(group):
             node = proto.Node(name=message.name, type=getattr(proto, kind))
             ends = {"comm_src": group[source], "comm_dst": group[target]}
-            _attributes(node, proto, comm_size=message.num_bytes, **ends)
+            add_attributes(node, comm_size=message.num_bytes, **ends)
             yield node
-
-
-def _attributes(node: Any, proto: Any, **values: int | str) -> None:
-    node.attr.append(proto.AttributeProto(name="is_cpu_op", bool_val=False))
-    for name, value in values.items():
-        if isinstance(value, str):
-            node.attr.append(proto.AttributeProto(name=name, string_val=value))
-        elif name in ("comm_size", "comm_type"):
-            node.attr.append(proto.AttributeProto(name=name, int64_val=value))
-        else:
-            node.attr.append(proto.AttributeProto(name=name, int32_val=value))
-
-
-def _write(file: IO[bytes], message: Any) -> None:
-    content = message.SerializeToString()
-    length = len(content)
-    while True:
-        low, length = length & 0x7F, length >> 7
-        file.write(bytes([low | (0x80 if length else 0)]))
-        if not length:
-            break
-    file.write(content)
-
-
-def _read(path: Path, proto: Any) -> Iterator[Any]:
-    """The nodes of a file, after its metadata."""
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
-
-    try:
-        with open(path, "rb") as file:
-            for number, content in enumerate(_blocks(file)):
-                if number:
-                    yield proto.Node.FromString(content)
-    except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from None
-    except (DecodeError, EOFError):
-        raise UsageError(f"{path} is not a Chakra trace, or was cut off") from None
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    while True:
-        length = shift = 0
-        while True:
-            byte = file.read(1)
-            if not byte:
-                if shift:
-                    raise EOFError
-                return
-            length |= (byte[0] & 0x7F) << shift
-            shift += 7
-            if not byte[0] & 0x80:
-                break
-        if length > _MOST_NODE_BYTES:
-            raise EOFError
-        content = file.read(length)
-        if len(content) != length:
-            raise EOFError
-        yield content

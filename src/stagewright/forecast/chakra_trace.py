@@ -1,9 +1,7 @@
 """A plan's step as Chakra execution traces, for ASTRA-sim and other simulators: one file a rank.
 
-    prefix.0.et   varint-delimited: GlobalMetadata(version="0.0.4"), Node, Node, …
     computing     COMP_NODE with its duration in whole microseconds
-    messages      COMM_SEND_NODE and COMM_RECV_NODE with comm_size (int64: others are read as 0), comm_src, comm_dst,
-                  comm_tag
+    messages      COMM_SEND_NODE and COMM_RECV_NODE with comm_size, comm_src, comm_dst, comm_tag
     sums          COMM_COLL_NODE with comm_type and the name of its group
 
 Times of computing are the forecast's; how long communication takes is for the simulator to find out. Needs the package
@@ -12,11 +10,10 @@ mlc-chakra: pip install 'stagewright[chakra]'.
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from stagewright.chakra_file import add_attributes, check_chakra, write_ranks
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.order import BACKWARD, FORWARD, KINDS, Order
@@ -24,19 +21,7 @@ from stagewright.forecast.times import step_order
 
 __all__ = ["check_chakra", "write_chakra"]
 
-_VERSION = "0.0.4"
 _MOST_NODES = 2_000_000
-
-
-def check_chakra() -> Any:
-    """The package's protobuf, or how to get it."""
-    try:
-        from chakra.schema.protobuf import et_def_pb2
-    except ImportError:
-        raise UsageError(
-            "Chakra traces need the package mlc-chakra (the one called chakra is another): pip install mlc-chakra"
-        ) from None
-    return et_def_pb2
 
 
 def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
@@ -49,21 +34,7 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
             f"{order.num_nodes} actions and messages on {mesh.data * mesh.tensor} pipelines are too many for traces; "
             "use fewer micro-batches or a smaller mesh"
         )
-    written = []
-    for rank in range(mesh.num_workers):
-        path = Path(f"{prefix}.{rank}.et")
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                _write(file, proto.GlobalMetadata(version=_VERSION))
-                for node in _Rank(costs, order, rank, proto).nodes():
-                    _write(file, node)
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise UsageError(f"can't write {path}: {error.strerror}") from None
-        written.append(path)
-    return written
+    return write_ranks(prefix, mesh.num_workers, lambda rank: _Rank(costs, order, rank, proto).nodes())
 
 
 class _Rank:
@@ -133,25 +104,6 @@ class _Rank:
         node = self.proto.Node(id=len(self.found), name=name, type=getattr(self.proto, kind))
         node.data_deps.extend(sorted(set(before)))
         node.duration_micros = round(duration * 1e6)
-        node.attr.append(self.proto.AttributeProto(name="is_cpu_op", bool_val=False))
-        for key, value in attributes.items():
-            if isinstance(value, str):
-                node.attr.append(self.proto.AttributeProto(name=key, string_val=value))
-            elif key == "comm_size" or key == "comm_type":
-                node.attr.append(self.proto.AttributeProto(name=key, int64_val=value))
-            else:
-                node.attr.append(self.proto.AttributeProto(name=key, int32_val=value))
+        add_attributes(node, **attributes)
         self.found.append(node)
         return int(node.id)
-
-
-def _write(file: IO[bytes], message: Any) -> None:
-    """A message with its length before it, as a varint."""
-    content = message.SerializeToString()
-    length = len(content)
-    while True:
-        low, length = length & 0x7F, length >> 7
-        file.write(bytes([low | (0x80 if length else 0)]))
-        if not length:
-            break
-    file.write(content)

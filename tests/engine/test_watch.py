@@ -106,6 +106,28 @@ def test_no_progress_of_any_worker_is_a_hang_and_some_is_not() -> None:
     assert "time.sleep" in fault.traceback  # where the main thread is
 
 
+def test_the_one_that_waits_lets_the_other_speak_first() -> None:
+    """Whichever sees the hang first: the fault that is told is of the worker that does not wait."""
+    for first in (0, 1):
+        store, waiting, stuck = HashStore(), Activity(), Activity()
+        waiting.begin("receive gradient")
+        stuck.begin("forward")
+        ended: list[list[Fault]] = [[], []]
+        pair = [(waiting, ended[0], 0), (stuck, ended[1], 1)]
+        watches = [
+            StoreWatch(store, worker=rank, device="", activity=one, hang_s=0.4, end=found.append, grace_s=1.0)
+            for one, found, rank in pair
+        ]
+        for at in (first, 1 - first):
+            watches[at].start()
+            time.sleep(0.1)
+        faults = [wait_for(found) for found in ended]
+        for one in watches:
+            one.stop()
+        assert [(fault.worker, fault.kind) for fault in faults] == [(0, "lost-peer"), (1, "hung")]
+        assert faults[0].message.startswith("worker 1 failed: no worker has made progress")
+
+
 def test_a_watch_that_is_stopped_says_nothing() -> None:
     store, ended = HashStore(), []
     mine = watch(store, Activity(), ended)

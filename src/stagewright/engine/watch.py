@@ -62,10 +62,14 @@ def blame(doings: Sequence[Doing], stopped: Sequence[bool], running: Sequence[bo
     """
 
     def innocence(worker: int) -> tuple[bool, bool, bool, int]:
-        waits = any(word in doings[worker].action for word in _WAITING)
-        return (not running[worker], not stopped[worker], waits, doings[worker].count)
+        return (not running[worker], not stopped[worker], _waits(doings[worker].action), doings[worker].count)
 
     return min(range(len(doings)), key=innocence)
+
+
+def _waits(action: str) -> bool:
+    """Whether a worker that does this waits for others."""
+    return any(word in action for word in _WAITING)
 
 
 def is_stopped(pid: int) -> bool:
@@ -132,10 +136,21 @@ class StoreWatch:
                     if still_s is None:
                         continue
                     fault = self._fault("hung", f"no worker has made progress for {still_s:.0f} s")
+                    first = self._told_by_another() if _waits(fault.doing.action) else None
+                    if first is not None:
+                        fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
                     self.tell(fault)
             if not self._stop.wait(self._grace_s if fault.kind == "lost-peer" else 0):
                 self._end(fault)
             return
+
+    def _told_by_another(self) -> dict[str, object] | None:
+        """Who waits lets the one it waits for speak first; where all wait, the first to lose patience does."""
+        if self._stop.wait(self._grace_s):
+            return None
+        with contextlib.suppress(Exception):  # the store may be gone
+            return self._first_fault()
+        return None
 
     def _first_fault(self) -> dict[str, object] | None:
         if not self._store.check(["failed"]):

@@ -7,8 +7,9 @@ of the plan's devices, the engine's own costs with two workers, then the plan is
 counts is the median over the rounds, of forecasts and of measured steps. Plans take turns, so that a slow phase of the
 machine hits all of them; `--only 3` or `--only 0-4` runs some. Memory is the peak of the fullest worker.
 
-A shared machine may be a fifth slower half a minute later. So a fixed piece of work is timed before and after both the
-measuring and the run; `pace` is how much longer it took around the run. Errors are given as they are, and at one pace.
+A shared machine may be a fifth slower half a minute later. So a fixed piece of work is timed on each of the plan's
+devices before and after both the measuring and the run; `pace` is how much longer it took around the run. Errors are
+given as they are, and at one pace.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     },
     {"model": "deit-tiny", "batch": 8, "mesh": "serial"},
     {"model": "deit-tiny", "batch": 8, "mesh": "data=2", "microbatches": 2},
-    {"model": "deit-tiny", "batch": 8, "mesh": "tensor=2"},
+    {"model": "deit-small", "image_size": 112, "batch": 8, "mesh": "tensor=2"},
     {"model": "deit-tiny", "batch": 8, "mesh": "pipeline=2", "microbatches": 4},
     {"model": "deit-tiny", "batch": 8, "mesh": "pipeline=2", "microbatches": 4, "recompute": "always"},
     {"model": "deit-tiny", "batch": 8, "mesh": "pipeline=2", "microbatches": 4, "schedule": "interleaved"},
@@ -155,14 +156,14 @@ def forecast_and_run(plan: Any, calibration: Any, repeats: int) -> dict[str, flo
     from stagewright.planner.forecasting import prepare
     from stagewright.planner.measure import measure_model
 
-    before_s = yardstick_s(plan.devices[0])
+    before_s = yardstick_s(plan.devices)
     measured = measure_model(plan, cache=False, repeats=repeats)
-    between_s = yardstick_s(plan.devices[0])
+    between_s = yardstick_s(plan.devices)
     forecast = prepare(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.terms).forecast()
     del measured
     with tempfile.TemporaryDirectory() as root:
         result = run_plan(replace(plan, cuts=plan.cuts), root)
-    after_s = yardstick_s(plan.devices[0])
+    after_s = yardstick_s(plan.devices)
     if not result["equal"]:
         print(f"{plan.model.name}, {plan.mesh}: NOT equal to serial: {result['equality']}", file=sys.stderr)
     return {
@@ -174,24 +175,25 @@ def forecast_and_run(plan: Any, calibration: Any, repeats: int) -> dict[str, flo
     }
 
 
-def yardstick_s(device: str, repeats: int = 15) -> float:
-    """A fixed piece of work on a pinned core, some tens of milliseconds; 1 on a GPU, which nobody shares."""
+def yardstick_s(devices: tuple[str, ...], repeats: int = 15) -> float:
+    """A fixed piece of work on each pinned core, some tens of milliseconds; 1 on GPUs, which nobody shares."""
     import torch
 
     from stagewright.cluster.device import Device
 
-    place = Device.parse(device)
-    if place.kind != "cpu":
+    places = [Device.parse(one) for one in devices]
+    if places[0].kind != "cpu":
         return 1.0
     weights = [torch.randn(512, 512) for _ in range(32)]  # more than a core's own caches hold
-    times_s = []
-    with place.pinned(), torch.no_grad():
-        for _ in range(repeats):
-            start, value = time.perf_counter(), torch.ones(128, 512)
-            for one in weights:
-                value = torch.nn.functional.layer_norm(torch.nn.functional.gelu(value @ one), (512,))
-            times_s.append(time.perf_counter() - start)
-    return statistics.median(times_s)
+    times_s: list[list[float]] = [[] for _ in places]
+    for _ in range(repeats):  # in turns, so that a slow moment hits all of them
+        for place, taken in zip(places, times_s, strict=True):
+            with place.pinned(), torch.no_grad():
+                start, value = time.perf_counter(), torch.ones(128, 512)
+                for one in weights:
+                    value = torch.nn.functional.layer_norm(torch.nn.functional.gelu(value @ one), (512,))
+                taken.append(time.perf_counter() - start)
+    return statistics.mean(statistics.median(taken) for taken in times_s)
 
 
 def memory_of(worker: Any, plan: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.times import _by_wavefront, pipeline_times
 from stagewright.forecast.topology import Topology
 from stagewright.plan.value import Mesh
-from stagewright.profile.value import Amount
+from stagewright.profile.value import Amount, Time
 
 SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))  # ten bytes take a second
 
@@ -70,6 +72,26 @@ def test_data_sums_hide_behind_the_backward() -> None:
         profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": EngineTerms(collective_share=1.0)}
     )
     assert step_seconds(busy) == pytest.approx(20.0, rel=0.02)
+    # At half the pace beside computing, 5 s until that ends do 2.5 s of the first; the rest takes 1.5 s alone.
+    slow = EngineTerms(collective_pace=0.5)
+    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": slow})
+    assert data_sums(costs, pipeline_times(costs), 0).spans_s == ((7.0, 13.5), (13.5, 17.5))
+    # Both: each second beside each other costs computing 0.25 s.
+    both = EngineTerms(collective_share=0.25, collective_pace=0.8)
+    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": both})
+    sums = data_sums(costs, pipeline_times(costs), 0)
+    assert sums.slowed_s == pytest.approx(0.25 * 5, rel=0.05), "the first is done in its 5 s"
+    assert both.collective_cost == pytest.approx(0.25 / 0.8)
+
+
+def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
+    """Units of 2 × 1 s forward; the whole was measured to take 3 s, give or take."""
+    profile = equal_units(2)
+    found = {}
+    for spread in (0.0, 0.5, 2.0):
+        whole = Time(median_s=3.0, spread_s=spread)
+        found[spread] = step_seconds(make_costs(replace(profile, whole_forward=whole), mesh=Mesh()))
+    assert found == pytest.approx({0.0: 3.0 + 4.0, 0.5: 2.5 + 4.0, 2.0: 2.0 + 4.0})
 
 
 def test_terms_are_added_where_they_belong() -> None:

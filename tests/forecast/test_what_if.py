@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_profiles import equal_units, make_costs, profile_of, unit
-from stagewright.cluster.cluster import Link, Links
+from stagewright.cluster.cluster import FREE, Link, Links
 from stagewright.forecast.predict import step_seconds
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.what_if import (
@@ -18,6 +20,7 @@ from stagewright.forecast.what_if import (
     without_communication,
 )
 from stagewright.plan.value import Mesh
+from stagewright.profile.value import Amount
 
 SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))
 TERMS = {
@@ -80,3 +83,18 @@ def test_what_if() -> None:
     assert step_seconds(perfectly_balanced(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=4))) == 30
     faster = with_links(costs.topology.cluster, 1e9, None)
     assert faster.links.intra_host == Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
+
+
+def test_other_links_do_not_take_what_sums_were_measured_to_take() -> None:
+    """A sum of 200 bytes was measured to take 7 s; of 100 bytes/s and no latency, 2 s."""
+    measured = Links(intra_host=SLOW.intra_host, collective=SLOW.intra_host, sums=((8, 0.5), (200, 7.0), (400, 14.0)))
+    costs = make_costs(equal_units(2), mesh=Mesh(data=2), links=measured)
+    loss_s = 0.5
+    assert step_seconds(costs) == pytest.approx(6 + 7 + loss_s)
+    assert step_seconds(without_communication(costs)) == 6
+    cluster = with_links(costs.topology.cluster, 100.0, None)
+    changed = make_costs(equal_units(2), mesh=Mesh(data=2), cluster=cluster)
+    assert step_seconds(changed) == pytest.approx(6 + 2 + 0.08)
+    tied = [unit("a", 1, (1, 1)), unit("b", 1, (1, 1), parameter_bytes=Amount(total=200, shares=((0, 200),)))]
+    pipeline = make_costs(profile_of(tied), mesh=Mesh(pipeline=2), links=replace(measured, intra_host=FREE))
+    assert step_seconds(pipeline) == pytest.approx(6 + 7), "the tied weight's gradient is summed by both of its holders"

@@ -84,6 +84,8 @@ class Links:
     inter_host: Link | None = None
     # What a step of a collective among devices of one host gets; None: what a message gets.
     collective: Link | None = None
+    # What an all-reduce of two devices of one host was measured to take: bytes and seconds, rising; (): by the line.
+    sums: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

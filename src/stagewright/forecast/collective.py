@@ -6,12 +6,15 @@
     hierarchical   reduce-scatter within a host of g, all-reduce of S/g across hosts, all-gather within the host
 
 S is the whole tensor, before it is scattered or after it is gathered. Every formula rises with S and with n. Charging α
-once would be wrong for small messages and for Gloo.
+once would be wrong for small messages and for Gloo. Where all-reduces of two were measured, these are taken as they
+were, straight between the sizes: no line goes through both a few and many bytes of Gloo's.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -35,6 +38,8 @@ class Group:
     inside: Link = FREE
     # Between two hosts.
     outside: Link = FREE
+    # All-reduces of two as measured: bytes and seconds, both rising; (): by formula.
+    sums: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.num_workers < 1 or not 1 <= self.num_on_host <= self.num_workers:
@@ -55,6 +60,8 @@ def all_reduce_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") 
     """Time of a sum that every worker gets."""
     if group.num_workers == 1:
         return 0.0
+    if group.sums and group.num_workers == 2:
+        return _between(group.sums, num_bytes)
     if algorithm == "ring":
         return _ring(group.num_workers, group.slowest, num_bytes, passes=2)
     if algorithm == "tree":
@@ -91,3 +98,12 @@ def _ring(num_workers: int, link: Link, num_bytes: float, *, passes: int) -> flo
         return 0.0
     moved = ring_bytes(num_workers, num_bytes, passes=passes)
     return passes * (num_workers - 1) * link.latency_s + moved / link.bandwidth_bytes_per_s
+
+
+def _between(points: Sequence[tuple[int, float]], num_bytes: float) -> float:
+    """The value at a size, straight between two points; before the first as there, past the last as before it."""
+    at = bisect.bisect_left(points, (num_bytes, 0.0))
+    if at == 0 or len(points) == 1:
+        return points[0][1]
+    (size, taken), (larger, longer) = points[min(at, len(points) - 1) - 1 :][:2]
+    return taken + (num_bytes - size) * (longer - taken) / (larger - size)

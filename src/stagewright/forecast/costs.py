@@ -23,7 +23,7 @@ from stagewright.forecast.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.topology import Topology
 from stagewright.plan.value import Plan
-from stagewright.profile.value import Amount, Profile, UnitProfile, amount_of
+from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
 
 __all__ = ["PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
 
@@ -240,7 +240,7 @@ def plan_costs(
         parameter_bytes, kept_bytes = held.of(first, last), kept.of(first, last)
         input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
-        hidden = (1 - engine_terms.collective_share) * sum(gathers)
+        hidden = (1 - engine_terms.collective_cost) * sum(gathers)
         stages.append(
             StageCosts(
                 first=first,
@@ -290,13 +290,20 @@ def reduce_scatter_of(costs: PlanCosts, worker: int) -> float:
 
 
 def _glue(profile: Profile) -> tuple[float, float]:
-    """What the units' forward and backward times must be multiplied by to sum to the whole model's."""
+    """What the units' forward and backward times must be multiplied by to sum to the whole model's.
+
+    The whole model's is less surely known than its units', each measured more often: as far as its own spread explains
+    the difference, there is none.
+    """
     forward = sum(unit.forward.median_s for unit in profile.units)
     backward = sum(unit.backward_s for unit in profile.units)
-    return (
-        profile.whole_forward.median_s / forward if forward and profile.whole_forward.median_s else 1.0,
-        profile.whole_backward.median_s / backward if backward and profile.whole_backward.median_s else 1.0,
-    )
+    return _scale(profile.whole_forward, forward), _scale(profile.whole_backward, backward)
+
+
+def _scale(whole: Time, units_s: float) -> float:
+    if not units_s or not whole.median_s:
+        return 1.0
+    return min(max(units_s, whole.median_s - whole.spread_s), whole.median_s + whole.spread_s) / units_s
 
 
 def _serial_s(plan: Plan, profile: Profile, terms: ModelTerms, samples: float) -> float:

@@ -3,8 +3,9 @@
     compute      … B ─────────────────┤          a bucket is ready when the last of its gradients is there, in the
     collective        ── b0 ── b1 ──── b2 ──     reverse order of the units; buckets go one after the other
 
-While a collective runs, the device spends a share of that time on it (all of it on one core, little on a GPU), so that
-what it overlaps with takes longer: a fixed point of a few passes. What is left after computing is not hidden.
+While a collective runs beside computing, both take longer: the device spends a share of its time on it, and the
+collective goes at a slower pace (on one core they take turns, on a GPU hardly). What computing ends at and which
+collectives it overlaps with depend on each other: a fixed point of a few passes. What is left then is not hidden.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stagewright.forecast.times import Times
 __all__ = ["BUCKET_BYTES", "DataSums", "data_sums"]
 
 BUCKET_BYTES = 8 << 20  # as the engine's
-_PASSES = 4
+_PASSES = 16
 _MOST_BUCKETS = 64  # of more, several that follow each other count as one
 
 
@@ -53,14 +54,14 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
     if plan.shard:
         scatter = reduce_scatter_of(costs, worker)
         own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
-        exposed = scatter * costs.engine_terms.collective_share
+        exposed = scatter * costs.engine_terms.collective_cost
         return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=3 * own_bytes)
     group = costs.topology.group("data")
     own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
     merged = max(1, own_bytes // (_MOST_BUCKETS * BUCKET_BYTES))
     ready, sizes = _buckets(costs, times, worker, merged * BUCKET_BYTES)
     taken = [_one_by_one_s(group, size, merged) for size in sizes]
-    share = costs.engine_terms.collective_share
+    share, pace = costs.engine_terms.collective_share, costs.engine_terms.collective_pace
     slowed = 0.0
     spans: list[tuple[float, float]] = []
     for _ in range(_PASSES):
@@ -68,12 +69,20 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
         for moment, (last_start, last_end), length in zip(*ready, taken, strict=True):
             stretch = 1 + slowed / max(last_end - last_start, 1e-12) if last_end > last_start else 1.0
             begin = max(at, last_start + (moment - last_start) * stretch)
-            at = begin + length
+            at = _end_s(begin, length, computed + slowed, pace)
             spans.append((begin, at))
         overlapped = sum(max(0.0, min(end, computed + slowed) - begin) for begin, end in spans)
-        slowed = share * overlapped
+        before, slowed = slowed, share * overlapped
+        if abs(slowed - before) <= 1e-4 * computed:
+            break
     end = max([computed + slowed, *(end for _, end in spans)])
     return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
+
+
+def _end_s(begin: float, length: float, computed: float, pace: float) -> float:
+    """When a collective ends that goes slower as long as the device computes."""
+    done = max(0.0, computed - begin) * pace
+    return begin + length / pace if length <= done else max(begin, computed) + length - done
 
 
 def _one_by_one_s(group: Group, num_bytes: float, count: int) -> float:

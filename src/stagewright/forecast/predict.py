@@ -7,7 +7,7 @@ Peers along data and tensor do the same at the same time, so one of each is simu
 
 from __future__ import annotations
 
-from stagewright.forecast.collective import Group, all_reduce_s
+from stagewright.forecast.collective import all_reduce_s
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.data_sums import DataSums, data_sums
 from stagewright.forecast.memory import worker_memory
@@ -64,8 +64,7 @@ def _ends(costs: PlanCosts, sums: list[DataSums]) -> tuple[list[float], float]:
     if not plan.training:
         return ends, max(ends) + terms.step_s * plan.steps
     if costs.tied_bytes:  # summed over their holders when these have done all else: they wait for each other
-        link = costs.topology.link(0, plan.mesh.pipeline - 1)
-        pair = Group(num_workers=2, num_on_host=2, inside=link, outside=link)
+        pair = costs.topology.pair(0, plan.mesh.pipeline - 1)
         together = max(ends) + all_reduce_s(pair, costs.tied_bytes)
         ends = [together if at in (0, plan.mesh.pipeline - 1) else end for at, end in enumerate(ends)]
     done = [end + optimizer_s(costs, at) for at, end in enumerate(ends)]

@@ -1,7 +1,7 @@
 """What a step costs beside the units themselves, each a measured number: nothing here is a factor to please.
 
     per action   the executor's own work            per message     device time at both ends
-    per step     what begins and ends it, dealing   per collective  the share of its time that the device works for it
+    per step     what begins and ends it, dealing   per collective  what it takes of computing, and its pace beside it
     loss         forward and backward, by sample    optimizer       by byte of parameters
     adding up    gradients of later micro-batches   crowding        compute when all devices of a host are busy
 
@@ -55,10 +55,19 @@ class EngineTerms:
     message_s: float = 0.0
     # … and for each byte of it.
     message_s_per_byte: float = 0.0
-    # The share of a collective's time that the device itself is busy with it: 1 on one core, little on a GPU.
+    # The share of the device's time that a collective takes while it runs beside computing: much on one core, little
+    # on a GPU.
     collective_share: float = 0.0
-    # How much longer computing takes when all devices of a host are busy, by one number for each further device.
+    # How fast a collective goes beside computing, of its speed alone.
+    collective_pace: float = 1.0
+    # How much longer computing takes when all devices of a host are busy and the slowest of them is waited for, by one
+    # number for each further device.
     crowding: float = 0.0
+
+    @property
+    def collective_cost(self) -> float:
+        """Computing that is lost for each second of a collective that is hidden behind it."""
+        return min(1.0, self.collective_share / self.collective_pace)
 
     def crowded(self, num_on_host: int) -> float:
         """How much longer computing takes beside that many busy devices, itself among them."""
@@ -69,4 +78,5 @@ class EngineTerms:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineTerms:
-        return cls(**{one.name: float(data[one.name]) for one in fields(cls)})
+        """What an older file does not have is as on an ideal machine."""
+        return cls(**{one.name: float(data.get(one.name, one.default)) for one in fields(cls)})

@@ -104,14 +104,21 @@ class Topology:
     def _group(self, axis: Axis) -> Group:
         at = AXES.index(axis)
         lines = np.moveaxis(self.hosts[self.places], at, -1).reshape(-1, self.mesh.size(axis))
-        on_host = min(_largest_run(line) for line in np.unique(lines, axis=0))
-        crosses = on_host < self.mesh.size(axis)
-        inside = FREE if self.free_collectives else self.cluster.links.collective or self.cluster.links.intra_host
+        return self._members(self.mesh.size(axis), min(_largest_run(line) for line in np.unique(lines, axis=0)))
+
+    def pair(self, first: int, second: int) -> Group:
+        """Workers at two places along the pipeline, as a group."""
+        return self._members(2, 1 if self._crosses(first, second) else 2)
+
+    def _members(self, num_workers: int, num_on_host: int) -> Group:
+        crosses, free = num_on_host < num_workers, self.free_collectives
+        inside = FREE if free else self.cluster.links.collective or self.cluster.links.intra_host
         return Group(
-            num_workers=self.mesh.size(axis),
-            num_on_host=on_host,
+            num_workers=num_workers,
+            num_on_host=num_on_host,
             inside=inside,
-            outside=self._outside if crosses and not self.free_collectives else inside,
+            outside=self._outside if crosses and not free else inside,
+            sums=() if crosses or free else self.cluster.links.sums,
         )
 
     @property

@@ -133,6 +133,7 @@ def _bare(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
     # What a collective takes from computing is a cost of that collective, not of the engine.
     terms = EngineTerms(
         collective_share=costs.engine_terms.collective_share,
+        collective_pace=costs.engine_terms.collective_pace,
         message_s=costs.engine_terms.message_s if recompute else 0.0,
         message_s_per_byte=costs.engine_terms.message_s_per_byte if recompute else 0.0,
     )

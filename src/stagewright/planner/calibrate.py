@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
@@ -32,9 +33,10 @@ from stagewright.store.run import RunFolder
 
 __all__ = ["Calibration", "calibrate", "load_calibration"]
 
-_METHOD = "over weights that no cache holds"  # in short; what another way gave is measured anew
+_METHOD = "in rounds of both devices"  # in short; what another way gave is measured anew
 _JOB = "stagewright.planner.calibration_job:run"
 _ACTIONS = ("forward", "backward")
+_LEAST_SUM_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Calibration:
 
     # Between two of its devices.
     link: Link
-    # What a step of a collective among them gets.
+    # What a step of a collective among them gets, by the line through what sums of two took.
     collective: Link
     # The engine's own costs.
     terms: EngineTerms
@@ -51,16 +53,26 @@ class Calibration:
     kind: str
     # The hardware and the version of torch that it is of.
     hardware: str
+    # How fast each device was, relative to the first, on which models are profiled; further ones are as that.
+    speeds: tuple[float, ...] = ()
+    # What sums of two took: bytes and seconds, both rising.
+    sums: tuple[tuple[int, float], ...] = ()
 
     def cluster(self, num_devices: int, memory_bytes: int | None = None) -> Cluster:
         """As many devices like these on one host."""
-        group = DeviceGroup(
-            kind=self.kind,  # type: ignore[arg-type]
-            count=num_devices,
-            memory_bytes=memory_bytes,
-            hardware=self.hardware,
+        speeds = (*self.speeds, *[1.0] * num_devices)[:num_devices]
+        groups = tuple(
+            DeviceGroup(
+                kind=self.kind,  # type: ignore[arg-type]
+                count=len(list(alike)),
+                memory_bytes=memory_bytes,
+                speed=speed,
+                hardware=self.hardware,
+            )
+            for speed, alike in itertools.groupby(speeds)
         )
-        return Cluster(devices=(group,), links=Links(intra_host=self.link, collective=self.collective))
+        links = Links(intra_host=self.link, collective=self.collective, sums=self.sums)
+        return Cluster(devices=groups, links=links)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,6 +85,8 @@ class Calibration:
             terms=EngineTerms.from_dict(data["terms"]),
             kind=data["kind"],
             hardware=data["hardware"],
+            speeds=tuple(data.get("speeds", ())),
+            sums=tuple((int(size), float(taken)) for size, taken in data.get("sums", ())),
         )
 
 
@@ -118,34 +132,127 @@ def calibrate(devices: Sequence[str]) -> Calibration:
         launch(plan, folder, job=_JOB)
         found = json.loads((folder.path / "calibration.json").read_text(encoding="utf-8"))
         action_s, step_s, chunk_s = _executor(devices[0], root)
-    link = _fit(found["messages"])
-    # An all-reduce of two workers takes two steps and moves its bytes once: S β.
-    collective = _fit(found["sums"], steps=2)
-    alone, together = found["alone_s"], found["together_s"]
+    both: list[list[dict[str, Any]]] = found["workers"]
+    rounds = list(zip(*both, strict=True))
+    share, pace = _beside(rounds)
+    sums = _sums(rounds)
+    together, message_bytes = _medians(both[0], "together_s"), found["message_bytes"]
+    speeds = (1.0, _speed([(first["alone_s"], second["alone_s"]) for first, second in rounds]))
     return Calibration(
-        link=link,
-        collective=collective,
+        link=_fit(
+            {size: statistics.median(one["messages"][size] for one in both[0]) for size in both[0][0]["messages"]}
+        ),
+        collective=_fit_sums(sums),
         terms=EngineTerms(
             action_s=action_s,
             step_s=step_s,
             chunk_s=chunk_s,
-            message_s_per_byte=max(0.0, found["with_messages_s"] - together) / found["message_bytes"],
-            collective_share=min(1.0, max(0.0, found["with_sums_s"] - together) / found["sums_busy_s"]),
-            crowding=max(0.0, together / alone - 1) if devices[0] != devices[1] else 1.0,
+            message_s_per_byte=max(0.0, _medians(both[0], "with_messages_s") - together) / message_bytes,
+            collective_share=share,
+            collective_pace=pace,
+            crowding=_crowding(rounds, speeds) if devices[0] != devices[1] else 1.0,
         ),
         kind=kind,
         hardware=hardware,
+        speeds=speeds if devices[0] != devices[1] else (),
+        sums=_rising(sums),
     )
 
 
-def _fit(times: Mapping[str, float], steps: int = 1) -> Link:
-    """Latency and bandwidth of the line; a collective's latency is that of one of its steps."""
+Round: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # of both workers
+
+
+def _medians(rounds: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.median(one[name] for one in rounds)
+
+
+def _speed(times_s: Sequence[tuple[float, float]]) -> float:
+    """How fast the second device is, of the first's speed; 1 where rounds do not agree on which is faster."""
+    ratios = [first / second for first, second in times_s]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return float(f"{middle:.3g}") if low > 1 or high < 1 else 1.0
+
+
+def _crowding(rounds: Sequence[Round], speeds: Sequence[float]) -> float:
+    """How much longer than on one device alone it takes until both have done the same, beside what their speeds say."""
+
+    def scaled(both: Round, name: str) -> list[float]:
+        return [float(one[name]) * speed for one, speed in zip(both, speeds, strict=True)]
+
+    until = _mean([max(scaled(both, "together_s")) for both in rounds])
+    alone = statistics.median(taken for both in rounds for taken in scaled(both, "alone_s"))
+    return max(0.0, until / alone - 1)
+
+
+def _sums(rounds: Sequence[Round]) -> dict[int, float]:
+    """What a sum takes, by size: the time of who came last to it, for the other one waited.
+
+    Means, for Gloo's come in two kinds, at once or after some milliseconds, and a step has enough of them to have both.
+    """
+    return {
+        int(size): _mean(
+            [min(pair) for one, other in rounds for pair in zip(one["sums"][size], other["sums"][size], strict=True)]
+        )
+        for size in rounds[0][0]["sums"]
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Without the lowest and the highest tenth, which something else may have disturbed."""
+    left_out = len(values) // 10
+    return statistics.mean(sorted(values)[left_out : len(values) - left_out])
+
+
+def _rising(times: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+    """The points by size; where a larger one took less, both take their mean."""
+    pools: list[tuple[list[int], float]] = []
+    for size, taken in sorted(times.items()):
+        pools.append(([size], taken))
+        while len(pools) > 1 and pools[-2][1] > pools[-1][1]:
+            (sizes, one), (more, other) = pools[-2:]
+            mean = (len(sizes) * one + len(more) * other) / (len(sizes) + len(more))
+            pools[-2:] = [([*sizes, *more], mean)]
+    return tuple((size, taken) for sizes, taken in pools for size in sizes)
+
+
+def _beside(rounds: Sequence[Round]) -> tuple[float, float]:
+    """The share of the device that sums take while they run beside work, and their pace meanwhile."""
+    shares, paces = [], []
+    for both in rounds:
+        for one in both:
+            worked, done = one["with_sums_s"], one["sums_done_s"]
+            overlapped = min(worked, done)
+            shares.append((worked - 2 * one["together_s"]) / overlapped)
+            paces.append((one["beside_s"] - max(0.0, done - worked)) / overlapped)
+    return min(0.95, max(0.0, statistics.median(shares))), min(1.0, max(0.1, statistics.median(paces)))
+
+
+def _fit_sums(times: Mapping[int, float]) -> Link:
+    """The line 2 α + S β of an all-reduce of two workers, by which the points are off least, each by its own size.
+
+    Through two of the points, so that one which is far off bends nothing; the smallest, of a few bytes, is no part of
+    it: what counts is what layers and buckets of gradients have.
+    """
+    points = [(size, taken) for size, taken in sorted(times.items()) if size >= _LEAST_SUM_BYTES]
+    best = (math.inf, 0.0, 0.0)
+    for (size, taken), (larger, longer) in itertools.combinations(points, 2):
+        slope = (longer - taken) / (larger - size)
+        level = taken - slope * size
+        if slope <= 0 or level < 0:
+            slope, level = longer / larger, 0.0
+        error = sum(abs((level + slope * at) / seconds - 1) for at, seconds in points)
+        best = min(best, (error, level, slope))
+    _, level, slope = best
+    return Link(bandwidth_bytes_per_s=float(f"{1 / slope:.4g}"), latency_s=float(f"{level / 2:.4g}"))
+
+
+def _fit(times: Mapping[str, float]) -> Link:
+    """Latency and bandwidth of the line."""
     points = [
         LinkPoint(num_bytes=int(size), median_s=seconds, spread_s=0.0, num_messages=1)
         for size, seconds in times.items()
     ]
-    line = fit_link(points).link
-    return Link(bandwidth_bytes_per_s=line.bandwidth_bytes_per_s, latency_s=line.latency_s / steps)
+    return fit_link(points).link
 
 
 def _executor(device: str, root: str) -> tuple[float, float, float]:

@@ -1,17 +1,17 @@
 """What each of two workers does to find the engine's terms: the same processes, groups and pinning as a run.
 
     messages     there and back, by size                       ─► the link
-    sums         all-reduce, by size                           ─► what a step of a collective gets
-    crowding     a piece of work alone, then on both at once   ─► how much longer it takes
-    sharing      the same work while sums or messages pass     ─► device time of a collective, of a message's byte
+    sums         all-reduce, by size, each after some work     ─► what a step of a collective gets
+    crowding     a piece of work alone, then on both at once   ─► how much longer it takes, which device is slower
+    sharing      work while sums or messages pass              ─► what they take of the device, and their pace meanwhile
 
-All of it in several rounds, so that what else runs for a moment spoils no figure alone.
+All of it in many short rounds, so that what else runs for a moment spoils no figure alone. Both workers' times are
+kept: who comes last to a sum has not waited, and who works longest is waited for.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,30 +27,21 @@ from stagewright.store.run import RunFolder
 __all__ = ["run"]
 
 MESSAGE_BYTES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-SUM_BYTES = (8, 64 << 10, 256 << 10, 1 << 20, 8 << 20)
-_ROUNDS = 7
-_TRIPS = 6
+SUM_BYTES = (8, *(64 << 10 << power for power in range(9)))  # 64 KiB … 16 MiB
+_ROUNDS = 12
+_TRIPS = 3
+_BESIDE_BYTES = 4 << 20  # of each sum that runs beside work
 
 
 def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
-    """Measure; worker 0 writes what was found."""
+    """Measure; worker 0 writes what both found, a list of rounds for each."""
     probe = _Probe(context)
     rounds = [probe.round() for _ in range(_ROUNDS + 1)][1:]
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, rounds)
     if context.rank == 0:
-        found = {
-            "messages": _medians([one["messages"] for one in rounds]),
-            "sums": _medians([one["sums"] for one in rounds]),
-            **{
-                name: statistics.median(one[name] for one in rounds)
-                for name in ("alone_s", "together_s", "with_sums_s", "sums_busy_s", "with_messages_s")
-            },
-            "message_bytes": MESSAGE_BYTES[-1] * 2 * _TRIPS,
-        }
+        found = {"workers": both, "message_bytes": MESSAGE_BYTES[-1] * 2 * _TRIPS, "num_trips": _TRIPS}
         save_text(json.dumps(found) + "\n", run_folder.path / "calibration.json")
-
-
-def _medians(rounds: list[dict[int, float]]) -> dict[int, float]:
-    return {size: statistics.median(one[size] for one in rounds) for size in rounds[0]}
 
 
 class _Probe:
@@ -67,57 +58,61 @@ class _Probe:
         # More than a core's own caches hold, as a model's weights are.
         self.weights = [torch.randn(wide, wide, generator=generator).to(place) for _ in range(48)]
         self.buffers = {size: torch.zeros(max(1, size // 4), device=place) for size in (*MESSAGE_BYTES, *SUM_BYTES)}
+        self.beside = [torch.zeros(_BESIDE_BYTES // 4, device=place) for _ in range(_TRIPS)]
 
     def round(self) -> dict[str, Any]:
+        """The times of everything, once or a few times."""
         found: dict[str, Any] = {
             "messages": {size: self._message(size) for size in MESSAGE_BYTES},
-            "sums": {size: self._sum(size) for size in SUM_BYTES},
+            "sums": {size: self._sums(size) for size in SUM_BYTES},
         }
-        self._together()
-        alone = [0.0, 0.0]
         for turn in range(2):
-            if turn == self.rank:
-                alone[turn] = self._timed(self._work)
             self._together()
-        found["alone_s"] = alone[self.rank]
+            if turn == self.rank:
+                found["alone_s"] = self._timed(self._work)
         self._together()
         found["together_s"] = self._timed(self._work)
         self._together()
-        largest = SUM_BYTES[-1]
-        busy = 0.0
-        pending: list[Any] = []
-
-        def with_sums() -> None:
-            for _ in range(_TRIPS):
-                pending.append(dist.all_reduce(self.buffers[largest], group=self.group, async_op=True))
-            self._work()
-            for work in pending:
-                work.wait()
-            pending.clear()
-
-        found["with_sums_s"] = self._timed(with_sums)
-        busy = self._sum(largest) * _TRIPS
-        found["sums_busy_s"] = busy
+        found["beside_s"] = self._timed(lambda: [dist.all_reduce(one, group=self.group) for one in self.beside])
         self._together()
-
-        def with_messages() -> None:
-            buffer, arriving = self.buffers[MESSAGE_BYTES[-1]], torch.empty_like(self.buffers[MESSAGE_BYTES[-1]])
-            works: list[Any] = []
-            for _ in range(_TRIPS):
-                works.append(dist.isend(buffer, self.peer))
-                works.append(dist.irecv(arriving, self.peer))
-            self._work()
-            for work in works:
-                work.wait()
-
-        found["with_messages_s"] = self._timed(with_messages)
+        found["with_sums_s"], found["sums_done_s"] = self._with_sums()
+        self._together()
+        found["with_messages_s"] = self._timed(self._with_messages)
         self._together()
         return found
 
-    def _work(self) -> None:
+    def _with_sums(self) -> tuple[float, float]:
+        """Work twice while sums run: when the work was done, and when the last sum was."""
+        done: list[float] = []
+        self._settled()
+        start = time.perf_counter()
+        pending = [dist.all_reduce(one, group=self.group, async_op=True) for one in self.beside]
+        told = [one.get_future().then(lambda _: done.append(time.perf_counter() - start)) for one in pending]
+        self._work()
+        self._work()
+        if self.place.type == "cuda":
+            torch.cuda.current_stream(self.place).synchronize()
+        worked = time.perf_counter() - start
+        for one in told:
+            one.wait()
+        self._settled()
+        on_cuda = self.place.type == "cuda"  # there futures are done when their work is queued
+        return worked, time.perf_counter() - start if on_cuda else max(done)
+
+    def _with_messages(self) -> None:
+        buffer, arriving = self.buffers[MESSAGE_BYTES[-1]], torch.empty_like(self.buffers[MESSAGE_BYTES[-1]])
+        works: list[Any] = []
+        for _ in range(_TRIPS):
+            works.append(dist.isend(buffer, self.peer))
+            works.append(dist.irecv(arriving, self.peer))
+        self._work()
+        for work in works:
+            work.wait()
+
+    def _work(self, num_layers: int | None = None) -> None:
         """Some tens of milliseconds of what models do: products, and passes over memory."""
         value = self.values
-        for weights in self.weights:
+        for weights in self.weights[:num_layers]:
             value = torch.nn.functional.gelu(value @ weights)
             value = torch.nn.functional.layer_norm(value, value.shape[-1:])
 
@@ -136,10 +131,15 @@ class _Probe:
 
         return self._timed(trip) / (2 * _TRIPS)
 
-    def _sum(self, size: int) -> float:
+    def _sums(self, size: int) -> list[float]:
+        """Sums as layers that are shared have them: each after a piece of work, which takes one worker longer."""
         buffer = self.buffers[size]
         self._together()
-        return self._timed(lambda: [dist.all_reduce(buffer, group=self.group) for _ in range(_TRIPS)]) / _TRIPS
+        taken = []
+        for _ in range(_TRIPS):
+            self._work(4)
+            taken.append(self._timed(lambda: dist.all_reduce(buffer, group=self.group)))
+        return taken
 
     def _timed(self, call: Callable[[], object]) -> float:
         self._settled()

@@ -222,6 +222,9 @@ def _ratios(codecs: Codecs, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences: list[str] = []
+    if len(options["devices"]) < 2:
+        one = options["devices"][0]
+        return (f"Nothing was sent: there was one device, {one}. Give two, like --devices cpu:0,cpu:1.",)
     for task, every in codecs.items():
         transfer = results.get(f"transfer-{task}")
         if transfer is None:

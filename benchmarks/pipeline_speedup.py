@@ -120,6 +120,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
         "parameters_speedups": [one["serial"] / one["parameters"] for one in slowest if "parameters" in one],
         "late": [one["late"] for one in workers],
+        "busy": [one["busy"] for one in workers],
         "compute": [one["compute"] for one in workers],
     }
 
@@ -144,7 +145,7 @@ def describe(row: dict[str, Any]) -> str:
     text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
     for worker, kinds in enumerate(row["compute"]):
         late = row["late"][worker]
-        text += f"\n  worker {worker}: " + ", ".join(
+        text += f"\n  worker {worker} computes {row['busy'][worker]:.0%} of the time: " + ", ".join(
             f"{name} {value * 1e3:.1f} ms ({late[name]:.0%} late)" for name, value in kinds.items()
         )
     return text

@@ -102,7 +102,8 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     recorder.close()
     events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows()]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
-    result["late"] = late(events)
+    computed = sum(seconds for name, seconds in events if name.startswith(("forward", "backward", "weight")))
+    result |= {"late": late(events), "busy": computed / sum(seconds for name, seconds in events if name == "step")}
     (folder / "rounds.json").write_text(json.dumps(result))
 
 

@@ -107,6 +107,8 @@ def test_terms_are_added_where_they_belong() -> None:
 def test_crowded_cores_take_longer() -> None:
     costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_terms": EngineTerms(crowding=0.25)})
     assert step_seconds(costs) == pytest.approx(6 * 1.25)
+    four = make_costs(equal_units(2), mesh=Mesh(data=4), terms={"engine_terms": EngineTerms(crowding=0.25)})
+    assert step_seconds(four) == step_seconds(costs)  # measured with two; not multiplied
 
 
 def test_slow_devices_and_hosts() -> None:

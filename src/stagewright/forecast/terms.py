@@ -60,8 +60,8 @@ class EngineTerms:
     collective_share: float = 0.0
     # How fast a collective goes beside computing, of its speed alone.
     collective_pace: float = 1.0
-    # How much longer computing takes when all devices of a host are busy and the slowest of them is waited for, by one
-    # number for each further device.
+    # How much longer computing takes when a host's devices are busy at once and the slowest of them is waited for. It is
+    # measured with two; more are taken to crowd each other no more than these: to multiply it would multiply its noise.
     crowding: float = 0.0
 
     @property
@@ -71,7 +71,7 @@ class EngineTerms:
 
     def crowded(self, num_on_host: int) -> float:
         """How much longer computing takes beside that many busy devices, itself among them."""
-        return 1.0 + self.crowding * (num_on_host - 1)
+        return 1.0 + self.crowding if num_on_host > 1 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

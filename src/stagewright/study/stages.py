@@ -268,7 +268,7 @@ def _explain(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
     prepared = prepared_for(folder.plan(), measured, bench.results["calibration"])
     return {
         "stages": best.num_stages,
-        "policy": best.policy,
+        "policy": best.policies,
         "run": best.run,
         **explain_run(prepared, folder).to_dict(),
         "shares": shares_of(folder.path),

@@ -130,8 +130,8 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         + (
             "the given cluster"
             if options["cluster"]
-            else "as many devices on one machine like this one, where each "
-            "further one slows the others down as a second one does here; over the same serial"
+            else "as many devices like these, which slow each other down as two of them do here, with such links; over "
+            "the same serial"
         )
         + ". Published: another model, 4 machines, inference.",
     )

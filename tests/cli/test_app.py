@@ -129,3 +129,13 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     result = run(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "cut after 1" in result.stdout
+
+
+def test_ctrl_c_is_told() -> None:
+    program = (
+        "import sys\nfrom stagewright.cli import app\n"
+        "@app.app.command()\ndef stop():\n    raise KeyboardInterrupt\n"
+        "sys.argv = ['stagewright', 'stop']\napp.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "stagewright: interrupted\n")

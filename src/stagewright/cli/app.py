@@ -81,9 +81,10 @@ def main() -> None:
     except StagewrightError as error:
         print(f"stagewright: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("stagewright: interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ending:  # typer makes one of Ctrl-C, without a word
+        if ending.code == 130:
+            print("stagewright: interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has left: nothing to add
         sys.exit(1)

@@ -117,9 +117,13 @@ def conduct(
             note(f"going on in {unfinished.path}, where this study was interrupted (--fresh begins anew)")
         folder = unfinished or StudyFolder.create(root, chosen, command=command, environment=probe_machine().to_dict())
     numbers = {part.name: at for at, part in enumerate(chosen.parts, start=1)}
-    outcome = run_study(
-        chosen, folder, tell=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}")
-    )
+    try:
+        outcome = run_study(
+            chosen, folder, tell=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}")
+        )
+    except KeyboardInterrupt:
+        note(f"the parts that are done are kept: the same command goes on in {folder.path}")
+        raise
     if json:
         print_json(outcome.to_dict())
     else:

@@ -1,29 +1,26 @@
-"""How true forecasts are: plans forecast from a profile, and then run.
+"""How true forecasts are: plans forecast from a profile, and run.
 
-    python benchmarks/forecast_accuracy.py --rounds 3 --json
+    python benchmarks/forecast_accuracy.py --json
 
-Each plan is forecast before it is run, in every round anew: the model's units, loss and optimiser are measured on one
-of the plan's devices, the engine's own costs with two workers, then the plan is proven equal to serial and timed. What
-counts is the median over the rounds, of forecasts and of measured steps. Plans take turns, so that a slow phase of the
-machine hits all of them; `--only 3` or `--only 0-4` runs some. Memory is the peak of the fullest worker.
-
-A shared machine may be a fifth slower half a minute later. So a fixed piece of work is timed on each of the plan's
-devices before and after both the measuring and the run; `pace` is how much longer it took around the run. Errors are
-given as they are, and at one pace. Where a core is slow for seconds and then fast again, neither half a second of work
-nor a median says which it was; so errors are given a third time, undisturbed: the lower quartile of the rounds'
-forecasts against the lower quartile of all steps of all rounds.
+For each plan the machine's links and the engine's own costs are measured (every few plans anew), then workers prove the
+plan equal to serial and take turns: one of them measures the model's units, loss and optimiser on its core, from which
+the plan is forecast; then all run some steps. A shared machine may be a fifth slower some seconds later, and so
+forecasts and steps are spread over the same minute. What counts is the median of the forecasts and that of the steps.
+`--only 3` or `--only 0-4` runs some. Memory is the peak of the fullest worker.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
-import time
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+JOBS = Path(__file__).resolve().parent / "jobs"
 
 # model, options of the model, batch, and what makes the plan; three of each strategy at least.
 PLANS: tuple[dict[str, Any], ...] = (
@@ -57,98 +54,85 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=6, help="times that a plan is forecast, and run for some steps")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds of measuring units in a turn")
+    parser.add_argument("--calibrate-every", type=int, default=6, help="plans after which the machine is measured anew")
     parser.add_argument("--only", default="", help="one plan or a range of them, from 0")
     parser.add_argument("--devices", default="", help="devices with semicolons; otherwise the machine's first")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", default="")
     options = parser.parse_args()
+    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
     from stagewright.cluster.machine import default_devices
+    from stagewright.planner.calibrate import calibrate
 
     low, _, high = options.only.partition("-")
     devices = tuple(options.devices.split(";")) if options.devices else default_devices(2)
     chosen = PLANS[int(low) : int(high or low) + 1] if options.only else PLANS
     chosen = tuple(one for one in chosen if len(devices) > 1 or one["mesh"] == "serial")
-    names = ("forecast_s", "measured_s", "steps_s", "pace", "forecast_memory_bytes", "measured_memory_bytes")
-    found: list[dict[str, list[Any]]] = [{name: [] for name in names} for _ in chosen]
-    for current in range(options.rounds):
-        terms = measure_machine(devices)
-        for index, about in enumerate(chosen):
-            plan = make_plan(about, devices, options.steps)
-            row = forecast_and_run(plan, terms, options.repeats)
-            for name, value in row.items():
-                found[index][name].append(value)
-            error = row["forecast_s"] / row["measured_s"] - 1
-            write(chosen, found, options)
-            memory = row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1
-            print(
-                f"round {current}: {describe(about)}: {row['forecast_s']:.4f} s, measured {row['measured_s']:.4f} s "
-                f"({error:+.1%}, at one pace {(1 + error) * row['pace'] - 1:+.1%}), memory {memory:+.1%}",
-                file=sys.stderr,
-                flush=True,
-            )
-    report(summary(chosen, found, options.rounds), options)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as root:
+        for number, about in enumerate(chosen):
+            if number % options.calibrate_every == 0:
+                found = calibrate(devices)
+                calibration = Path(root) / f"calibration-{number}.json"
+                calibration.write_text(json.dumps(found.to_dict()))
+            rows.append(forecast_and_run(about, make_plan(about, devices), calibration, options, root))
+            print(describe_row(rows[-1]), file=sys.stderr, flush=True)
+            if options.output:  # a benchmark that is ended early leaves what it has
+                Path(options.output).write_text(json.dumps(summary(rows), indent=2) + "\n")
+    if options.json:
+        print(json.dumps(summary(rows), indent=2))
+    else:
+        print("\n".join([*map(describe_row, rows), describe_all(summary(rows))]))
 
 
-def summary(chosen: Any, found: Any, rounds: int) -> dict[str, Any]:
-    """The medians of the plans that were run, and how far off they are."""
-    rows = [
-        {
-            "plan": describe(about),
-            **{name: statistics.median(values) for name, values in one.items() if name != "steps_s"},
-            "undisturbed_forecast_s": lower_quartile(one["forecast_s"]),
-            "undisturbed_s": lower_quartile([taken for steps in one["steps_s"] for taken in steps]),
-        }
-        for about, one in zip(chosen, found, strict=True)
-        if one["forecast_s"]
+def forecast_and_run(
+    about: dict[str, Any], plan: Any, calibration: Path, options: argparse.Namespace, root: str
+) -> dict[str, Any]:
+    """One plan."""
+    from stagewright.engine.launch import launch
+    from stagewright.store.run import RunFolder
+
+    settings = {name: getattr(options, name) for name in ("turns", "steps", "repeats")}
+    os.environ["FORECAST_TURNS"] = json.dumps(settings | {"calibration": str(calibration)})
+    folder = RunFolder.create(root, plan)
+    launch(plan, folder, job="forecast_turns:run_job")
+    workers = [
+        json.loads((folder.worker(rank).path / "turns.json").read_text()) for rank in range(plan.mesh.num_workers)
     ]
+    forecasts = [one for worker in workers for one in worker["forecasts"]]
+    turns = [
+        [max(times) for times in zip(*together, strict=True)]
+        for together in zip(*(worker["steps_s"] for worker in workers), strict=True)
+    ]
+    steps = [taken for turn in turns for taken in turn]
+    return {
+        "plan": describe(about),
+        "equal": workers[0]["equality"]["equal"],
+        "forecast_s": statistics.median(one["step_s"] for one in forecasts),
+        "measured_s": statistics.median(steps),
+        "forecast_memory_bytes": max(one["memory_bytes"] for one in forecasts),
+        "measured_memory_bytes": max(worker["memory_bytes"] for worker in workers),
+        "forecasts_s": [one["step_s"] for one in forecasts],
+        "steps_s": turns,
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How far off they are."""
     errors = [abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
-    paced = [
-        abs(
-            statistics.median(
-                f * p / m for f, m, p in zip(one["forecast_s"], one["measured_s"], one["pace"], strict=True)
-            )
-            - 1
-        )
-        for one in found
-        if one["forecast_s"]
-    ]
-    undisturbed = [abs(row["undisturbed_forecast_s"] / row["undisturbed_s"] - 1) for row in rows]
     memory = [abs(row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1) for row in rows]
     return {
         "plans": rows,
         "mean_error": statistics.mean(errors),
         "worst_error": max(errors),
-        "mean_error_at_one_pace": statistics.mean(paced),
-        "worst_error_at_one_pace": max(paced),
-        "mean_error_undisturbed": statistics.mean(undisturbed),
-        "worst_error_undisturbed": max(undisturbed),
         "worst_memory_error": max(memory),
-        "rounds": rounds,
     }
 
 
-def lower_quartile(values: list[float]) -> float:
-    return statistics.quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
-
-
-def write(chosen: Any, found: Any, options: argparse.Namespace) -> None:
-    """What there is so far: a benchmark that is ended early leaves it."""
-    if options.output:
-        with open(options.output, "w", encoding="utf-8") as file:
-            json.dump({**summary(chosen, found, options.rounds), "rounds_of_each": found}, file, indent=2)
-
-
-def measure_machine(devices: tuple[str, ...]) -> Any:
-    """The engine's own costs, now."""
-    from stagewright.planner.calibrate import calibrate
-
-    return calibrate(devices)
-
-
-def make_plan(about: dict[str, Any], devices: tuple[str, ...], steps: int) -> Any:
+def make_plan(about: dict[str, Any], devices: tuple[str, ...]) -> Any:
     from stagewright.engine.resolve import resolve_plan
     from stagewright.plan.value import Mesh, ModelSpec, Plan
 
@@ -157,64 +141,7 @@ def make_plan(about: dict[str, Any], devices: tuple[str, ...], steps: int) -> An
     model = ModelSpec(
         name=about["model"], sequence_length=about.get("sequence_length"), image_size=about.get("image_size")
     )
-    return resolve_plan(
-        Plan(model=model, mesh=mesh, devices=devices[: mesh.num_workers], steps=steps, warmup=2, **rest)
-    )
-
-
-def forecast_and_run(plan: Any, calibration: Any, repeats: int) -> dict[str, Any]:
-    """Forecast first, then run."""
-    from stagewright.engine.compare import run_plan
-    from stagewright.planner.forecasting import prepare
-    from stagewright.planner.measure import measure_model
-    from stagewright.store.run import RunFolder
-
-    before_s = yardstick_s(plan.devices)
-    measured = measure_model(plan, cache=False, repeats=repeats)
-    between_s = yardstick_s(plan.devices)
-    forecast = prepare(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.terms).forecast()
-    del measured
-    with tempfile.TemporaryDirectory() as root:
-        result = run_plan(replace(plan, cuts=plan.cuts), root)
-        steps = [row["seconds"] for row in RunFolder.open(result["run"]).worker(0).metrics()]
-    after_s = yardstick_s(plan.devices)
-    if not result["equal"]:
-        print(f"{plan.model.name}, {plan.mesh}: NOT equal to serial: {result['equality']}", file=sys.stderr)
-    return {
-        "forecast_s": forecast.step_s,
-        "measured_s": result["latency_s"],
-        "steps_s": steps,
-        "pace": (between_s + after_s) / (before_s + between_s),
-        "forecast_memory_bytes": max(memory_of(worker, plan) for worker in forecast.workers),
-        "measured_memory_bytes": max(result["peak_memory_bytes"]),
-    }
-
-
-def yardstick_s(devices: tuple[str, ...], repeats: int = 15) -> float:
-    """A fixed piece of work on each pinned core, some tens of milliseconds; 1 on GPUs, which nobody shares."""
-    import torch
-
-    from stagewright.cluster.device import Device
-
-    places = [Device.parse(one) for one in devices]
-    if places[0].kind != "cpu":
-        return 1.0
-    weights = [torch.randn(512, 512) for _ in range(32)]  # more than a core's own caches hold
-    times_s: list[list[float]] = [[] for _ in places]
-    for _ in range(repeats):  # in turns, so that a slow moment hits all of them
-        for place, taken in zip(places, times_s, strict=True):
-            with place.pinned(), torch.no_grad():
-                start, value = time.perf_counter(), torch.ones(128, 512)
-                for one in weights:
-                    value = torch.nn.functional.layer_norm(torch.nn.functional.gelu(value @ one), (512,))
-                taken.append(time.perf_counter() - start)
-    return statistics.mean(statistics.median(taken) for taken in times_s)
-
-
-def memory_of(worker: Any, plan: Any) -> int:
-    """As the engine measures it: a CPU worker counts its own tensors, without posted receives; CUDA's allocator all."""
-    on_cuda = plan.devices[0].startswith("cuda")
-    return int(worker.memory.peak_bytes if on_cuda else worker.memory.counted_bytes)
+    return resolve_plan(Plan(model=model, mesh=mesh, devices=devices[: mesh.num_workers], **rest))
 
 
 def describe(about: dict[str, Any]) -> str:
@@ -225,20 +152,19 @@ def describe(about: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def report(data: dict[str, Any], options: argparse.Namespace) -> None:
-    if options.json:
-        print(json.dumps(data, indent=2))
-        return
-    for row in data["plans"]:
-        error = row["forecast_s"] / row["measured_s"] - 1
-        memory = row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1
-        calm = row["undisturbed_forecast_s"] / row["undisturbed_s"] - 1
-        times = f"{row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s"
-        print(f"{row['plan']:60} {times} {error:+6.1%} (undisturbed {calm:+6.1%}) {memory:+6.1%}")
-    print(
-        f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}; at one pace "
-        f"{data['mean_error_at_one_pace']:.1%}, worst {data['worst_error_at_one_pace']:.1%}; undisturbed "
-        f"{data['mean_error_undisturbed']:.1%}, worst {data['worst_error_undisturbed']:.1%}; "
+def describe_row(row: dict[str, Any]) -> str:
+    error = row["forecast_s"] / row["measured_s"] - 1
+    memory = row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1
+    text = (
+        f"{row['plan']:60} {row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s {error:+6.1%}, memory {memory:+6.1%}"
+    )
+    text += f" (forecasts {min(row['forecasts_s']):.3f} to {max(row['forecasts_s']):.3f} s)"
+    return text + ", NOT equal to serial" * (not row["equal"])
+
+
+def describe_all(data: dict[str, Any]) -> str:
+    return (
+        f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}; "
         f"memory at most {data['worst_memory_error']:.1%} off"
     )
 

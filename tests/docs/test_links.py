@@ -84,3 +84,12 @@ def test_site_builds(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "index.html").is_file()
+
+
+def test_what_was_measured_has_its_command_and_is_linked() -> None:
+    pages = sorted((DOCS / "studies" / "measured").glob("*.md"))
+    assert pages
+    for page in pages:
+        study = page.stem.partition("-")[0]
+        assert re.search(rf"^`stagewright study {study}\b", page.read_text(), re.MULTILINE), page
+        assert f"(measured/{page.name})" in (DOCS / "studies" / f"{study}.md").read_text(), page

@@ -1,0 +1,103 @@
+"""One worker's part of ``forecast_accuracy.py``: measure a model and run the plan, in turns, in the same processes.
+
+    load, capture ─► prove ─► memory counted ─► turn: one worker measures the model's units ─► forecast ─► some steps
+                                                 └──────────────── the next turn, the next worker ◄────────────┘
+
+A core may be a fifth slower some seconds later, and another core not. So what a forecast is made of and the steps that
+it is compared with are spread over the same minute and over the same cores. Forecasts see no step.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from stagewright.cluster.atomic_file import save_text
+from stagewright.engine.dealer import Dealer
+from stagewright.engine.equality import make_reference
+from stagewright.engine.job import load_model, make_optimizer, prove
+from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.planner.calibrate import Calibration
+from stagewright.planner.forecasting import prepare
+from stagewright.planner.measure import measure_model
+from stagewright.zoo.model import Batch
+
+
+def run_job(plan: Any, context: Any, run_folder: Any) -> None:
+    """Prove the plan, then turns; writes turns.json."""
+    settings = json.loads(os.environ["FORECAST_TURNS"])
+    model = load_model(plan, context)
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    graph = capture_for(plan, model)
+    reference = None
+    if context.rank == 0:
+        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
+        reference = make_reference(
+            graph,
+            parts,
+            model.loss,
+            training=True,
+            seed=plan.seed,
+            device=context.torch_device,
+            deferred=False,
+            cuts=cut_indices(graph, plan.cuts),
+        )
+    replica = Replica(plan, model, context, graph)
+    equality = prove(replica, batch, reference)
+    del reference
+    gc.collect()
+    gc.freeze()
+    optimizer = make_optimizer(plan.optimizer, [one for one in replica.module.parameters() if one.requires_grad])
+
+    def step() -> float:
+        start = time.perf_counter()
+        replica.zero_gradients()
+        replica.memory.update()
+        outcome = replica.train_step(batch)
+        replica.change_parameters(optimizer)
+        replica.total_loss(outcome)
+        return time.perf_counter() - start
+
+    with replica.tracked():
+        step()
+        replica.memory.follow_optimizer(optimizer)
+        replica.memory.begin_rows()
+        step()
+    calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
+    calibration = replace(calibration, speeds=())  # every device is measured in its turn
+    cluster = calibration.cluster(plan.mesh.num_workers)
+    own = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
+    forecasts, steps_s = [], []
+    for turn in range(settings["turns"]):
+        if turn % plan.mesh.num_workers == context.rank:
+            measured = measure_model(own, cache=False, repeats=settings["repeats"])
+            found = prepare(plan, measured, cluster, calibration.terms).forecast()
+            forecasts.append({"step_s": found.step_s, "memory_bytes": max(held(one, plan) for one in found.workers)})
+            del measured
+            gc.collect()
+        if plan.mesh.num_workers > 1:
+            dist.barrier()
+        step()  # caches and pages after somebody else's work
+        steps_s.append([step() for _ in range(settings["steps"])])
+    result = {
+        "equality": equality.to_dict(),
+        "forecasts": forecasts,
+        "steps_s": steps_s,
+        "memory_bytes": replica.memory.report().to_dict()["peak_memory_bytes"],
+    }
+    folder = run_folder.worker(context.rank).path
+    folder.mkdir(parents=True, exist_ok=True)
+    save_text(json.dumps(result) + "\n", folder / "turns.json")
+
+
+def held(worker: Any, plan: Any) -> int:
+    """As the engine measures it: a CPU worker counts its own tensors, without posted receives; CUDA's allocator all."""
+    on_cuda = plan.devices[0].startswith("cuda")
+    return int(worker.memory.peak_bytes if on_cuda else worker.memory.counted_bytes)

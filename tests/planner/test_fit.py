@@ -184,6 +184,13 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
     assert shared == 2 * 100 + 2 * 100 + 10, "the first stage's gradient is there: its activations come on top"
 
 
+def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
+    measured = MeasuredModel(profile=profile_of(equal_units(3).units), terms=MadeSource(units=()).terms)
+    plan = plan_of(Mesh(), batch=1, microbatches=1)
+    assert peak_bytes(plan, measured) == 300 + 3 * 1000 + 8
+    assert peak_bytes(replace(plan, recompute="always"), measured) == 300 + 3 * 1000, "without what the loss kept"
+
+
 def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None:
     """Cut after the first block and the next; the embedding, before the first block, is the head's weight too.
 

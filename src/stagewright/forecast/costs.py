@@ -258,7 +258,10 @@ def plan_costs(
                 kept_bytes=kept_bytes,
                 input_bytes=input_bytes,
                 again_bytes=kept_bytes - (input_bytes if _keeps(own[0], input_bytes) else 0),
-                gradient_rise_bytes=_rise(units, first, last, there, model_terms.loss_kept_bytes),
+                # Where the stage runs again, the loss has gone backward before.
+                gradient_rise_bytes=_rise(
+                    units, first, last, there, 0 if plan.recomputes(index) else model_terms.loss_kept_bytes
+                ),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )

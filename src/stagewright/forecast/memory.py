@@ -127,11 +127,15 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
             moments.append(end)
             changes.append((kept + (whole if chunk == 0 else 0), 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
-            # Everything is there again, for this one micro-batch; each half of a split backward runs it again.
-            extra = int(share * stage.again_bytes) if again else 0
+            # Everything is there again, for this one micro-batch; each half of a split backward runs it again. The loss
+            # goes backward before the stage does, so that what it kept has gone by then.
+            runs_again = again and not (kind == BACKWARD_INPUT and index == 0)  # whose inputs need no gradient
+            extra = int(share * stage.again_bytes) if runs_again else 0
             if extra:
+                gone = int(share * loss) if kind != BACKWARD_WEIGHT or index == 0 else 0
                 moments.append(start)
-                changes.append((extra, 0))
+                changes.append((extra - gone, 0))
+                kept -= int(share * loss)
             halves = 2 if kind == BACKWARD_WEIGHT and index > 0 else 1
             freed = 0 if kind == BACKWARD_INPUT else halves * extra + kept + (whole if chunk == last_chunk else 0)
             if kind != BACKWARD_INPUT and index not in seen:

@@ -60,8 +60,8 @@ class EngineTerms:
     collective_share: float = 0.0
     # How fast a collective goes beside computing, of its speed alone.
     collective_pace: float = 1.0
-    # How much longer computing takes when a host's devices are busy at once and the slowest of them is waited for. It is
-    # measured with two; more are taken to crowd each other no more than these: to multiply it would multiply its noise.
+    # How much longer computing takes when a host's devices are busy at once and the slowest of them is waited for.
+    # Measured with two; more are taken to crowd each other no more than these: multiplied, so would be its noise.
     crowding: float = 0.0
 
     @property

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="times that a plan is forecast, and run for some steps")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
     parser.add_argument("--repeats", type=int, default=2, help="rounds of measuring units in a turn")
-    parser.add_argument("--calibrate-every", type=int, default=6, help="plans after which the machine is measured anew")
+    parser.add_argument("--calibrate-every", type=int, default=2, help="plans after which the machine is measured anew")
     parser.add_argument("--only", default="", help="one plan or a range of them, from 0")
     parser.add_argument("--devices", default="", help="devices with semicolons; otherwise the machine's first")
     parser.add_argument("--json", action="store_true")

@@ -111,8 +111,9 @@ stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 mi
 `--recompute always` keeps a stage's inputs only and runs its forward again before its backward. `except-last` leaves
 the last micro-batch as it is: under GPipe its backward comes at once, so nothing is gained by forgetting it. In a plan
 file `recompute = [true, false]` answers for each stage. Dropout masks and batch norm's statistics are those of the
-first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split, both
-parts need what was forgotten, so a stage runs forward twice more, not once.
+first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split,
+a stage that runs again does all of its backward in the first part: to keep what it ran again until the second would take
+the memory that was to be saved.
 
 ## Placement
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from stagewright.capture import UnitGraph, capture
 from stagewright.cluster.device import Device
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline
+from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.transport import TensorShape
 from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import Mesh
@@ -114,6 +116,7 @@ def pipeline_step(
     batch: int,
     num_stages: int,
     placement: str | None = None,
+    recompute: str = "none",
 ) -> Any:
     """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output."""
     graph, args, kwargs, target, loss = captured(name)
@@ -127,8 +130,21 @@ def pipeline_step(
     def shapes(cut: int, size: int) -> list[TensorShape]:
         return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in graph.crossing_shapes(cuts[cut], size)]
 
+    again: list[int] = []  # one for each time that a stage ran again
+
+    def watch() -> Any:
+        again.append(1)
+        return nullcontext()
+
+    parts = microbatches(graph, args, kwargs, target, batch, count)
+    forwards = {
+        index: RecomputedForward(stage, policy=recompute, index=index, num_microbatches=len(parts), watch=watch)
+        for index, stage in stages.items()
+        if recompute != "none"
+    }
     pipeline = Pipeline(
         stages,
+        forwards=forwards,
         stage_workers=workers,
         schedule=schedule,
         num_microbatches=count,
@@ -138,7 +154,6 @@ def pipeline_step(
         loss=loss,
     )
     graph.model.zero_grad()
-    parts = microbatches(graph, args, kwargs, target, batch, count)
     outcome = pipeline.train_step(parts)
     gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}
     gradients = {key: value.clone() for key, value in gradients.items()}
@@ -156,4 +171,5 @@ def pipeline_step(
         "buffers": {key: value.numpy() for key, value in buffers.items()},
         "outputs": torch.cat(outputs).numpy() if outputs else None,
         "sent_bytes": outcome.sent_bytes,
+        "again": len(again),
     }

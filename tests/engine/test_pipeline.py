@@ -74,6 +74,15 @@ def test_client_and_server(pool_of: Any, schedule: str) -> None:
     assert found[0]["loss"] is not None
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-zero-bubble", "zbv", "dualpipev"])
+@pytest.mark.parametrize(("recompute", "spared"), [("always", 0), ("except-last", 1)])
+def test_a_recomputed_stage_runs_again_once(pool_of: Any, schedule: str, recompute: str, spared: int) -> None:
+    """Also where backward is split in two: not once for its inputs and once more for each group of its weights."""
+    found = compare(pool_of, "gpt2", schedule, 2, 12, recompute=recompute)
+    num_stages = 2 if schedule in MULTI else 1
+    assert [one["again"] for one in found] == [num_stages * (4 - spared)] * 2
+
+
 def test_bytes_on_the_links_are_those_of_the_crossings(pool_of: Any) -> None:
     found = compare(pool_of, "deit", "1f1b", 2, 12)
     hidden = 12 * 6 * 32 * 4  # samples, tokens (4 patches and 2 extra), width, float32

@@ -28,6 +28,8 @@ class Held:
     """Gradients of the outputs, once the first half has run."""
     groups: Any = None
     """What the first half left for the second."""
+    forgotten: bool = False
+    """Whether the stage runs again for its backward."""
 
 
 def backward_whole(held: Held, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:

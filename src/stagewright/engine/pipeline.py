@@ -23,6 +23,7 @@ from stagewright.engine.backward import Held, backward_inputs, backward_weights,
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import LinkCodecs
+from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.recorder import recorder
 from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
 from stagewright.errors import UsageError
@@ -315,13 +316,14 @@ class _Step:
         run = pipeline._forwards.get(stage)
         outputs = run(tuple(values), number) if run is not None and self.training else module(*values)
         recorder.add("forward", start)
+        forgotten = isinstance(run, RecomputedForward) and run.forgets
         if stage == pipeline._last:
-            self.conclude(action, outputs, leaves)
+            self.conclude(action, outputs, leaves, forgotten)
             return
         if self.training:
             wanted = pipeline._links.needs_gradient[stage]
             roots = [value for value, one in zip(outputs, wanted, strict=True) if one]
-            self.held[stage, number] = Held(leaves, [self.root(value) for value in roots])
+            self.held[stage, number] = Held(leaves, [self.root(value) for value in roots], forgotten=forgotten)
         self.give(Message(stage, number, False), outputs, pipeline.stage_workers[stage + 1])
 
     def root(self, value: torch.Tensor) -> torch.Tensor | None:
@@ -334,7 +336,7 @@ class _Step:
             return None
         return value.clone() if self.pipeline.splits_backward else value
 
-    def conclude(self, action: Action, outputs: tuple[Any, ...], leaves: list[torch.Tensor]) -> None:
+    def conclude(self, action: Action, outputs: tuple[Any, ...], leaves: list[torch.Tensor], forgotten: bool) -> None:
         """The last stage: the model's results and the loss."""
         pipeline, microbatch = self.pipeline, self.batch[action.microbatch]
         result = pipeline._unflatten(outputs)
@@ -345,7 +347,8 @@ class _Step:
             total = loss.detach()
             self.outcome.loss = total if self.outcome.loss is None else self.outcome.loss + total
             if self.training:
-                self.held[action.stage, action.microbatch] = Held(leaves, [loss if loss.requires_grad else None])
+                roots = [loss if loss.requires_grad else None]
+                self.held[action.stage, action.microbatch] = Held(leaves, roots, forgotten=forgotten)
         if self.keep_outputs:
             self.outcome.outputs.append(result)
 
@@ -365,6 +368,10 @@ class _Step:
             found = backward_whole(held, gradients)
             recorder.add("backward", start)
             del self.held[stage, number]
+        elif held.forgotten and held.inputs:  # it runs again once: for its weights too, and nothing is held until then
+            found = backward_whole(held, gradients)
+            held.outputs, held.inputs = [], []
+            recorder.add("backward-input", start, note="whole")
         else:
             found = backward_inputs(held, gradients, pipeline._parameters[stage])
             recorder.add("backward-input", start)

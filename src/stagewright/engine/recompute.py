@@ -9,7 +9,9 @@
 A forward that runs again must be the same one: it draws the same random numbers (by its key where one is held, else by
 the generators' states), moves no running statistics, leaves its inputs as they were and runs under the same autocast.
 Other buffers that a forward both reads and writes (spectral norm's vectors) are used as they are by then.
-Backward split in two (zero-bubble schedules) needs everything twice, so that a stage is recomputed twice.
+Backward split in two (zero-bubble schedules) would run a stage again for its inputs and once more for each group of its
+weights, and hold all of it in between: what recomputation is to save. So a stage that runs again does its whole
+backward in the first half (``engine.pipeline``).
 """
 
 from __future__ import annotations
@@ -75,6 +77,11 @@ class RecomputedForward:
         self._through: Callable[..., Any] = self._forward if through is None else through
         if through is not None:
             stage.__dict__["forward"] = self._forward  # inside the wrapper and the stage's own hooks
+
+    @property
+    def forgets(self) -> bool:
+        """Whether the micro-batch that ran last will run again."""
+        return self._again
 
     def __call__(self, inputs: Sequence[Any], microbatch: int) -> tuple[Any, ...]:
         """The stage's outputs for one micro-batch."""

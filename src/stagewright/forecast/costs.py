@@ -143,10 +143,17 @@ class PlanCosts:
                     compute[own] += loss.loss_backward_s * shares[own] * self.crowded
                 if kind != BACKWARD_INPUT:
                     compute[own] += np.where(order.microbatch[own] > 0, stage.accumulate_s, 0.0)
-                if self.recomputes(index) and not (kind == BACKWARD_INPUT and index == 0):
-                    spared = (self.plan.recompute == "except-last") & (order.microbatch[own] == last_chunk)
-                    compute[own] += np.where(spared, 0.0, again_s * shares[own])
-                    collective[own] += np.where(spared, 0.0, again_tensor_s * shares[own])
+                if not self.recomputes(index) or (kind == BACKWARD_INPUT and index == 0):
+                    continue
+                spared = (self.plan.recompute == "except-last") & (order.microbatch[own] == last_chunk)
+                if kind == BACKWARD_WEIGHT and index > 0:  # all of it was done in the first half
+                    compute[own] = np.where(spared, compute[own], terms.action_s)
+                    continue
+                compute[own] += np.where(spared, 0.0, again_s * shares[own])
+                collective[own] += np.where(spared, 0.0, again_tensor_s * shares[own])
+                if kind == BACKWARD_INPUT:
+                    adding_s = np.where(order.microbatch[own] > 0, stage.accumulate_s, 0.0)
+                    compute[own] += np.where(spared, 0.0, stage.backward_weight_s * shares[own] + adding_s)
         message = order.is_message
         for index in range(last_stage):
             for kind, maker in ((FORWARD, index), (BACKWARD, index + 1)):

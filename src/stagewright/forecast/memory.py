@@ -127,18 +127,20 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
             moments.append(end)
             changes.append((kept + (whole if chunk == 0 else 0), 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
-            # Everything is there again, for this one micro-batch; each half of a split backward runs it again. The loss
-            # goes backward before the stage does, so that what it kept has gone by then.
-            runs_again = again and not (kind == BACKWARD_INPUT and index == 0)  # whose inputs need no gradient
-            extra = int(share * stage.again_bytes) if runs_again else 0
+            # Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all
+            # of it in the first; but the model's first stage, whose inputs need no gradient, in the second.
+            if again and index > 0 and kind == BACKWARD_WEIGHT:
+                continue
+            ends = kind != BACKWARD_INPUT or (again and index > 0)
+            extra = int(share * stage.again_bytes) if again and ends else 0
             if extra:
-                gone = int(share * loss) if kind != BACKWARD_WEIGHT or index == 0 else 0
+                # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so
+                # that what it kept has gone by then.
                 moments.append(start)
-                changes.append((extra - gone, 0))
+                changes.append((extra - int(share * loss), 0))
                 kept -= int(share * loss)
-            halves = 2 if kind == BACKWARD_WEIGHT and index > 0 else 1
-            freed = 0 if kind == BACKWARD_INPUT else halves * extra + kept + (whole if chunk == last_chunk else 0)
-            if kind != BACKWARD_INPUT and index not in seen:
+            freed = extra + kept + (whole if chunk == last_chunk else 0) if ends else 0
+            if ends and index not in seen:
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.
                 there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)

@@ -248,7 +248,7 @@ def _allowed(plan: Plan, num_units: int) -> bool:
     if plan.num_stages > num_units or plan.batch < plan.microbatches * plan.mesh.data:
         return False
     if plan.recompute != "none" and SCHEDULES[plan.schedule].splits_backward:
-        return False  # either half of the backward pass would run forward again
+        return False  # a stage that runs again does its whole backward at once: the split gains nothing
     if plan.schedule not in _PLAIN and 4 * plan.num_stages * plan.microbatches > _MOST_NODES:
         return False
     try:

@@ -111,6 +111,15 @@ def test_crowded_cores_take_longer() -> None:
     assert step_seconds(four) == step_seconds(costs)  # measured with two; not multiplied
 
 
+def test_replicas_copy_gradients_into_buckets() -> None:
+    model = ModelTerms(accumulate_s_per_byte=0.001)
+    plain = step_seconds(make_costs(equal_units(2), mesh=Mesh(data=2)))
+    copied = step_seconds(make_costs(equal_units(2), mesh=Mesh(data=2), terms={"model_terms": model}))
+    assert copied == pytest.approx(plain + 2 * 100 * 0.001)
+    alone = step_seconds(make_costs(equal_units(2), mesh=Mesh(), terms={"model_terms": model}))
+    assert alone == pytest.approx(step_seconds(make_costs(equal_units(2), mesh=Mesh())))
+
+
 def test_slow_devices_and_hosts() -> None:
     cluster = Cluster(
         devices=(

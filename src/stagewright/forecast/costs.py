@@ -142,7 +142,8 @@ class PlanCosts:
                 if index == last_stage and kind != BACKWARD_WEIGHT:
                     compute[own] += loss.loss_backward_s * shares[own] * self.crowded
                 if kind != BACKWARD_INPUT:
-                    compute[own] += np.where(order.microbatch[own] > 0, stage.accumulate_s, 0.0)
+                    adds = (order.microbatch[own] > 0) | self.copies_gradients
+                    compute[own] += np.where(adds, stage.accumulate_s, 0.0)
                 if not self.recomputes(index) or (kind == BACKWARD_INPUT and index == 0):
                     continue
                 spared = (self.plan.recompute == "except-last") & (order.microbatch[own] == last_chunk)
@@ -160,6 +161,11 @@ class PlanCosts:
                 own = message & (order.kind == kind) & (order.stage == maker)
                 compute[own] = self._message_s(index, shares[own])
         return compute, collective
+
+    @property
+    def copies_gradients(self) -> bool:
+        """Whether a first micro-batch's gradients are copied too, into the buckets of DistributedDataParallel."""
+        return self.plan.mesh.data > 1 and self.plan.mesh.pipeline == 1 and not self.plan.shard
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs forward again."""

@@ -32,6 +32,7 @@ CODECS_OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "microbatches": 4,
     "how": "pipeline",
+    "devices": ["cpu:0", "cpu:1"],
     "lessons": {"cifar10": CIFAR},
 }
 

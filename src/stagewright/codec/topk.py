@@ -93,5 +93,5 @@ class TopK(Codec):
         if not flat.numel():
             return torch.zeros_like(values, dtype=torch.float32)
         border = torch.sort(flat, descending=True).values[self._kept(flat.numel()) - 1]
-        found = torch.minimum(flat, border) + flat * 2.0**-8
+        found = torch.minimum(flat, border) + flat * 2.0**-8 + 2.0**-133  # the least of bfloat16
         return found.view(values.shape) + rounding(values)

@@ -13,7 +13,7 @@ the device is at hand, measure instead.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +220,7 @@ class AnalyticModel:
                 2 * logits,
             ),
         ]
+        units[0] = replace(units[0], recompute_kept_bytes=8 * tokens)  # numbers of tokens are what comes in
         once = (hidden, hidden)
         traffic = [TensorTraffic(), *[TensorTraffic(forward_bytes=once, backward_bytes=once)] * shape.num_layers]
         forward = sum(unit.forward.median_s for unit in units)

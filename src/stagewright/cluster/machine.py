@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stagewright import __version__
 from stagewright.cluster.device import Device, can_pin, usable_cores
 from stagewright.errors import UsageError
 
@@ -156,7 +155,6 @@ def _versions(torch_version: str, cuda_version: str | None) -> dict[str, str]:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    versions.setdefault("stagewright", __version__)  # run from its sources, without an installation
     versions["torch"] = torch_version  # tells builds apart: 2.13.0+cpu
     return versions | ({"cuda": cuda_version} if cuda_version else {})
 

@@ -53,8 +53,5 @@ def _head(study: Study, about: dict[str, Any]) -> str:
     gpus = ", ".join(gpu["name"] for gpu in environment.get("gpus", ()))
     machine = f"{len(environment['cores'])} cores of {environment['processor']}" + (f", {gpus}" if gpus else "")
     versions = environment["versions"]
-    return (
-        f"# {study.title}\n\n"
-        f"`{about['command']}`\n\n"
-        f"{machine}; torch {versions['torch']}, stagewright {versions.get('stagewright', '')}; {about['begun']}\n"
-    )
+    own = f", stagewright {versions['stagewright']}" if "stagewright" in versions else ""
+    return f"# {study.title}\n\n`{about['command']}`\n\n{machine}; torch {versions['torch']}{own}; {about['begun']}\n"

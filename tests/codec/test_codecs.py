@@ -46,7 +46,8 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     elif kind == "integers":
         values = values.round()
     most = 2.0 if dtype is torch.float16 else 28.0
-    return (values * 10 ** draw(st.floats(-most, most))).to(dtype)
+    values = values * 10 ** draw(st.floats(-most, most))
+    return (values.clamp(-6e4, 6e4) if dtype is torch.float16 else values).to(dtype)  # heavy tails go beyond its largest
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -47,7 +47,7 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
         values = values.round()
     most = 2.0 if dtype is torch.float16 else 28.0
     values = values * 10 ** draw(st.floats(-most, most))
-    return (values.clamp(-6e4, 6e4) if dtype is torch.float16 else values).to(dtype)  # heavy tails go beyond its largest
+    return (values.clamp(-6e4, 6e4) if dtype is torch.float16 else values).to(dtype)  # heavy tails go beyond
 
 
 @pytest.mark.parametrize("name", NAMES)

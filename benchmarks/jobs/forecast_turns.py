@@ -18,40 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from proven import proven_replica
 
 from stagewright.cluster.atomic_file import save_text
-from stagewright.engine.dealer import Dealer
-from stagewright.engine.equality import make_reference
-from stagewright.engine.job import load_model, make_optimizer, prove
-from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.job import make_optimizer
 from stagewright.planner.calibrate import Calibration
 from stagewright.planner.forecasting import prepare
 from stagewright.planner.measure import measure_model
-from stagewright.zoo.model import Batch
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     """Prove the plan, then turns; writes turns.json."""
     settings = json.loads(os.environ["FORECAST_TURNS"])
-    model = load_model(plan, context)
-    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    graph = capture_for(plan, model)
-    reference = None
-    if context.rank == 0:
-        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
-        reference = make_reference(
-            graph,
-            parts,
-            model.loss,
-            training=True,
-            seed=plan.seed,
-            device=context.torch_device,
-            deferred=False,
-            cuts=cut_indices(graph, plan.cuts),
-        )
-    replica = Replica(plan, model, context, graph)
-    equality = prove(replica, batch, reference)
-    del reference
+    replica, batch, equality = proven_replica(plan, context)
     gc.collect()
     gc.freeze()
     optimizer = make_optimizer(plan.optimizer, [one for one in replica.module.parameters() if one.requires_grad])

@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from proven import proven_replica
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
 
-from stagewright.engine.dealer import Dealer
-from stagewright.engine.equality import make_reference
-from stagewright.engine.job import load_model, prove
+from stagewright.engine.job import load_model
 from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.zoo.model import Batch
@@ -49,24 +48,8 @@ class Single(nn.Module):
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     """Prove the plan equal to serial, then time the rivals in turns; writes rounds.json."""
     settings = json.loads(os.environ["PIPELINE_ROUNDS"])
-    model, whole, other = (load_model(plan, context) for _ in range(3))
-    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    graph = capture_for(plan, model)
-    reference = None
-    if context.rank == 0:
-        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
-        reference = make_reference(
-            graph,
-            parts,
-            model.loss,
-            training=plan.training,
-            seed=plan.seed,
-            device=context.torch_device,
-            deferred=False,
-        )
-    replica = Replica(plan, model, context, graph)
-    equality = prove(replica, batch, reference)
-    del reference
+    whole, other = (load_model(plan, context) for _ in range(2))
+    replica, batch, equality = proven_replica(plan, context)
     pipelined = plan.mesh.pipeline > 1
     count = settings["stream"] if pipelined and not plan.training else plan.microbatches
     rivals = {"ours": ours(plan, replica, batch, count)}
@@ -102,7 +85,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     recorder.close()
     events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows()]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
-    computed = sum(seconds for name, seconds in events if name.startswith(("forward", "backward", "weight")))
+    computed = sum(seconds for name, seconds in events if name.startswith(("forward", "backward")))
     result |= {"late": late(events), "busy": computed / sum(seconds for name, seconds in events if name == "step")}
     (folder / "rounds.json").write_text(json.dumps(result))
 

@@ -26,9 +26,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     def step() -> None:
         replica.zero_gradients()
         outcome = replica.train_step(batch)
-        begun = recorder.now()
-        optimizer.step()
-        recorder.add("optimizer", begun)
+        replica.change_parameters(optimizer)
         replica.total_loss(outcome)
 
     def timed(*, recorded: bool) -> float:

@@ -242,7 +242,10 @@ def plan_costs(
     sum_s = {one: all_reduce_s(tensor_group, one) for one in sizes_seen}
     workers = plan.stage_workers
     several = _in_several([unit.parameter_bytes for unit in units], bounds)
-    there = _made_before([unit.parameter_bytes for unit in units], bounds, workers)
+    common = [one for one in several if workers[one[1]] == workers[one[2]]]
+    there: dict[int, int] = {}  # gradients of a unit that a later stage of its worker makes, whose backward comes first
+    for before, _, _, size in common:
+        there[before] = there.get(before, 0) + size
     stages = []
     for index, (first, last) in enumerate(bounds):
         own, slow = units[first : last + 1], crowded / speeds[workers[index]]
@@ -290,8 +293,8 @@ def plan_costs(
         codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
         gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
-        tied_bytes=sum(size for earlier, later, size in several if workers[earlier] != workers[later]),
-        common=tuple(one for one in several if workers[one[0]] == workers[one[1]]),
+        tied_bytes=sum(size for _, _, _, size in several) - sum(size for _, _, _, size in common),
+        common=tuple(one[1:] for one in common),
         batch_bytes=_batch_bytes(plan, profile),
         serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
@@ -386,29 +389,12 @@ class _Sums:
         return self._upto[last + 1] - self._upto[first] - twice
 
 
-def _in_several(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Parameters that two stages hold: the earlier stage, the later, bytes."""
-    stage_of = _stage_of(bounds)
+def _in_several(amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+    """Parameters that two stages hold: the unit that has them first, its stage, the later stage, bytes."""
+    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
     found = [
-        (stage_of[before], stage_of[unit], size) for unit, one in enumerate(amounts) for before, size in one.shares
+        (before, stage_of[before], stage_of[unit], size)
+        for unit, one in enumerate(amounts)
+        for before, size in one.shares
     ]
-    return [(earlier, later, size) for earlier, later, size in found if earlier != later]
-
-
-def _made_before(
-    amounts: Sequence[Amount], bounds: Sequence[tuple[int, int]], workers: Sequence[int]
-) -> dict[int, int]:
-    """Bytes of each unit's gradients that a later stage of its worker makes, whose backward comes first."""
-    stage_of = _stage_of(bounds)
-    found: dict[int, int] = {}
-    for unit, one in enumerate(amounts):
-        for before, size in one.shares:
-            earlier, later = stage_of[before], stage_of[unit]
-            if earlier != later and workers[earlier] == workers[later]:
-                found[before] = found.get(before, 0) + size
-    return found
-
-
-def _stage_of(bounds: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """The stage of each unit."""
-    return {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
+    return [one for one in found if one[1] != one[2]]

@@ -136,14 +136,16 @@ def test_a_failure_after_we_had_looked_is_told_too(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """torch's agent looks right after us: what it finds must not be lost, nor the workers that it ends be blamed."""
-    looks: list[list[int]] = []
-    found = Agent._failed
+    seen: list[bool] = []
+    found, theirs = Agent._failed, LocalElasticAgent._monitor_workers
 
-    def too_early(agent: Agent) -> list[int]:
-        looks.append(found(agent))
-        return [] if [bool(one) for one in looks].count(True) == 1 else looks[-1]
+    def their_look(agent: Agent, worker_group: Any) -> Any:
+        result = theirs(agent, worker_group)
+        seen.append(result.is_failed())
+        return result
 
-    monkeypatch.setattr(Agent, "_failed", too_early)
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", their_look)
+    monkeypatch.setattr(Agent, "_failed", lambda agent: found(agent) if any(seen) else [])
     with pytest.raises(RunError, match=r"worker 1 .*boom in the middle"):
         launch(plan, RunFolder(tmp_path), job="tiny_jobs:raises", timeout_s=90)
     assert capfd.readouterr() == ("", "")

@@ -78,16 +78,17 @@ def _choose(tensors: Sequence[torch.Tensor], rate: float, most_error: float) -> 
 def _link_rate(context: WorkerContext, sender: int, receiver: int, size: int) -> float:
     """Bytes a second from one worker of this pipeline to another, latency included, for a message of that size."""
     peer = context.pipeline_ranks[receiver if context.pipeline == sender else sender]
+    group = context.link_groups[False, True]
     data = torch.zeros(size, dtype=torch.uint8, device=context.torch_device)
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
         if context.pipeline == sender:
-            dist.send(data, dst=peer, group=context.forward_group)
-            dist.recv(data, src=peer, group=context.forward_group)
+            dist.send(data, dst=peer, group=group)
+            dist.recv(data, src=peer, group=group)
         else:
-            dist.recv(data, src=peer, group=context.forward_group)
-            dist.send(data, dst=peer, group=context.forward_group)
+            dist.recv(data, src=peer, group=group)
+            dist.send(data, dst=peer, group=group)
         if data.device.type == "cuda":
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / 2)

@@ -5,6 +5,7 @@ world rank = ((d · T) + t) · P + p        data d, tensor t, pipeline p; the pi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +40,18 @@ class WorkerContext:
     """Workers that hold the same stages of other replicas; ``None`` for one replica."""
     tensor_group: Any
     """Workers that share this stage's layers; ``None`` for one."""
-    forward_group: Any
-    """This pipeline, for activations; ``None`` for a single stage."""
-    backward_group: Any
-    """This pipeline, for gradients: a group of its own, so that the two directions never wait for each other."""
+    link_groups: Mapping[tuple[bool, bool], Any]
+    """This pipeline's links, by whether they are for gradients and whether they lead to a higher rank."""
     pipeline_ranks: tuple[int, ...]
     """World ranks of this pipeline, in order."""
+
+    def link_group(self, sender: int, receiver: int, *, backward: bool) -> Any:
+        """The group for messages from one worker of this pipeline to another.
+
+        NCCL does the operations of one pair in one group one after the other: where messages of both ways shared it, a
+        receive that is posted ahead would hold up the send that the peer waits for.
+        """
+        return self.link_groups[backward, receiver > sender]
 
 
 def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
@@ -73,7 +80,6 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         torch_device=device.torch_device(),
         data_group=groups([[world(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
         tensor_group=groups([[world(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
-        forward_group=groups(pipelines),
-        backward_group=groups(pipelines),
+        link_groups={(backward, up): groups(pipelines) for backward in (False, True) for up in (True, False)},
         pipeline_ranks=next(tuple(ranks) for ranks in pipelines if rank in ranks),
     )

@@ -26,7 +26,8 @@ from stagewright.engine.recorder import recorder
 
 if TYPE_CHECKING:
     from stagewright.engine.pipeline import MicroBatch
-    from stagewright.engine.transport import Message, TensorShape
+    from stagewright.engine.traffic import Message
+    from stagewright.engine.transport import TensorShape
     from stagewright.plan.value import Plan
 
 __all__ = ["CHECK", "FakeLink", "LinkCodecs", "fake_links", "make_link_codecs", "through"]

@@ -12,7 +12,6 @@ Started with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.utils import _pytree as pytree
 from stagewright.cluster.device import Device, pin_process
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.microbatch import leading_dims
+from stagewright.engine.process_group import join_group
 from stagewright.engine.trainer import MakeOptimizer, Trainer, as_batch
 from stagewright.engine.worker import Place, choose_device
 from stagewright.errors import UsageError
@@ -111,15 +111,12 @@ def _join(plan: Plan) -> WorkerContext:
         )
     device: Device = choose_device(plan, place)
     pin_process(device)
-    if device.kind == "cuda":
-        torch.cuda.set_device(device.torch_device())
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo"
+        options: dict[str, Any] = {}
         if place.store is None:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-        else:
-            loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-            if place.num_machines == 1 and loopback is not None:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-            dist.init_process_group(backend)
+            options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+        one_machine = place.num_machines == 1
+        join_group(device, rank=place.rank, devices=plan.devices, one_machine=one_machine, **options)
+    elif device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
     return make_context(plan.mesh, place.rank, device)

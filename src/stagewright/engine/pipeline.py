@@ -9,13 +9,15 @@ is the same on both sides by construction (``UnitGraph.needs_gradient``); a grad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.stage import Stage
@@ -25,7 +27,8 @@ from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import LinkCodecs
 from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.recorder import recorder
-from stagewright.engine.transport import Mailbox, Message, Outbox, TensorShape
+from stagewright.engine.traffic import Message, Traffic, channels, traffic
+from stagewright.engine.transport import Mailbox, Outbox, TensorShape
 from stagewright.errors import UsageError
 from stagewright.plan.actions import Action, Actions, Kind, forward_actions, forward_stream, schedule_actions
 from stagewright.plan.schedules import SCHEDULES
@@ -116,40 +119,54 @@ class Pipeline:
         self.splits_backward = schedule in SCHEDULES and SCHEDULES[schedule].splits_backward
         self._last = len(stage_workers) - 1
         self._own = context.pipeline
-        self._outboxes = {
-            False: Outbox(context.forward_group, links.codecs),
-            True: Outbox(context.backward_group, links.codecs),
-        }
+        ways = (False, True)
+        self._outboxes = {way: Outbox(partial(self._group_to, way), links.codecs) for way in ways}
+        self._opened: set[tuple[int, int, bool]] = set()
+        self._passed: tuple[Actions, Traffic] | None = None
 
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
         """Forward and backward of every micro-batch; parameters' gradients are added to ``grad``."""
         actions = schedule_actions(self.schedule, self.stage_workers, self.num_microbatches, len(batch))
-        own, orders = actions[self._own], self._orders(actions)
+        own, passing = actions[self._own], self._passing(actions)
         with torch.enable_grad():
-            return _Step(self, own, orders, batch, training=True, keep_outputs=keep_outputs).run()
+            return _Step(self, own, passing, batch, training=True, keep_outputs=keep_outputs).run()
 
     def evaluate(self, batch: Sequence[MicroBatch], *, with_loss: bool = True) -> StepOutcome:
         """Forward alone, for every schedule and placement; results and loss where the last stage is."""
         actions = forward_actions(self.stage_workers, len(batch))
-        own, orders = actions[self._own], self._orders(actions)
+        own, passing = actions[self._own], self._passing(actions)
         with torch.no_grad():
-            return _Step(self, own, orders, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
+            return _Step(self, own, passing, batch, training=False, keep_outputs=True, with_loss=with_loss).run()
 
-    def _orders(self, actions: Actions) -> dict[tuple[int, bool], Iterator[Message]]:
-        """For each peer and direction, the messages to this worker in the order in which the peer sends them."""
-        workers, own = self.stage_workers, self._own
-        found: dict[tuple[int, bool], list[Message]] = {}
-        for peer, theirs in enumerate(actions):
-            if peer == own:
+    def _group_to(self, backward: bool, rank: int) -> Any:
+        """The group of messages to a world rank."""
+        return self.context.link_group(self.context.rank, rank, backward=backward)
+
+    def _passing(self, actions: Actions) -> Traffic:
+        """What passes in such a step; found out once, since most steps are alike."""
+        if self._passed is None or self._passed[0] is not actions:
+            self._passed = actions, traffic(actions, self.stage_workers, self._own, self._links.needs_gradient)
+        return self._passed[1]
+
+    def open_links(self, *, backward: bool) -> None:
+        """Send one number through each link that was not used yet; every worker of the pipeline must come here.
+
+        NCCL connects two workers when both first use a link, and stands still until then: in the middle of a schedule
+        one would wait with a receive for another that waits for it. Here all open the links in one order.
+        """
+        for sender, receiver, way in channels(self.stage_workers, backward=backward):
+            if (sender, receiver, way) in self._opened:
                 continue
-            for action in theirs:
-                stage = action.stage
-                if action.kind is Kind.FORWARD and stage < self._last and workers[stage + 1] == own:
-                    found.setdefault((peer, False), []).append(Message(stage, action.microbatch, False))
-                backward = action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT) and stage > 0
-                if backward and workers[stage - 1] == own and any(self._links.needs_gradient[stage - 1]):
-                    found.setdefault((peer, True), []).append(Message(stage - 1, action.microbatch, True))
-        return {key: iter(messages) for key, messages in found.items()}
+            self._opened.add((sender, receiver, way))
+            if self._own not in (sender, receiver):
+                continue
+            ranks = self.context.pipeline_ranks
+            group = self.context.link_group(ranks[sender], ranks[receiver], backward=way)
+            number = torch.zeros(1, device=self.context.torch_device)
+            if self._own == sender:
+                dist.send(number, dst=ranks[receiver], group=group)
+            else:
+                dist.recv(number, src=ranks[sender], group=group)
 
     def stream(self, batches: Iterable[MicroBatch]) -> Iterator[Any]:
         """Inference over a stream, which may have no end: the pipeline is filled once, little is read or sent ahead.
@@ -167,9 +184,10 @@ class Pipeline:
             )
             for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {own}
         }
-        step = _Step(self, (), orders, window, training=False, keep_outputs=True, with_loss=False)
+        passing = Traffic(orders, {})
+        step = _Step(self, (), passing, window, training=False, keep_outputs=True, with_loss=False)
         outbox, highest = self._outboxes[False], max(self.stages)
-        group = self.context.forward_group
+        group = self.context.link_groups[False, True]
         if group is not None:
             _streaming.add(group)
         for action in forward_stream(workers, own, window.has):
@@ -223,14 +241,14 @@ class _Step:
         self,
         pipeline: Pipeline,
         actions: Sequence[Action],
-        orders: Mapping[tuple[int, bool], Iterator[Message]],
+        passing: Traffic,
         batch: Sequence[MicroBatch] | _Window,
         *,
         training: bool,
         keep_outputs: bool,
         with_loss: bool = True,
     ) -> None:
-        if pipeline.context.forward_group in _streaming:
+        if pipeline.context.link_groups[False, True] in _streaming:
             raise UsageError(
                 "a stream was left before its end, or has not ended yet, and what is under way in the pipeline belongs "
                 "to it: let its batches end instead of leaving the loop"
@@ -249,16 +267,19 @@ class _Step:
         codecs = pipeline._links.codecs
         if codecs is not None:
             codecs.begin(pipeline._links.coded, batch if training and not isinstance(batch, _Window) else None)
+        pipeline.open_links(backward=training)
+        self.taken = passing.taken
+        ranks = pipeline.context.pipeline_ranks
         self.mailboxes = {
             (peer, backward): Mailbox(
-                pipeline.context.backward_group if backward else pipeline.context.forward_group,
-                pipeline.context.pipeline_ranks[peer],
-                order,
+                pipeline.context.link_group(ranks[peer], pipeline.context.rank, backward=backward),
+                ranks[peer],
+                iter(order),
                 self.shapes,
                 pipeline.context.torch_device,
                 codecs=codecs,
             )
-            for (peer, backward), order in orders.items()
+            for (peer, backward), order in passing.orders.items()
         }
 
     def run(self) -> StepOutcome:
@@ -384,6 +405,8 @@ class _Step:
             return self.local.pop(message)
         before = activity.turn("receive gradient" if message.backward else "receive activation")
         received = self.mailboxes[worker, message.backward].take(message)
+        for gone in self.taken.get(message, ()):
+            self.pipeline._outboxes[gone.backward].let_go((gone,))
         activity.turn(before)
         return received
 

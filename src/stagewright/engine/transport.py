@@ -4,7 +4,7 @@
     isend(value, tag) ─────────────►    irecv(buffer, tag)   posted `AHEAD` messages early
     keeps the value until it is gone    waits when the stage needs it; the buffer becomes the stage's input
 
-Each direction has a process group of its own. On one edge and direction, both sides know the order of the messages from
+Each direction between two workers has a process group of its own. Both sides know the order of the messages on it from
 the schedule, so receives are posted in the order in which the peer sends (NCCL has no tags). With Gloo, data moves only
 once the receive is posted: posting ahead is what hides the link behind compute. Where a link has a codec, the sender
 encodes before it sends and the receiver decodes what it takes; bytes are then counted as they travel.
@@ -13,8 +13,7 @@ encodes before it sends and the receiver decodes what it takes; bytes are then c
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,12 @@ import torch
 import torch.distributed as dist
 
 from stagewright.engine.recorder import recorder
+from stagewright.engine.traffic import Message
 
 if TYPE_CHECKING:
     from stagewright.engine.link_codec import LinkCodecs
 
-__all__ = ["Mailbox", "Message", "Outbox", "TensorShape"]
+__all__ = ["Mailbox", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, on each edge and direction
 MOST_TENSORS = 64  # tensors in one message, for tags
@@ -44,18 +44,6 @@ class TensorShape:
     """Element type."""
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One crossing of one micro-batch in one direction."""
-
-    edge: int
-    """The edge after this stage."""
-    microbatch: int
-    """Which micro-batch."""
-    backward: bool
-    """Gradients on their way back."""
-
-
 def _tag(message: Message, position: int) -> int:
     """Unique on one pair of workers among all that can be under way."""
     number = message.microbatch % MOST_NUMBERS
@@ -71,16 +59,19 @@ def _note(message: Message) -> str:
 class Outbox:
     """Sends, and holds what was sent until it has left."""
 
-    group: Any
-    """The direction's process group."""
+    group_to: Callable[[int], Any]
+    """The process group of messages to a world rank."""
     codecs: LinkCodecs | None = None
     """How tensors are written, if not as they are."""
     num_bytes: dict[int, int] = field(default_factory=dict)
     """Bytes sent since ``take_bytes``, by edge."""
-    _pending: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
+    _pending: dict[Message, list[tuple[Any, torch.Tensor]]] = field(default_factory=dict)
 
     def send(self, message: Message, tensors: Sequence[torch.Tensor], to: int) -> None:
         """Send tensors to a world rank without waiting."""
+        self._drop_completed()
+        group = self.group_to(to)
+        pending = self._pending[message] = []
         for position, tensor in enumerate(tensors):
             tensor = tensor.detach()
             if self.codecs is not None:
@@ -88,31 +79,42 @@ class Outbox:
             tensor = tensor.contiguous()
             size = tensor.numel() * tensor.element_size()
             start = recorder.now()
-            work = dist.isend(tensor, dst=to, group=self.group, tag=_tag(message, position))
+            work = dist.isend(tensor, dst=to, group=group, tag=_tag(message, position))
             recorder.add("send", start, stream="send", num_bytes=size, peer=to, note=_note(message))
-            self._pending.append((work, tensor))
+            pending.append((work, tensor))
             self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + size
 
-    def flush(self, keep: int = 0) -> float:
-        """Wait until all but the ``keep`` latest messages have left; the seconds that this took."""
-        start, begun = time.perf_counter(), recorder.now()
-        if len(self._pending) > keep:
-            while len(self._pending) > keep:
-                self._pending.popleft()[0].wait()
-            recorder.add("send", begun, stream="send", note="flush")
-        return time.perf_counter() - start
+    def let_go(self, messages: Iterable[Message]) -> None:
+        """Forget messages that the peer is known to have taken."""
+        for message in messages:
+            for work, _ in self._pending.pop(message, ()):
+                work.wait()  # returns at once
+
+    def flush(self) -> None:
+        """Wait until all messages have left."""
+        if self._pending:
+            start = recorder.now()
+            self.let_go(list(self._pending))
+            recorder.add("send", start, stream="send", note="flush")
 
     def limit(self, most_bytes: int = IN_FLIGHT_BYTES, at_least: int = 2) -> None:
-        """Wait for the oldest while more bytes than that are on their way, but let ``at_least`` tensors be."""
-        while self._pending and self._pending[0][0].is_completed():  # NCCL tells; Gloo only after a wait
-            self._pending.popleft()
-        held = sum(tensor.numel() * tensor.element_size() for _, tensor in self._pending)
+        """Wait for the oldest while more bytes than that are on their way, but let ``at_least`` messages be."""
+        self._drop_completed()
+        held = sum(_num_bytes(pending) for pending in self._pending.values())
         while held > most_bytes and len(self._pending) > at_least:
-            work, tensor = self._pending.popleft()
+            oldest = next(iter(self._pending))
+            held -= _num_bytes(self._pending[oldest])
             start = recorder.now()
-            work.wait()
+            self.let_go([oldest])
             recorder.add("send", start, stream="send", note="limit")
-            held -= tensor.numel() * tensor.element_size()
+
+    def _drop_completed(self) -> None:
+        """Forget what has left; NCCL tells, Gloo only those who wait."""
+        while self._pending:
+            oldest = next(iter(self._pending))
+            if not all(work.is_completed() for work, _ in self._pending[oldest]):
+                return
+            del self._pending[oldest]
 
     def take_bytes(self) -> dict[int, int]:
         """Bytes by edge since the last call."""
@@ -179,3 +181,7 @@ class Mailbox:
                 buffers.append((work, buffer))
             self._posted[message] = buffers
         return True
+
+
+def _num_bytes(pending: Sequence[tuple[Any, torch.Tensor]]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in pending)

@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -170,10 +169,16 @@ def run_worker(
         if place.store is not None and place.launcher is None:
             watch = record.watch = _watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
         activity.begin("join")
-        _join(store, place, device, hang_s)
-        function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         from stagewright.engine.context import make_context
+        from stagewright.engine.process_group import join_group
 
+        # The watch knows more: this ends a wait only where the watch itself is gone.
+        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * hang_s)}
+        if place.store is None:
+            options |= {"store": store, "rank": 0, "world_size": 1}
+        one_machine = place.num_machines == 1
+        join_group(device, rank=place.rank, devices=plan.devices, one_machine=one_machine, **options)
+        function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         context = make_context(plan.mesh, place.rank, device)
         activity.begin("begin")
         function(plan, context, folder)
@@ -357,24 +362,6 @@ def _watch(store: Store, place: Place, device: Device, hang_s: float, end: Calla
     watch = StoreWatch(store, worker=place.rank, device=device.text, activity=activity, hang_s=hang_s, end=end)
     watch.start()
     return watch
-
-
-def _join(store: Store, place: Place, device: Device, hang_s: float) -> None:
-    """Join the process group: NCCL on CUDA (with Gloo for what stays on the host), Gloo on CPU."""
-    import torch
-    import torch.distributed as dist
-
-    if place.num_machines == 1:
-        loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-        if loopback is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    # Later than the watch, which knows more: this ends a wait only where the watch itself is gone.
-    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * hang_s)}
-    if device.kind == "cuda":
-        torch.cuda.set_device(device.torch_device())
-    if place.store is None:
-        options |= {"store": store, "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.kind == "cuda" else "gloo", **options)
 
 
 def _conclude(job: Callable[..., None], plan: Plan, store: Store, place: Place, folder: RunFolder) -> None:

@@ -44,11 +44,13 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         replica.total_loss(outcome)
         return time.perf_counter() - start
 
+    replica.memory.reset_peak()
     with replica.tracked():
         step()
         replica.memory.follow_optimizer(optimizer)
         replica.memory.begin_rows()
         step()
+    memory_bytes = replica.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
     calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
     calibration = replace(calibration, speeds=())  # every device is measured in its turn
     cluster = calibration.cluster(plan.mesh.num_workers)
@@ -69,7 +71,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         "equality": equality.to_dict(),
         "forecasts": forecasts,
         "steps_s": steps_s,
-        "memory_bytes": replica.memory.report().to_dict()["peak_memory_bytes"],
+        "memory_bytes": memory_bytes,
     }
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ def proven_replica(plan: Any, context: Any) -> tuple[Replica, Batch, Equality]:
             device=context.torch_device,
             deferred=False,
             cuts=cut_indices(graph, plan.cuts),
+            plain_attention=plan.mesh.tensor > 1,
         )
     replica = Replica(plan, model, context, graph)
     return replica, batch, prove(replica, batch, reference)

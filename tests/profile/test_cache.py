@@ -65,7 +65,7 @@ def test_another_request_is_another_file(tmp_path: Path) -> None:
     assert cache.load({**KEY, "threads": "2"}) == (None, "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 1}', '{"format": 1, "key": 3, "profile": {}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', '{"format": 1, "key": 3, "profile": {}}'])
 def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     cache = ProfileCache(tmp_path)
     cache.save(KEY, PROFILE).write_text(content)

@@ -111,23 +111,11 @@ class ModelChoice:
 
     def load(self, device: Device) -> Model:
         """Build the model with its example batch, in the mode that is to be measured."""
-        import dataclasses
-
-        from torch.utils import _pytree as pytree
-
         from stagewright import zoo
 
         model = zoo.load(self.name, **self.options)
         model.module.train(not self.inference)
-        place = device.torch_device()
-        if place.type == "cpu":
-            return model
-        args, kwargs, target = pytree.tree_map_only(
-            object,
-            lambda leaf: leaf.to(place) if hasattr(leaf, "to") else leaf,
-            (model.args, model.kwargs, model.target),
-        )
-        return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
+        return model.to(device.torch_device())
 
     def capture(self, model: Model) -> UnitGraph:
         """Capture the model with the units asked for."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
@@ -109,11 +110,13 @@ def make_reference(
     deferred: bool,
     cuts: Sequence[int] = (),
     links: Sequence[tuple[str, str]] = (),
+    plain_attention: bool = False,
 ) -> Reference:
     """Run one step serially with the plain model; the model is left as it was.
 
     ``links``: for each of the ``cuts``, the codecs of both directions. Where there is one, the model runs through its
     graph with what the codecs make of activations and gradients at the cuts: serial under the same quantisation.
+    ``plain_attention``: without fused kernels, which draw their own dropout masks, and no part of another's.
     """
     model = graph.model
     found = Reference()
@@ -127,7 +130,7 @@ def make_reference(
         own = [part for part in parts if part.replica == replica]
         with preserved(model), DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
             for part in own:
-                with torch.set_grad_enabled(training):
+                with torch.set_grad_enabled(training), _attention(plain_attention):
                     result = run(part)
                     value = loss(result, part.target) * part.weight
                 if training and value.requires_grad:
@@ -196,6 +199,10 @@ def _coded_runner(
         return graph.unflatten(values)
 
     return run
+
+
+def _attention(plain: bool) -> AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.MATH) if plain else nullcontext()
 
 
 def _copies(value: Any) -> Any:

@@ -28,10 +28,10 @@ from stagewright.engine.dealer import Dealer
 from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare_with, make_reference
 from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import fake_links
-from stagewright.engine.memory import held_bytes, reset_process_peak
+from stagewright.engine.memory import held_bytes
 from stagewright.engine.pipeline import StepOutcome
 from stagewright.engine.recorder import recorder
-from stagewright.engine.replica import Replica, capture_for, cut_indices, on_device
+from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import OptimizerSpec, Plan
@@ -73,6 +73,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
             deferred=plan.batch_norm == "deferred",
             cuts=cut_indices(graph, plan.cuts),
             links=fake_links(plan),
+            plain_attention=plan.mesh.tensor > 1,
         )
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
@@ -95,11 +96,7 @@ def load_model(plan: Plan, context: WorkerContext) -> Model:
     """The plan's model with a batch of its size, in the mode that is run, on this worker's device."""
     model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
     model.module.train(plan.training)
-    if context.torch_device.type == "cpu":
-        return model
-    batch = on_device(Batch(args=model.args, kwargs=model.kwargs, target=model.target), context.torch_device)
-    module = model.module.to(context.torch_device)
-    return dataclasses.replace(model, module=module, args=batch.args, kwargs=batch.kwargs, target=batch.target)
+    return model.to(context.torch_device)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -169,7 +166,7 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
             loss = replica.total_loss(outcome)
         return time.perf_counter() - start, outcome, loss
 
-    reset_process_peak()
+    replica.memory.reset_peak()
     with replica.tracked():
         step(-2)
         if optimizer is not None:
@@ -205,7 +202,7 @@ def _measure_training(replica: Replica, batch: Batch, folder: Any) -> dict[str, 
 def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str, Any]:
     """A stream of batches that fills the pipeline once, some times over."""
     plan = replica.plan
-    reset_process_peak()
+    replica.memory.reset_peak()
     with replica.memory.tracking():
         replica.memory.begin_rows("loaded")
     for _ in replica.stream(batch, max(1, plan.warmup)):

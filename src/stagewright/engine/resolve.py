@@ -5,6 +5,7 @@ The launcher does it before workers start; workers that `torchrun` starts agree 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -38,9 +39,15 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     find_policy(plan.split)
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
+    device = Device.parse(plan.devices[0])
+    model = model.to(device.torch_device())
     graph = capture_for(plan, model)
-    batch = Batch(args=model.args, kwargs=model.kwargs)
-    return replace(plan, cuts=_cuts(plan, graph, batch, Device.parse(plan.devices[0]), progress))
+    cuts = _cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
+    if device.kind == "cuda":  # workers need the room
+        del model, graph
+        gc.collect()
+        torch.cuda.empty_cache()
+    return replace(plan, cuts=cuts)
 
 
 def agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
     serial       mask of [batch, heads, queries, keys]
     worker 1     draws the same mask whole, and takes its heads of it: the stream of random numbers goes on as serial's
 
-A mask is drawn by the operator that serial uses, for a tensor of the whole shape, so it costs what it costs there. What
-draws inside a fused kernel (attention on CUDA) can't be told apart from outside: there each worker has a stream of its
-own, so that no two workers drop alike, but not as serial does.
+A mask is drawn by the operator that serial uses, for a tensor of the whole shape, so it costs what it costs there.
+Attention is computed in plain steps for it: a fused kernel (CUDA's) draws its mask inside, and can't draw a part of
+another's. So on CUDA the masks are those of serial without fused kernels, with which the plan is proven equal.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SplitDropout(TorchFunctionMode):
 
         if dropout_p == 0:
             return plain()
-        if query.device.type != "cpu" or query.dim() != 4 or query.shape[1] != self._heads:
+        if query.dim() != 4 or query.shape[1] != self._heads:
             return self._apart(query.device, plain)
         if enable_gqa:
             key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))

@@ -22,6 +22,7 @@ from stagewright.forecast.link_codec import PLAIN, LinkCodec
 from stagewright.forecast.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Order
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.topology import Topology
+from stagewright.forecast.working import StageWork, stage_work
 from stagewright.plan.value import Plan
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
 
@@ -74,6 +75,8 @@ class StageCosts:
     gradient_rise_bytes: int
     # The largest unit's parameters, which a sharded stage holds whole while it is used.
     gathered_bytes: int
+    # What memory rises by while it runs.
+    work: StageWork
     # Bytes that it sends on; in training the gradient that comes back is as large. 0 for the last one.
     sends_bytes: int
 
@@ -279,6 +282,9 @@ def plan_costs(
                     units, first, last, there, 0 if plan.recomputes(index) else model_terms.loss_kept_bytes
                 ),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
+                work=stage_work(
+                    units, first, last, model_terms, recomputed=plan.recomputes(index), training=plan.training
+                ),
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
         )

@@ -4,9 +4,10 @@
                               first micro-batch also the whole batch that it is a part of
     backward of a stage       first all of it where it is recomputed; gradients appear; then − what was kept
     all along                 parameters, buffers, optimiser states, posted receives; divided where they are sharded
+    while a stage runs        on a GPU, what its operators take beside: see ``working``
 
 So GPipe holds m micro-batches and stage i of 1F1B min(m, p − i) because their actions say so, not by a formula. Not
-modelled: an operator's workspace, an allocator's fragments.
+modelled: an allocator's fragments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.order import AHEAD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Integers
 from stagewright.forecast.times import Times
+from stagewright.forecast.working import NO_WORK
 
 __all__ = ["STATES", "WorkerMemory", "held_microbatches", "worker_memory"]
 
@@ -44,6 +46,8 @@ class WorkerMemory:
     messages_bytes: int
     # Whole parameters of the unit that is used, where they are sharded.
     gathered_bytes: int
+    # What operators and libraries take beside, when it is most; 0 where a worker counts its own tensors only (a CPU).
+    working_bytes: int
     # The most of everything at once.
     peak_bytes: int
     # Moments, and the bytes held from each on.
@@ -52,8 +56,8 @@ class WorkerMemory:
 
     @property
     def counted_bytes(self) -> int:
-        """The peak without posted receives: what a CPU worker counts of itself, and holds to its limit."""
-        return self.peak_bytes - self.messages_bytes
+        """What a worker measures of itself and holds to its limit: on a CPU without posted receives."""
+        return self.peak_bytes if self.working_bytes else self.peak_bytes - self.messages_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "times_s": list(self.times_s), "held_bytes": list(self.held_bytes)}
@@ -71,9 +75,16 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     buffers = sum(stages[index].buffer_bytes for index in own)
     messages = _posted(costs, worker)
     gathered = 2 * max((stages[index].gathered_bytes for index in own), default=0)
+    terms = costs.model_terms
+    tells = any(stages[index].work != NO_WORK for index in own)
+    # Replicas of one stage have their gradients in buckets, which stay.
+    bucketed = tells and costs.copies_gradients
     fixed = parameters * (1 + states) + buffers + messages + gathered
-    moments, changes, activations = _changes(costs, times, worker, divide)
+    fixed += (terms.workspace_bytes if tells else 0) + (parameters if bucketed else 0)
+    moments, changes, activations, work = _changes(costs, times, worker, divide, bucketed=bucketed)
     held = fixed + np.cumsum(changes)
+    optimizer = int(parameters * terms.optimizer_working_share) if tells and plan.training else 0
+    settled = int(held[-1]) if len(held) else fixed
     return WorkerMemory(
         parameters_bytes=parameters,
         gradients_bytes=parameters if plan.training else 0,
@@ -82,7 +93,8 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
         activations_bytes=activations,
         messages_bytes=messages,
         gathered_bytes=gathered,
-        peak_bytes=int(max(held.max(initial=0), fixed)),
+        working_bytes=max(work, optimizer) + terms.workspace_bytes if tells else 0,
+        peak_bytes=int(max(held.max(initial=0), fixed, settled + optimizer)),
         times_s=(0.0, *(float(one) for one in moments)),
         held_bytes=(int(fixed), *(int(one) for one in held)),
     )
@@ -103,12 +115,18 @@ def _posted(costs: PlanCosts, worker: int) -> int:
     return found
 
 
-def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[Floats, Integers, int]:
-    """Moments, what changes at each, and the most that activations are."""
+def _changes(
+    costs: PlanCosts, times: Times, worker: int, divide: int, *, bucketed: bool
+) -> tuple[Floats, Integers, int, int]:
+    """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs."""
     if not costs.plan.training:
-        return np.zeros(0), np.zeros(0, dtype=np.int64), 0
+        own = [stage for stage in costs.stages if stage.worker == worker]
+        work = int(max(costs.shares) * max(stage.work.forward_bytes for stage in own))
+        changed = [work, -work] if work else []
+        return np.zeros(len(changed)), np.array(changed, dtype=np.int64), 0, work
     moments: list[float] = []
     changes: list[tuple[int, int]] = []  # activations, the rest
+    most = 0
     seen: set[int] = set()
     mine = np.flatnonzero(times.worker == worker)
     last_chunk = len(costs.shares) - 1
@@ -123,6 +141,16 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
         kept = int(share * ((stage.input_bytes if again else stage.kept_bytes) + loss))
         kept -= int(share * stage.input_bytes) if whole else 0
         start, end = float(times.start_s[node]), float(times.end_s[node])
+        rises = stage.work.forward_bytes
+        if kind != FORWARD:
+            makes = index not in seen and not bucketed
+            rises = stage.work.first_backward_bytes if makes else stage.work.later_backward_bytes
+        if rises:
+            rises = int(share * rises)
+            most = max(most, rises)
+            middle = start + 0.25 * (end - start)
+            moments += [middle, middle]
+            changes += [(0, rises), (0, -rises)]
         if kind == FORWARD:
             moments.append(end)
             changes.append((kept + (whole if chunk == 0 else 0), 0))
@@ -144,7 +172,7 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.
                 there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
-                made = (stage.parameter_bytes - there) // divide
+                made = 0 if bucketed else (stage.parameter_bytes - there) // divide
                 rise = min(made, max(0, stage.gradient_rise_bytes // divide))
                 moments.append(start + 0.5 * (end - start))
                 changes.append((0, rise))
@@ -159,6 +187,7 @@ def _changes(costs: PlanCosts, times: Times, worker: int, divide: int) -> tuple[
         np.array([moments[at] for at in ordered]),
         np.array([sum(changes[at]) for at in ordered], dtype=np.int64),
         int(activations.max(initial=0)),
+        most,
     )
 
 

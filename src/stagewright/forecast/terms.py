@@ -32,13 +32,20 @@ class ModelTerms:
     optimizer_s_per_byte: float = 0.0
     # Adding a gradient to the one that is there, for each byte.
     accumulate_s_per_byte: float = 0.0
+    # How far an allocator's memory rises above the start of the loss, of its backward pass, and of the optimiser's step
+    # for each byte of parameters; and what libraries keep for themselves all along. 0 on a CPU.
+    loss_forward_working_bytes: int = 0
+    loss_backward_working_bytes: int = 0
+    optimizer_working_share: float = 0.0
+    workspace_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelTerms:
-        return cls(**{one.name: data[one.name] for one in fields(cls)})
+        """What an older file does not have is 0."""
+        return cls(**{one.name: data.get(one.name, one.default) for one in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

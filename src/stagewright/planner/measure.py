@@ -29,6 +29,7 @@ from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.planner.lone_tensor import split_alone, watch_traffic
 from stagewright.profile.measure import profile as measure_units
+from stagewright.profile.replay import memory_rise
 from stagewright.profile.storage import model_storages, storage_of
 from stagewright.profile.value import Profile
 from stagewright.zoo.model import Model
@@ -99,13 +100,7 @@ def measure_model(
 def _load(plan: Plan, device: Device, size: int) -> Model:
     model = plan.model.load(batch=size, dtype=plan.dtype)
     model.module.train(plan.training)
-    place = device.torch_device()
-    if place.type == "cpu":
-        return model
-    args, kwargs, target = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.to(place), (model.args, model.kwargs, model.target)
-    )
-    return dataclasses.replace(model, module=model.module.to(place), args=args, kwargs=kwargs, target=target)
+    return model.to(device.torch_device())
 
 
 def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) -> ModelTerms:
@@ -115,6 +110,8 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
     with torch.no_grad():
         result = graph(*model.args, **model.kwargs)
     loss_forward, loss_backward, kept = _loss(model, result, repeats)
+    place = parameters[0].device
+    loss_working = _loss_working(model, result) if place.type == "cuda" else (0, 0)
     del result
 
     def begin() -> None:
@@ -134,6 +131,11 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
     for _ in range(repeats + 1):
         begin()
         steps.append(_seconds(step, parameters[0].device))
+    working, workspace = 0, 0
+    if place.type == "cuda":
+        begin()
+        working = memory_rise(optimizer.step, place)[1]
+        workspace = _workspace_bytes(place)
     for one in parameters:
         one.grad = None
     return ModelTerms(
@@ -142,7 +144,37 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
         loss_kept_bytes=kept,
         optimizer_s_per_byte=statistics.median(steps[1:]) / num_bytes,
         accumulate_s_per_byte=accumulate / num_bytes,
+        loss_forward_working_bytes=loss_working[0],
+        loss_backward_working_bytes=loss_working[1],
+        optimizer_working_share=working / num_bytes,
+        workspace_bytes=workspace,
     )
+
+
+def _loss_working(model: Model, result: Any) -> tuple[int, int]:
+    """How far memory rises above the start of the loss, and of its backward pass, on CUDA."""
+    leaves = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), result
+    )
+    inputs = [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
+    place = inputs[0].device
+    with torch.enable_grad():
+        found, forward = memory_rise(lambda: model.loss(leaves, model.target), place)
+        if not found.requires_grad:
+            return forward, 0
+        _, backward = memory_rise(lambda: torch.autograd.grad(found, inputs, allow_unused=True), place)
+    return forward, backward
+
+
+def _workspace_bytes(place: torch.device) -> int:
+    """What matrix libraries have taken for themselves; they take it again when they need it."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is None:
+        return 0
+    torch.cuda.synchronize(place)
+    before = torch.cuda.memory_allocated(place)
+    clear()
+    return int(before - torch.cuda.memory_allocated(place))
 
 
 def _loss(model: Model, result: Any, repeats: int) -> tuple[float, float, int]:

@@ -113,6 +113,8 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
             kept_bytes=amount(one.kept_bytes, other.kept_bytes),
             recompute_kept_bytes=round(line(one.recompute_kept_bytes, other.recompute_kept_bytes)),
             crossing_bytes=round(line(one.crossing_bytes, other.crossing_bytes)),
+            forward_working_bytes=round(line(one.forward_working_bytes, other.forward_working_bytes)),
+            backward_working_bytes=round(line(one.backward_working_bytes, other.backward_working_bytes)),
         )
 
     profile: Profile = replace(
@@ -130,6 +132,10 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
         loss_kept_bytes=round(line(mine.loss_kept_bytes, theirs.loss_kept_bytes)),
         optimizer_s_per_byte=(mine.optimizer_s_per_byte + theirs.optimizer_s_per_byte) / 2,
         accumulate_s_per_byte=(mine.accumulate_s_per_byte + theirs.accumulate_s_per_byte) / 2,
+        loss_forward_working_bytes=round(line(mine.loss_forward_working_bytes, theirs.loss_forward_working_bytes)),
+        loss_backward_working_bytes=round(line(mine.loss_backward_working_bytes, theirs.loss_backward_working_bytes)),
+        optimizer_working_share=max(mine.optimizer_working_share, theirs.optimizer_working_share),
+        workspace_bytes=max(mine.workspace_bytes, theirs.workspace_bytes),
     )
     tensor = None
     if small.tensor is not None and large.tensor is not None:

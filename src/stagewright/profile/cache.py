@@ -1,6 +1,6 @@
 """Profiles on disk: one JSON file for each model, input shape, device and way of measuring.
 
-    {"format": 1, "key": {"model": "deit-small", "torch version": "2.13.0", …}, "profile": {…}}
+    {"format": 2, "key": {"model": "deit-small", "torch version": "2.13.0", …}, "profile": {…}}
 
 The file's name stands for what was asked (`_ASKED`). The rest of the key (the model's structure, the
 hardware, the library versions) may change under the same name: then the file is stale and refused, and the
@@ -25,7 +25,7 @@ from stagewright.profile.value import Profile
 
 __all__ = ["ProfileCache", "default_cache_folder"]
 
-_FORMAT = 1
+_FORMAT = 2
 _ASKED = ("model", "mode", "inputs", "device", "threads", "training", "units")
 
 

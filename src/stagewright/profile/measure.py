@@ -139,6 +139,7 @@ def _measure(
                         replay.sample(stopwatch)
                     else:
                         replay.warm_up(stopwatch)
+        working = [replay.working_bytes(device.torch_device()) for replay in replays]
         own_storages = model_storages(graph.model)
         recompute_kept = [replay.input_bytes(own_storages) if training else 0 for replay in replays]
     steps.finish(name)
@@ -150,7 +151,7 @@ def _measure(
         dtype=_dtype(graph, args, kwargs),
         batch_size=batch_size,
         training=training,
-        units=_units(graph, batch_size, replays, kept, recompute_kept),
+        units=_units(graph, batch_size, replays, kept, recompute_kept, working),
         whole_forward=whole_forward,
         whole_backward=whole_backward,
         whole_macs=whole_macs,
@@ -192,6 +193,7 @@ def _units(
     replays: Sequence[Replay],
     kept: Sequence[Kept],
     recompute_kept: Sequence[int],
+    working: Sequence[tuple[int, int]],
 ) -> tuple[UnitProfile, ...]:
     modules = [graph.module(call) for call in graph.calls]
     num_elements: list[Mapping[Hashable, int]] = []
@@ -223,6 +225,8 @@ def _units(
                 kept_bytes=kept[index].kept_bytes,
                 recompute_kept_bytes=recompute_kept[index],
                 crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
+                forward_working_bytes=working[index][0],
+                backward_working_bytes=working[index][1],
             )
         )
     return tuple(units)

@@ -22,7 +22,7 @@ from stagewright.capture.macs import MacCounter
 from stagewright.profile.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
 from stagewright.profile.value import Time
 
-__all__ = ["Replay", "Stopwatch", "time_of"]
+__all__ = ["Replay", "Stopwatch", "memory_rise", "time_of"]
 
 Result = TypeVar("Result")
 
@@ -40,6 +40,16 @@ def time_of(samples_s: Sequence[float]) -> Time:
         first, _, third = statistics.quantiles(samples_s, n=4, method="inclusive")
         spread_s = third - first
     return Time(median_s=statistics.median(samples_s), spread_s=spread_s)
+
+
+def memory_rise(call: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """The result of a call, and how far the CUDA allocator's memory rose above its start meanwhile."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    return result, int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
 class Stopwatch:
@@ -146,6 +156,20 @@ class Replay:
         spent_s = self._sample_once(stopwatch)
         for _ in range(min(_MAX_SAMPLES_IN_ROUND, int(_ROUND_S / max(spent_s, 1e-9))) - 1):
             self._sample_once(stopwatch)
+
+    def working_bytes(self, device: torch.device) -> tuple[int, int]:
+        """How far memory rises above the start of a forward and of a backward pass; 0 where no allocator tells."""
+        if device.type != "cuda":
+            return 0, 0
+        with torch.set_grad_enabled(self._training):
+            output, forward = memory_rise(self._call(), device)
+            results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            targets = [*self._inputs, *self._parameters]
+            if not results or not targets:
+                return forward, 0
+            ones = [torch.ones_like(result) for result in results]
+            _, backward = memory_rise(lambda: torch.autograd.grad(results, targets, ones, allow_unused=True), device)
+        return forward, backward
 
     def times(self, alike: Sequence[Replay] = ()) -> tuple[Time, Time, Time]:
         """Forward, backward for the inputs, and the rest of backward; over the samples of units ``alike``, too."""

@@ -106,6 +106,11 @@ class UnitProfile:
     recompute_kept_bytes: int
     # What crosses a cut right after this unit; 0 for the last one.
     crossing_bytes: int
+    # How far an allocator's memory rises above the start of a forward pass, results among it; 0 on a CPU, which does
+    # not tell.
+    forward_working_bytes: int = 0
+    # … and of a backward pass, gradients among it.
+    backward_working_bytes: int = 0
 
     @property
     def backward_s(self) -> float:
@@ -133,6 +138,8 @@ class UnitProfile:
             "kept_bytes": self.kept_bytes.to_dict(),
             "recompute_kept_bytes": self.recompute_kept_bytes,
             "crossing_bytes": self.crossing_bytes,
+            "forward_working_bytes": self.forward_working_bytes,
+            "backward_working_bytes": self.backward_working_bytes,
         }
 
     @classmethod
@@ -152,6 +159,8 @@ class UnitProfile:
             kept_bytes=Amount.from_dict(data["kept_bytes"]),
             recompute_kept_bytes=int(data["recompute_kept_bytes"]),
             crossing_bytes=int(data["crossing_bytes"]),
+            forward_working_bytes=int(data.get("forward_working_bytes", 0)),
+            backward_working_bytes=int(data.get("backward_working_bytes", 0)),
         )
 
 

@@ -6,7 +6,7 @@ Values only. Nothing here imports torch at run time, so that listing names stays
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -100,3 +100,25 @@ class Model:
     def example(self, batch_size: int) -> Batch:
         """The example batch with `batch_size` samples; the same numbers at every call."""
         return self.make_example(batch_size)
+
+    def to(self, place: torch.device) -> Model:
+        """The model with its module and its example on a device; the module itself moves."""
+        if place.type == "cpu":
+            return self
+        from torch.utils import _pytree as pytree
+
+        def moved(value: Any) -> Any:
+            return pytree.tree_map(lambda leaf: leaf.to(place) if hasattr(leaf, "to") else leaf, value)
+
+        def example(batch_size: int) -> Batch:
+            one = self.make_example(batch_size)
+            return Batch(args=moved(one.args), kwargs=moved(one.kwargs), target=moved(one.target))
+
+        return replace(
+            self,
+            module=self.module.to(place),
+            args=moved(self.args),
+            kwargs=moved(self.kwargs),
+            target=moved(self.target),
+            make_example=example,
+        )

@@ -1,0 +1,65 @@
+"""Memory that operators need while a stage runs, beside what is held before and after: an allocator counts it, too.
+
+    forward    of unit k    what the units before it kept      + what it takes above its start (results among it)
+    backward   of unit k    − what the units behind it kept, + the gradients that they made, + the gradient of its
+                              results + what it takes above its start
+
+Units are measured alone, each with its rise above the memory at its start; here they are put one after the other. A CPU
+tells no such rise and counts its own tensors only: then all of this is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stagewright.forecast.terms import ModelTerms
+from stagewright.profile.value import Amount, UnitProfile
+
+__all__ = ["NO_WORK", "StageWork", "stage_work"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """How far memory rises above a stage's start while it runs, for one micro-batch of the profiled size."""
+
+    # Forward.
+    forward_bytes: int = 0
+    # The first backward of a step, which makes the parameters' gradients.
+    first_backward_bytes: int = 0
+    # Every later one, which adds to them.
+    later_backward_bytes: int = 0
+
+
+NO_WORK = StageWork()
+
+
+def stage_work(
+    units: Sequence[UnitProfile], first: int, last: int, terms: ModelTerms, *, recomputed: bool, training: bool
+) -> StageWork:
+    """The work of the stage of units first … last; ``recomputed``: forward keeps nothing inside the stage."""
+    own = units[first : last + 1]
+    if not any(unit.forward_working_bytes for unit in own):
+        return NO_WORK
+
+    def alone(amount: Amount) -> int:
+        return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
+
+    ends = last == len(units) - 1
+    kept, forward = 0, 0
+    for unit in own:
+        forward = max(forward, kept + unit.forward_working_bytes)
+        kept = unit.output_bytes if recomputed or not training else kept + alone(unit.kept_bytes)
+    if not training:
+        return StageWork(forward_bytes=forward)
+    if ends:
+        forward = max(forward, kept + terms.loss_forward_working_bytes)
+    loss_kept = terms.loss_kept_bytes if ends else 0
+    rises = []
+    for makes in (True, False):
+        level, highest = -loss_kept, terms.loss_backward_working_bytes if ends else 0
+        for unit in reversed(own):
+            highest = max(highest, level + unit.output_bytes + unit.backward_working_bytes)
+            level += (alone(unit.parameter_bytes) if makes else 0) - alone(unit.kept_bytes)
+        rises.append(highest)
+    return StageWork(forward_bytes=forward, first_backward_bytes=rises[0], later_backward_bytes=rises[1])

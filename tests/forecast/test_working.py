@@ -1,0 +1,64 @@
+"""What operators take while a stage runs: units put one after the other, and the peak of a worker with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stagewright.forecast.terms import ModelTerms
+from stagewright.forecast.working import NO_WORK, StageWork, stage_work
+from stagewright.profile.value import Amount, Time, UnitProfile
+
+NEVER = Time(median_s=0.0, spread_s=0.0)
+UNIT = UnitProfile(
+    name="unit",
+    kind="Linear",
+    block=None,
+    parameters=Amount(total=5),
+    parameter_bytes=Amount(total=20),
+    buffer_bytes=0,
+    macs=0,
+    forward=NEVER,
+    backward_input=NEVER,
+    backward_weight=NEVER,
+    output_bytes=10,
+    kept_bytes=Amount(total=30),
+    recompute_kept_bytes=10,
+    crossing_bytes=10,
+    forward_working_bytes=45,
+    backward_working_bytes=70,
+)
+TERMS = ModelTerms(loss_kept_bytes=3, loss_forward_working_bytes=8, loss_backward_working_bytes=9)
+UNITS = (UNIT, UNIT, UNIT)
+
+
+def test_forward_stands_on_what_units_before_have_kept() -> None:
+    assert stage_work(UNITS, 0, 1, TERMS, recomputed=False, training=True).forward_bytes == 30 + 45
+
+
+def test_a_recomputed_stage_keeps_only_the_result_before() -> None:
+    assert stage_work(UNITS, 0, 1, TERMS, recomputed=True, training=True).forward_bytes == 10 + 45
+
+
+def test_inference_keeps_only_the_result_before_and_has_no_loss() -> None:
+    assert stage_work(UNITS, 1, 2, TERMS, recomputed=False, training=False) == StageWork(forward_bytes=10 + 45)
+
+
+def test_backward_gives_back_what_units_behind_kept_and_holds_the_gradients_they_made() -> None:
+    found = stage_work(UNITS, 0, 1, TERMS, recomputed=False, training=True)
+    assert found.first_backward_bytes == 10 + 70  # the last unit, where nothing has been given back yet
+    large = replace(UNIT, backward_working_bytes=100)
+    found = stage_work((large, UNIT, UNIT), 0, 1, TERMS, recomputed=False, training=True)
+    assert found.first_backward_bytes == 20 - 30 + 10 + 100
+    assert found.later_backward_bytes == -30 + 10 + 100
+
+
+def test_the_loss_belongs_to_the_last_stage() -> None:
+    greedy = replace(TERMS, loss_forward_working_bytes=500, loss_backward_working_bytes=600)
+    found = stage_work(UNITS, 1, 2, greedy, recomputed=False, training=True)
+    assert (found.forward_bytes, found.first_backward_bytes) == (2 * 30 + 500, 600)
+    assert stage_work(UNITS, 0, 1, greedy, recomputed=False, training=True).forward_bytes == 30 + 45
+
+
+def test_a_cpu_tells_nothing() -> None:
+    silent = replace(UNIT, forward_working_bytes=0, backward_working_bytes=0)
+    assert stage_work((silent, silent), 0, 1, TERMS, recomputed=False, training=True) == NO_WORK

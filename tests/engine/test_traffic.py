@@ -43,6 +43,31 @@ def test_what_is_let_go_of_was_sent_before_and_taken_before_the_message_that_tel
     assert {one for one in sent if not one.backward} <= told
 
 
+@pytest.mark.parametrize("schedule", PLACES)
+def test_a_receive_can_be_posted_before_it_is_needed_but_not_before_it_can_come(schedule: str) -> None:
+    workers = PLACES[schedule]
+    actions = schedule_actions(schedule, workers, 4, 4)
+    early = 0
+    for own in range(max(workers) + 1):
+        found = traffic(actions, workers, own, [[True]] * (len(workers) - 1))
+        for messages in found.orders.values():
+            for message in messages:
+                needed = _place(actions[own], message, makes=False)
+                assert found.after[message] <= needed
+                early += found.after[message] < needed
+                for gone in found.taken[message]:
+                    assert found.after[message] > _place(actions[own], gone, makes=True)
+    assert early
+
+
+def test_a_message_waits_for_this_worker_over_others() -> None:
+    """Worker 0 gets nothing from worker 2 before its own first stage is done, though worker 1 is between them."""
+    workers = (0, 1, 2, 0, 1, 2)
+    actions = schedule_actions("interleaved", workers, 3, 3)
+    found = traffic(actions, workers, 0, [[True]] * 5)
+    assert [found.after[Message(2, number, False)] for number in range(3)] == [1, 2, 3]
+
+
 def _place(actions: tuple[Action, ...], message: Message, *, makes: bool) -> int:
     """Where in a worker's order this message is made, or taken."""
     stage = message.edge + (message.backward == makes)

@@ -65,7 +65,7 @@ def test_another_request_is_another_file(tmp_path: Path) -> None:
     assert cache.load({**KEY, "threads": "2"}) == (None, "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', '{"format": 1, "key": 3, "profile": {}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', '{"format": 2, "key": 3, "profile": {}}'])
 def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     cache = ProfileCache(tmp_path)
     cache.save(KEY, PROFILE).write_text(content)
@@ -78,7 +78,7 @@ def test_other_format_is_refused(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     path = cache.save(KEY, PROFILE)
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
-    assert "has format 0, not 1" in cache.load(KEY)[1]
+    assert "has format 0, not 2" in cache.load(KEY)[1]
 
 
 def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:

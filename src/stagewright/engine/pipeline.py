@@ -122,6 +122,7 @@ class Pipeline:
         ways = (False, True)
         self._outboxes = {way: Outbox(partial(self._group_to, way), links.codecs) for way in ways}
         self._opened: set[tuple[int, int, bool]] = set()
+        self._warm: set[tuple[bool, tuple[int, ...]]] = set()
         self._passed: tuple[Actions, Traffic] | None = None
 
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
@@ -147,6 +148,13 @@ class Pipeline:
         if self._passed is None or self._passed[0] is not actions:
             self._passed = actions, traffic(actions, self.stage_workers, self._own, self._links.needs_gradient)
         return self._passed[1]
+
+    def _is_new(self, training: bool, sizes: tuple[int, ...]) -> bool:
+        """Whether GPUs meet such a step for the first time; from now on they don't."""
+        if self.context.torch_device.type == "cpu" or (training, sizes) in self._warm:
+            return False
+        self._warm.add((training, sizes))
+        return True
 
     def open_links(self, *, backward: bool) -> None:
         """Send one number through each link that was not used yet; every worker of the pipeline must come here.
@@ -184,7 +192,9 @@ class Pipeline:
             )
             for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {own}
         }
-        passing = Traffic(orders, {})
+        if self._is_new(False, ()) and window.has(0):
+            self.evaluate([window[0]], with_loss=False)  # through the host
+        passing = Traffic(orders, {}, {})
         step = _Step(self, (), passing, window, training=False, keep_outputs=True, with_loss=False)
         outbox, highest = self._outboxes[False], max(self.stages)
         group = self.context.link_groups[False, True]
@@ -260,6 +270,7 @@ class _Step:
         self.held: dict[tuple[int, int], Held] = {}
         self.local: dict[Message, list[torch.Tensor]] = {}
         self.outcome = StepOutcome()
+        self.done = 0
         self.left = dict.fromkeys(pipeline.stages, 0)
         for action in self.actions:
             if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
@@ -268,6 +279,10 @@ class _Step:
         if codecs is not None:
             codecs.begin(pipeline._links.coded, batch if training and not isinstance(batch, _Window) else None)
         pipeline.open_links(backward=training)
+        sizes = () if isinstance(batch, _Window) else tuple(part.size for part in batch)
+        through_host = bool(sizes) and pipeline._is_new(training, sizes)
+        for outbox in pipeline._outboxes.values():
+            outbox.through_host = through_host
         self.taken = passing.taken
         ranks = pipeline.context.pipeline_ranks
         self.mailboxes = {
@@ -278,6 +293,8 @@ class _Step:
                 self.shapes,
                 pipeline.context.torch_device,
                 codecs=codecs,
+                through_host=through_host,
+                after=passing.after,
             )
             for (peer, backward), order in passing.orders.items()
         }
@@ -315,6 +332,9 @@ class _Step:
                 recorder.add("backward-weight", start)
             else:
                 self.backward(action)
+        self.done += 1
+        for mailbox in self.mailboxes.values():
+            mailbox.advance(self.done)
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
             self.left[action.stage] -= 1
             if not self.left[action.stage]:

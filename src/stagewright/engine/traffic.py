@@ -5,6 +5,10 @@
 
 A send is over when the peer has taken it, but Gloo tells so only to one who waits, and waiting for a peer in the middle
 of a schedule can be a circle. So no worker waits: it sees from what arrives how far the peer has come.
+
+A receive is posted ahead, but not before this worker has done all that the message waits for, over any number of
+workers: posted earlier it can't end, and on a GPU, where an open receive is a running kernel, whatever waits for the
+whole device (the first use of a kernel, memory given back) would wait for what comes only after it.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ class Traffic:
     """For each peer and direction, the messages to this worker in the order in which the peer sends them."""
     taken: Mapping[Message, tuple[Message, ...]]
     """For each of them, messages from this worker that the peer has taken by then, and had not one message before."""
+    after: Mapping[Message, int]
+    """For each of them, how many of its own actions this worker must have done before it can be sent."""
 
 
 def traffic(
@@ -56,7 +62,8 @@ def traffic(
             if target is not None and _far_worker(target, stage_workers, sends=False) == own:
                 orders.setdefault((peer, target.backward), []).append(target)
                 taken[target], since = tuple(since), []
-    return Traffic({key: tuple(messages) for key, messages in orders.items()}, taken)
+    received = {key: tuple(messages) for key, messages in orders.items()}
+    return Traffic(received, taken, _after(actions, stage_workers, own, needs_gradient))
 
 
 def channels(stage_workers: Sequence[int], *, backward: bool) -> Iterator[tuple[int, int, bool]]:
@@ -72,6 +79,30 @@ def channels(stage_workers: Sequence[int], *, backward: bool) -> Iterator[tuple[
             if before != after and channel not in seen:
                 seen.add(channel)
                 yield channel
+
+
+def _after(
+    actions: Actions, stage_workers: Sequence[int], own: int, needs_gradient: Sequence[Sequence[bool]]
+) -> dict[Message, int]:
+    """For every message, how many actions of the worker ``own`` come before it, whoever is in between."""
+    found: dict[Message, int] = {}
+    reached = [0] * len(actions)
+    at = [0] * len(actions)
+    moved = True
+    while moved:
+        moved = False
+        for worker, theirs in enumerate(actions):
+            while at[worker] < len(theirs):
+                source, target = _ends(theirs[at[worker]], len(stage_workers) - 1, needs_gradient)
+                if source is not None and source not in found:
+                    break
+                at[worker] += 1
+                moved = True
+                before = found[source] if source is not None else 0
+                reached[worker] = at[worker] if worker == own else max(reached[worker], before)
+                if target is not None:
+                    found[target] = reached[worker]
+    return found
 
 
 def _ends(action: Action, last: int, needs_gradient: Sequence[Sequence[bool]]) -> tuple[Message | None, Message | None]:

@@ -8,12 +8,16 @@ Each direction between two workers has a process group of its own. Both sides kn
 the schedule, so receives are posted in the order in which the peer sends (NCCL has no tags). With Gloo, data moves only
 once the receive is posted: posting ahead is what hides the link behind compute. Where a link has a codec, the sender
 encodes before it sends and the receiver decodes what it takes; bytes are then counted as they travel.
+
+The first step of a kind between GPUs goes through the hosts' memory (``through_host``), with Gloo. CUDA loads a kernel
+when it is first used, and waits for the whole device meanwhile: for an open receive of NCCL, too, which may wait for
+this very worker.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +67,8 @@ class Outbox:
     """The process group of messages to a world rank."""
     codecs: LinkCodecs | None = None
     """How tensors are written, if not as they are."""
+    through_host: bool = False
+    """Whether GPUs' tensors travel through the hosts' memory."""
     num_bytes: dict[int, int] = field(default_factory=dict)
     """Bytes sent since ``take_bytes``, by edge."""
     _pending: dict[Message, list[tuple[Any, torch.Tensor]]] = field(default_factory=dict)
@@ -76,7 +82,7 @@ class Outbox:
             tensor = tensor.detach()
             if self.codecs is not None:
                 tensor = self.codecs.encode(message, position, tensor)
-            tensor = tensor.contiguous()
+            tensor = tensor.cpu().contiguous() if self.through_host else tensor.contiguous()
             size = tensor.numel() * tensor.element_size()
             start = recorder.now()
             work = dist.isend(tensor, dst=to, group=group, tag=_tag(message, position))
@@ -132,22 +138,31 @@ class Mailbox:
         order: Iterator[Message],
         shapes: Callable[[Message], Sequence[TensorShape]],
         device: torch.device,
-        ahead: int = AHEAD,
         codecs: LinkCodecs | None = None,
+        through_host: bool = False,
+        after: Mapping[Message, int] | None = None,
     ) -> None:
         self._group, self._source, self._order, self._shapes = group, source, order, shapes
         self._device, self._codecs = device, codecs
+        self._through = torch.device("cpu") if through_host else device
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
-        self._ahead = ahead
+        self._after, self._done = after or {}, 0
+        self._next: Message | None = None
         self.waited_s = 0.0
         """Seconds spent waiting for messages."""
+        self._post()
+
+    def advance(self, done: int) -> None:
+        """This worker has done so many actions: post what can be sent now."""
+        self._done = done
         self._post()
 
     def take(self, message: Message) -> list[torch.Tensor]:
         """Wait for a message; its tensors are the caller's."""
         while message not in self._posted:
-            if not self._post(at_least=len(self._posted) + 1):
-                raise AssertionError(f"{message} is not in the order of this edge")
+            following = self._following()
+            assert following is not None, f"{message} is not in the order of this edge"
+            self._open(following)
         start, begun = time.perf_counter(), recorder.now()
         received = self._posted.pop(message)
         num_bytes = 0
@@ -157,30 +172,38 @@ class Mailbox:
         recorder.add("receive", begun, stream="receive", num_bytes=num_bytes, peer=self._source, note=_note(message))
         self.waited_s += time.perf_counter() - start
         self._post()
-        tensors = [tensor for _, tensor in received]
+        tensors = [tensor.to(self._device) for _, tensor in received]
         if self._codecs is None:
             return tensors
         expected = self._shapes(message)
         return [self._codecs.decode(message, at, expected[at], tensor) for at, tensor in enumerate(tensors)]
 
-    def _post(self, at_least: int | None = None) -> bool:
-        """Post receives until enough are open; whether any message was left to post."""
-        wanted = self._ahead if at_least is None else at_least
-        while len(self._posted) < wanted:
-            message = next(self._order, None)
-            if message is None:
-                return False
-            buffers = []
-            for position, expected in enumerate(self._shapes(message)):
-                size = None if self._codecs is None else self._codecs.num_bytes(message, position, expected)
-                if size is None:
-                    buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._device)
-                else:
-                    buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
-                work = dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
-                buffers.append((work, buffer))
-            self._posted[message] = buffers
-        return True
+    def _following(self) -> Message | None:
+        """The message to be posted next; no more is read ahead, since a stream may have no end."""
+        if self._next is None:
+            self._next = next(self._order, None)
+        return self._next
+
+    def _post(self) -> None:
+        """Post receives until enough are open, or the next can't be sent yet."""
+        while len(self._posted) < AHEAD:
+            following = self._following()
+            if following is None or self._after.get(following, 0) > self._done:
+                return
+            self._open(following)
+
+    def _open(self, message: Message) -> None:
+        buffers = []
+        for position, expected in enumerate(self._shapes(message)):
+            size = None if self._codecs is None else self._codecs.num_bytes(message, position, expected)
+            if size is None:
+                buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._through)
+            else:
+                buffer = torch.empty(size, dtype=torch.uint8, device=self._through)
+            work = dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
+            buffers.append((work, buffer))
+        self._posted[message] = buffers
+        self._next = None
 
 
 def _num_bytes(pending: Sequence[tuple[Any, torch.Tensor]]) -> int:

@@ -52,6 +52,19 @@ def test_backward_gives_back_what_units_behind_kept_and_holds_the_gradients_they
     assert found.later_backward_bytes == -30 + 10 + 100
 
 
+def test_a_tied_weights_gradient_waits_for_its_first_use() -> None:
+    head = replace(UNIT, parameter_bytes=Amount(total=20, shares=((0, 15),)))
+    found = stage_work((UNIT, UNIT, head, UNIT), 0, 2, TERMS, recomputed=False, training=True)
+    plain = stage_work((UNIT, UNIT, UNIT, UNIT), 0, 2, TERMS, recomputed=False, training=True)
+    assert found.first_backward_bytes == plain.first_backward_bytes == 80  # the last unit is the highest place
+    large = replace(UNIT, backward_working_bytes=200)
+    found = stage_work((large, UNIT, head, UNIT), 0, 2, TERMS, recomputed=False, training=True)
+    assert found.later_backward_bytes == 15 - 2 * 30 + 10 + 200
+    assert found.first_backward_bytes == 2 * 20 - 2 * 30 + 10 + 200
+    found = stage_work((large, UNIT, head, UNIT), 1, 2, TERMS, recomputed=False, training=True)  # tied to another stage
+    assert found.later_backward_bytes == 80
+
+
 def test_the_loss_belongs_to_the_last_stage() -> None:
     greedy = replace(TERMS, loss_forward_working_bytes=500, loss_backward_working_bytes=600)
     found = stage_work(UNITS, 1, 2, greedy, recomputed=False, training=True)

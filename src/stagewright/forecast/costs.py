@@ -103,7 +103,8 @@ class PlanCosts:
     engine_terms: EngineTerms
     # The codec after each stage but the last.
     codecs: tuple[LinkCodec, ...]
-    # The unit's parameter bytes and backward time, for the order in which gradients come.
+    # The unit's parameter bytes and backward time, for the order in which gradients come. What it shares with an
+    # earlier one of its stage counts there: a gradient is there when all uses of its parameter have gone backward.
     gradients: tuple[tuple[int, float], ...]
     # Parameters that two workers of the pipeline hold, by bytes.
     tied_bytes: int
@@ -177,14 +178,15 @@ class PlanCosts:
     def _action(self, index: int, kind: int) -> tuple[float, float, float]:
         """Work and collectives that go with the samples, and work that does not; without what is done again."""
         stage = self.stages[index]
-        split = index == 0  # its inputs need no gradient: all of its backward is in the second half
+        whole = index == 0  # its inputs need no gradient: all of its backward is in the second half
+        first, second = self._halves_s(index)
         work, tensor = {
             FORWARD: (stage.forward_s, stage.tensor_forward_s),
             BACKWARD: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s),
-            BACKWARD_INPUT: (0.0, 0.0) if split else (stage.backward_input_s, stage.tensor_backward_s),
+            BACKWARD_INPUT: (0.0, 0.0) if whole else (first, stage.tensor_backward_s),
             BACKWARD_WEIGHT: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s)
-            if split
-            else (stage.backward_weight_s, 0.0),
+            if whole
+            else (second, 0.0),
         }[kind]
         bare = stage.gather_s if kind != BACKWARD_WEIGHT else 0.0
         if kind == FORWARD and index == len(self.stages) - 1:
@@ -200,6 +202,13 @@ class PlanCosts:
             work += size * (coding + terms.message_s_per_byte * codec.ratio)
             bare += terms.message_s
         return work, tensor, bare
+
+    def _halves_s(self, index: int) -> tuple[float, float]:
+        """A backward in two halves; where the stage is recomputed it is done in one, and told apart here alone."""
+        stage, terms = self.stages[index], self.model_terms
+        if self.recomputes(index) and self.plan.recompute != "except-last":
+            return stage.backward_input_s, stage.backward_weight_s
+        return stage.backward_input_s * terms.split_input, stage.backward_weight_s * terms.split_weight
 
     def _message_s(self, edge: int, shares: Floats) -> Floats:
         stage, codec = self.stages[edge], self.codecs[edge]
@@ -297,7 +306,11 @@ def plan_costs(
         model_terms=model_terms,
         engine_terms=engine_terms,
         codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
-        gradients=tuple((unit.parameter_bytes.total, unit.backward_s) for unit in units),
+        gradients=tuple(
+            (_fresh(unit.parameter_bytes, first), unit.backward_s)
+            for first, last in bounds
+            for unit in units[first : last + 1]
+        ),
         tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
         tied_bytes=sum(size for _, _, _, size in several) - sum(size for _, _, _, size in common),
         common=tuple(one[1:] for one in common),
@@ -361,14 +374,16 @@ def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[in
     gradients, by unit, that another stage of the worker has made before.
     """
 
-    def own(amount: Amount) -> int:
-        return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
-
     highest, level = 0, -loss_kept_bytes if last == len(units) - 1 else 0
     for at in range(last, first - 1, -1):
-        level += own(units[at].parameter_bytes) - there.get(at, 0) - own(units[at].kept_bytes)
+        level += _fresh(units[at].parameter_bytes, first) - there.get(at, 0) - _fresh(units[at].kept_bytes, first)
         highest = max(highest, level)
     return highest
+
+
+def _fresh(amount: Amount, first: int) -> int:
+    """What no earlier unit has, from the first one on."""
+    return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
 
 
 def _keeps(unit: UnitProfile, input_bytes: int) -> bool:

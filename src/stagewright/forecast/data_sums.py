@@ -1,7 +1,7 @@
 """Sums of gradients over replicas: buckets that leave inside a worker's last backward, as soon as they are full.
 
-    compute      … B ─────────────────┤          a bucket is ready when the last of its gradients is there, in the
-    collective        ── b0 ── b1 ──── b2 ──     reverse order of the units; buckets go one after the other
+    compute      … B ─────────────────┤          a bucket is ready when the unit with the last of its gradients is done,
+    collective        ── b0 ── b1 ──── b2 ──     in reverse order of the units; buckets go one after the other
 
 While a collective runs beside computing, both take longer: the device spends a share of its time on it, and the
 collective goes at a slower pace (on one core they take turns, on a GPU hardly). What computing ends at and which
@@ -116,7 +116,7 @@ def _buckets(
                 took = min(left, bucket_bytes - bucket)
                 bucket, left, filled = bucket + took, left - took, filled + took
                 if bucket >= bucket_bytes:
-                    share = (passed + seconds * (1 - left / max(size * scale, 1e-9))) / total_s if total_s else 1.0
+                    share = (passed + seconds) / total_s if total_s else 1.0
                     moments.append(end if whole else begin + share * (end - begin))
                     windows.append((begin, end))
                     sizes.append(bucket)

@@ -32,6 +32,9 @@ class ModelTerms:
     optimizer_s_per_byte: float = 0.0
     # Adding a gradient to the one that is there, for each byte.
     accumulate_s_per_byte: float = 0.0
+    # How much longer a backward in two halves takes than its parts in one piece: the inputs' half, the weights'.
+    split_input: float = 1.0
+    split_weight: float = 1.0
     # How far an allocator's memory rises above the start of the loss, of its backward pass, and of the optimiser's step
     # for each byte of parameters; and what libraries keep for themselves all along. 0 on a CPU.
     loss_forward_working_bytes: int = 0
@@ -44,7 +47,7 @@ class ModelTerms:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelTerms:
-        """What an older file does not have is 0."""
+        """What an older file does not have is as by default."""
         return cls(**{one.name: data.get(one.name, one.default) for one in fields(cls)})
 
 

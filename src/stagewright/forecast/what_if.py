@@ -137,7 +137,8 @@ def _bare(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
         message_s=costs.engine_terms.message_s if recompute else 0.0,
         message_s_per_byte=costs.engine_terms.message_s_per_byte if recompute else 0.0,
     )
-    return replace(costs, stages=stages, plan=plan, engine_terms=terms, crowded=1.0)
+    halves = replace(costs.model_terms, split_input=1.0, split_weight=1.0)
+    return replace(costs, stages=stages, plan=plan, model_terms=halves, engine_terms=terms, crowded=1.0)
 
 
 def without_communication(costs: PlanCosts) -> PlanCosts:

@@ -58,8 +58,15 @@ def stage_work(
     rises = []
     for makes in (True, False):
         level, highest = -loss_kept, terms.loss_backward_working_bytes if ends else 0
-        for unit in reversed(own):
+        waiting: dict[int, int] = {}
+        for at in range(last, first - 1, -1):
+            unit = units[at]
             highest = max(highest, level + unit.output_bytes + unit.backward_working_bytes)
-            level += (alone(unit.parameter_bytes) if makes else 0) - alone(unit.kept_bytes)
+            # A tied weight's gradient is held from its last use back to its first, where both are added.
+            tied = [(earlier, part) for earlier, part in unit.parameter_bytes.shares if earlier >= first]
+            for earlier, part in tied:
+                waiting[earlier] = waiting.get(earlier, 0) + part
+            level += (unit.parameter_bytes.total if makes else sum(part for _, part in tied)) - alone(unit.kept_bytes)
+            level -= waiting.pop(at, 0)
         rises.append(highest)
     return StageWork(forward_bytes=forward, first_backward_bytes=rises[0], later_backward_bytes=rises[1])

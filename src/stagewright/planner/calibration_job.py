@@ -30,7 +30,8 @@ MESSAGE_BYTES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SUM_BYTES = (8, *(64 << 10 << power for power in range(9)))  # 64 KiB … 16 MiB
 _ROUNDS = 12
 _TRIPS = 3
-_BESIDE_BYTES = 4 << 20  # of each sum that runs beside work
+_BESIDE_BYTES = 8 << 20  # of each sum that runs beside work: a bucket of gradients
+_BESIDE = 6  # more than a core's own caches hold, as gradients are; as long as half of the work, so that it shows
 
 
 def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -58,7 +59,7 @@ class _Probe:
         # More than a core's own caches hold, as a model's weights are.
         self.weights = [torch.randn(wide, wide, generator=generator).to(place) for _ in range(48)]
         self.buffers = {size: torch.zeros(max(1, size // 4), device=place) for size in (*MESSAGE_BYTES, *SUM_BYTES)}
-        self.beside = [torch.zeros(_BESIDE_BYTES // 4, device=place) for _ in range(_TRIPS)]
+        self.beside = [torch.zeros(_BESIDE_BYTES // 4, device=place) for _ in range(_BESIDE)]
 
     def round(self) -> dict[str, Any]:
         """The times of everything, once or a few times."""

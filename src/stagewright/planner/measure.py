@@ -27,7 +27,9 @@ from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.plan.schedules import SCHEDULES
 from stagewright.planner.lone_tensor import split_alone, watch_traffic
+from stagewright.planner.split_backward import split_factors
 from stagewright.profile.measure import profile as measure_units
 from stagewright.profile.replay import memory_rise
 from stagewright.profile.storage import model_storages, storage_of
@@ -94,6 +96,10 @@ def measure_model(
     )
     with device.pinned(), preserved(graph.model):
         terms = _terms(graph, model, plan.optimizer, repeats) if plan.training else ModelTerms()
+        # A size is given by who asks for many plans, of any schedule.
+        if plan.training and (size is not None or SCHEDULES[plan.schedule].splits_backward):
+            first, second = split_factors(graph, model, profile, repeats)
+            terms = dataclasses.replace(terms, split_input=first, split_weight=second)
     return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
 
 

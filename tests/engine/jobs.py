@@ -117,8 +117,12 @@ def pipeline_step(
     num_stages: int,
     placement: str | None = None,
     recompute: str = "none",
+    through_host: bool = False,
 ) -> Any:
-    """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output."""
+    """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output.
+
+    ``through_host``: as GPUs do what they meet for the first time; evaluation is then a stream.
+    """
     graph, args, kwargs, target, loss = captured(name)
     context = context_of(rank, mesh)
     state = {key: value.clone() for key, value in graph.model.state_dict().items()}
@@ -153,6 +157,8 @@ def pipeline_step(
         unflatten=graph.unflatten,
         loss=loss,
     )
+    if through_host:
+        pipeline._is_new = lambda training, sizes: True  # type: ignore[method-assign]
     graph.model.zero_grad()
     outcome = pipeline.train_step(parts)
     gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}
@@ -162,8 +168,12 @@ def pipeline_step(
         key: value.clone() for key, value in graph.model.state_dict().items() if key in own and key not in gradients
     }
     graph.model.load_state_dict(state)
-    evaluated = pipeline.evaluate(parts, with_loss=False)
-    outputs = [getattr(one, "logits", one) for one in evaluated.outputs]
+    if through_host:
+        with torch.no_grad():
+            found = [one for one in pipeline.stream(iter(parts)) if one is not None]
+    else:
+        found = pipeline.evaluate(parts, with_loss=False).outputs
+    outputs = [getattr(one, "logits", one) for one in found]
     graph.model.load_state_dict(state)
     return {
         "loss": None if outcome.loss is None else float(outcome.loss),

@@ -50,6 +50,12 @@ def test_two_workers(pool_of: Any, model: str, schedule: str) -> None:
     compare(pool_of, model, schedule, 2, 12)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_what_gpus_meet_first_goes_through_the_host(pool_of: Any, schedule: str) -> None:
+    """Here there is nothing but the host: what is tested is that all of it arrives, and that a stream still begins."""
+    compare(pool_of, "mlp", schedule, 2, 12, through_host=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", MODELS)

@@ -119,6 +119,8 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str
 def _best_at(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
     """Which policy is best with one number of stages, and why."""
     head = f"{mode.capitalize()}, {count} stages: "
+    if len(runs) == 1 and not runs[0].also:
+        return [f"{head}{runs[0].policies} alone was run, and gives {times(runs[0].speedup or 0.0)}."]
     if len(runs) == 1:
         return [f"{head}{runs[0].policies} cut at the same places and give {times(runs[0].speedup or 0.0)}."]
     ordered = sorted(runs, key=lambda one: one.speedup or 0.0, reverse=True)

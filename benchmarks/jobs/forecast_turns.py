@@ -1,9 +1,10 @@
 """One worker's part of ``forecast_accuracy.py``: measure a model and run the plan, in turns, in the same processes.
 
-    load, capture ─► prove ─► memory counted ─► turn: one worker measures the model's units ─► forecast ─► some steps
+    load, capture ─► prove ─► memory counted ─► turn: one worker measures the model's units, both the machine ─► steps
                                                  └──────────────── the next turn, the next worker ◄────────────┘
+                                                after all turns: a forecast of each turn's model on that machine
 
-A core may be a fifth slower some seconds later, and another core not. So what a forecast is made of and the steps that
+A core may be a third slower some seconds later, and another core not. So what a forecast is made of and the steps that
 it is compared with are spread over the same minute and over the same cores. Forecasts see no step.
 """
 
@@ -21,8 +22,10 @@ import torch.distributed as dist
 from proven import proven_replica
 
 from stagewright.cluster.atomic_file import save_text
+from stagewright.cluster.device import keep_freed_memory
 from stagewright.engine.job import make_optimizer
-from stagewright.planner.calibrate import Calibration
+from stagewright.planner.calibrate import Calibration, with_rounds
+from stagewright.planner.calibration_job import Probe, both
 from stagewright.planner.forecasting import prepare
 from stagewright.planner.measure import measure_model
 
@@ -52,21 +55,30 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         step()
     memory_bytes = replica.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
     calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
-    calibration = replace(calibration, speeds=())  # every device is measured in its turn
-    cluster = calibration.cluster(plan.mesh.num_workers)
     own = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
-    forecasts, steps_s = [], []
+    several = plan.mesh.num_workers > 1
+    probe = Probe(context) if several else None
+    measured, rounds, steps_s = [], [], []
     for turn in range(settings["turns"]):
         if turn % plan.mesh.num_workers == context.rank:
-            measured = measure_model(own, cache=False, repeats=settings["repeats"])
-            found = prepare(plan, measured, cluster, calibration.terms).forecast()
-            forecasts.append({"step_s": found.step_s, "memory_bytes": max(held(one, plan) for one in found.workers)})
-            del measured
+            measured.append(measure_model(own, cache=False, repeats=settings["repeats"]))
+            keep_freed_memory()  # as every worker does; measuring has ended it
             gc.collect()
-        if plan.mesh.num_workers > 1:
+        if probe is not None:
             dist.barrier()
-        step()  # caches and pages after somebody else's work
+            probe.round()  # caches and pages after somebody else's work
+            rounds += [probe.round() for _ in range(settings["rounds"])]
+        step()
         steps_s.append([step() for _ in range(settings["steps"])])
+    if several:
+        calibration = with_rounds(calibration, both(rounds))
+    calibration = replace(calibration, speeds=())  # every device is measured in its turn
+    cluster = calibration.cluster(plan.mesh.num_workers)
+    forecasts = []
+    for one in measured:
+        found = prepare(plan, one, cluster, calibration.terms).forecast()
+        memory = max(held(worker, plan) for worker in found.workers)
+        forecasts.append({"step_s": found.step_s, "memory_bytes": memory})
     result = {
         "equality": equality.to_dict(),
         "forecasts": forecasts,

@@ -84,6 +84,37 @@ def test_data_sums_hide_behind_the_backward() -> None:
     assert both.collective_cost == pytest.approx(0.25 / 0.8)
 
 
+def test_a_gradient_leaves_when_its_unit_is_done() -> None:
+    """An embedding of three buckets, whose backward is the last 5 of 10 s: none of them leaves before its end."""
+    size = 8 << 20
+    units = [
+        unit("embedding", 1.0, (0.0, 5.0), parameter_bytes=Amount(total=3 * size)),
+        unit("block", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=size)),
+    ]
+    links = Links(intra_host=Link(bandwidth_bytes_per_s=float(size), latency_s=0.0))
+    sums = data_sums(costs := make_costs(profile_of(units), mesh=Mesh(data=2), links=links), pipeline_times(costs), 0)
+    assert sums.spans_s == ((7.0, 8.0), (12.0, 13.0), (13.0, 14.0), (14.0, 15.0))
+    # A head that is tied to the embedding brings nothing of its own: its gradient is there when the embedding's is.
+    tied = unit("head", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=3 * size, shares=((0, 3 * size),)))
+    costs = make_costs(profile_of([*units, tied]), mesh=Mesh(data=2), links=links)
+    assert [begin for begin, _ in data_sums(costs, pipeline_times(costs), 0).spans_s] == [13.0, 18.0, 19.0, 20.0]
+
+
+def test_halves_of_a_backward_take_longer_than_the_whole() -> None:
+    """Four stages on two workers: F = I = W = 1 s; all but the first do their backward in halves."""
+    profile, terms = equal_units(4, 1.0, (1.0, 1.0)), ModelTerms(split_input=1.25, split_weight=1.5)
+    shape = {"mesh": Mesh(pipeline=2), "microbatches": 4, "schedule": "zbv", "stages": 4}
+
+    def computing(terms: ModelTerms, **more: str) -> list[float]:
+        found = predict(make_costs(profile, terms={"model_terms": terms}, **shape, **more))  # type: ignore[arg-type]
+        return [worker.compute_s for worker in found.workers]
+
+    assert computing(ModelTerms()) == [24.0, 24.0]
+    assert computing(terms) == [24.0 + 4 * 0.75, 24.0 + 2 * 4 * 0.75]
+    again = {"recompute": "always"}
+    assert computing(terms, **again) == computing(ModelTerms(), **again), "a stage that runs again does it in one piece"
+
+
 def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
     """Units of 2 × 1 s forward; the whole was measured to take 3 s, give or take."""
     profile = equal_units(2)

@@ -79,6 +79,8 @@ def test_crowding_is_until_both_are_done() -> None:
     """They take turns in being slow, so that the pair always is; for one that is always slow there is its speed."""
     turns = [({"alone_s": 1.0, "together_s": one}, {"alone_s": 1.0, "together_s": 2.2 - one}) for one in (1.0, 1.2) * 4]
     assert _crowding(turns, (1.0, 1.0)) == pytest.approx(0.2)
+    either = [({"alone_s": one, "together_s": one}, {"alone_s": one, "together_s": one}) for one in (1.0, 1.0, 1.5)] * 3
+    assert _crowding(either, (1.0, 1.0)) == pytest.approx(0.0, abs=0.03), "at two speeds, but both at the same"
     slow = [({"alone_s": 1.0, "together_s": 1.1}, {"alone_s": 2.0, "together_s": 2.2})] * 4
     assert _crowding(slow, (1.0, 0.5)) == pytest.approx(0.1)
 

@@ -206,7 +206,7 @@ class PlanCosts:
     def _halves_s(self, index: int) -> tuple[float, float]:
         """A backward in two halves; where the stage is recomputed it is done in one, and told apart here alone."""
         stage, terms = self.stages[index], self.model_terms
-        if self.recomputes(index) and self.plan.recompute != "except-last":
+        if self.recomputes(index):
             return stage.backward_input_s, stage.backward_weight_s
         return stage.backward_input_s * terms.split_input, stage.backward_weight_s * terms.split_weight
 

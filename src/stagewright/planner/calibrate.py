@@ -14,7 +14,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.profile.cache import default_cache_folder
 from stagewright.store.run import RunFolder
 
-__all__ = ["Calibration", "calibrate", "load_calibration"]
+__all__ = ["Calibration", "calibrate", "load_calibration", "with_rounds"]
 
 _METHOD = "in rounds of both devices, beside six buckets"  # in short; what another way gave is measured anew
 _JOB = "stagewright.planner.calibration_job:run"
@@ -132,29 +132,33 @@ def calibrate(devices: Sequence[str]) -> Calibration:
         launch(plan, folder, job=_JOB)
         found = json.loads((folder.path / "calibration.json").read_text(encoding="utf-8"))
         action_s, step_s, chunk_s = _executor(devices[0], root)
+    executor = EngineTerms(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
+    plain = Calibration(link=FREE, collective=FREE, terms=executor, kind=kind, hardware=hardware)
+    return with_rounds(plain, found, alone=devices[0] != devices[1])
+
+
+def with_rounds(calibration: Calibration, found: Mapping[str, Any], *, alone: bool = True) -> Calibration:
+    """The executor's own work as it is, all else from what two workers found in rounds; each has a device `alone`."""
     both: list[list[dict[str, Any]]] = found["workers"]
     rounds = list(zip(*both, strict=True))
     share, pace = _beside(rounds)
     sums = _sums(rounds)
     together, message_bytes = _medians(both[0], "together_s"), found["message_bytes"]
     speeds = (1.0, _speed([(first["alone_s"], second["alone_s"]) for first, second in rounds]))
-    return Calibration(
+    return replace(
+        calibration,
         link=_fit(
             {size: statistics.median(one["messages"][size] for one in both[0]) for size in both[0][0]["messages"]}
         ),
         collective=_fit_sums(sums),
-        terms=EngineTerms(
-            action_s=action_s,
-            step_s=step_s,
-            chunk_s=chunk_s,
+        terms=replace(
+            calibration.terms,
             message_s_per_byte=max(0.0, _medians(both[0], "with_messages_s") - together) / message_bytes,
             collective_share=share,
             collective_pace=pace,
-            crowding=_crowding(rounds, speeds) if devices[0] != devices[1] else 1.0,
+            crowding=_crowding(rounds, speeds) if alone else 1.0,
         ),
-        kind=kind,
-        hardware=hardware,
-        speeds=speeds if devices[0] != devices[1] else (),
+        speeds=speeds if alone else (),
         sums=_rising(sums),
     )
 
@@ -180,7 +184,8 @@ def _crowding(rounds: Sequence[Round], speeds: Sequence[float]) -> float:
         return [float(one[name]) * speed for one, speed in zip(both, speeds, strict=True)]
 
     until = _mean([max(scaled(both, "together_s")) for both in rounds])
-    alone = statistics.median(taken for both in rounds for taken in scaled(both, "alone_s"))
+    # Means both: of a core that goes at either of two speeds, a median is the one that it had a little more often.
+    alone = _mean([taken for both in rounds for taken in scaled(both, "alone_s")])
     return max(0.0, until / alone - 1)
 
 

@@ -24,7 +24,7 @@ from stagewright.engine.context import WorkerContext
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
 
-__all__ = ["run"]
+__all__ = ["Probe", "both", "run"]
 
 MESSAGE_BYTES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SUM_BYTES = (8, *(64 << 10 << power for power in range(9)))  # 64 KiB … 16 MiB
@@ -36,16 +36,20 @@ _BESIDE = 6  # more than a core's own caches hold, as gradients are; as long as 
 
 def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """Measure; worker 0 writes what both found, a list of rounds for each."""
-    probe = _Probe(context)
-    rounds = [probe.round() for _ in range(_ROUNDS + 1)][1:]
-    both: list[Any] = [None, None]
-    dist.all_gather_object(both, rounds)
+    probe = Probe(context)
+    found = both([probe.round() for _ in range(_ROUNDS + 1)][1:])
     if context.rank == 0:
-        found = {"workers": both, "message_bytes": MESSAGE_BYTES[-1] * 2 * _TRIPS, "num_trips": _TRIPS}
         save_text(json.dumps(found) + "\n", run_folder.path / "calibration.json")
 
 
-class _Probe:
+def both(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What both workers found, on each of them."""
+    workers: list[Any] = [None, None]
+    dist.all_gather_object(workers, rounds)
+    return {"workers": workers, "message_bytes": MESSAGE_BYTES[-1] * 2 * _TRIPS, "num_trips": _TRIPS}
+
+
+class Probe:
     """One worker's part."""
 
     def __init__(self, context: WorkerContext) -> None:

@@ -26,8 +26,8 @@ from stagewright.engine.replica import capture_for
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.terms import ModelTerms
-from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.plan.schedules import SCHEDULES
+from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.planner.lone_tensor import split_alone, watch_traffic
 from stagewright.planner.split_backward import split_factors
 from stagewright.profile.measure import profile as measure_units

@@ -15,7 +15,10 @@ import torch.distributed as dist
 from stagewright.cluster.device import Device
 from stagewright.plan.value import Mesh
 
-__all__ = ["WorkerContext", "make_context"]
+__all__ = ["BACKENDS", "WorkerContext", "make_context"]
+
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
+"""What workers on such devices talk through: NCCL between GPUs, with Gloo for what stays on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +67,13 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
     def own(groups: list[tuple[list[int], Any]]) -> Any:
         return next((group for ranks, group in groups if rank in ranks), None)
 
-    def groups(lists: list[list[int]]) -> Any:
+    def groups(lists: list[list[int]], backend: str | None = None) -> Any:
         """One group for each list of ranks, the same on every worker; this worker's own one."""
-        return own([(ranks, dist.new_group(ranks)) for ranks in lists if len(ranks) > 1])
+        return own([(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1])
 
     axes = (range(mesh.data), range(mesh.tensor), range(mesh.pipeline))
+    # A script may have joined its GPUs with NCCL alone; what they meet first goes through the hosts.
+    links = BACKENDS[device.kind]
     pipelines = [[world(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
     return WorkerContext(
         rank=rank,
@@ -80,6 +85,6 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         torch_device=device.torch_device(),
         data_group=groups([[world(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
         tensor_group=groups([[world(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
-        link_groups={(backward, up): groups(pipelines) for backward in (False, True) for up in (True, False)},
+        link_groups={(backward, up): groups(pipelines, links) for backward in (False, True) for up in (True, False)},
         pipeline_ranks=next(tuple(ranks) for ranks in pipelines if rank in ranks),
     )

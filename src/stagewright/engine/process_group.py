@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
+from stagewright.engine.context import BACKENDS
 
 __all__ = ["join_group"]
 
@@ -33,4 +34,4 @@ def join_group(device: Device, *, rank: int, devices: Sequence[str] = (), one_ma
             os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-worker-{rank}")
     if on_cuda:
         torch.cuda.set_device(device.torch_device())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", **options)
+    dist.init_process_group(BACKENDS[device.kind], **options)

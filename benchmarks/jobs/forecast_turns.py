@@ -22,7 +22,6 @@ import torch.distributed as dist
 from proven import proven_replica
 
 from stagewright.cluster.atomic_file import save_text
-from stagewright.cluster.device import keep_freed_memory
 from stagewright.engine.job import make_optimizer
 from stagewright.planner.calibrate import Calibration, with_rounds
 from stagewright.planner.calibration_job import Probe, both
@@ -62,7 +61,6 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     for turn in range(settings["turns"]):
         if turn % plan.mesh.num_workers == context.rank:
             measured.append(measure_model(own, cache=False, repeats=settings["repeats"]))
-            keep_freed_memory()  # as every worker does; measuring has ended it
             gc.collect()
         if probe is not None:
             dist.barrier()

@@ -10,6 +10,7 @@ import torch
 
 from stagewright.cluster import Device
 from stagewright.cluster import device as device_module
+from stagewright.cluster.device import keep_freed_memory
 from stagewright.errors import UsageError
 
 pins = pytest.mark.skipif(not device_module.can_pin(), reason="this system has no affinity")
@@ -114,3 +115,16 @@ def test_pin_process_before_torch() -> None:
     assert lines[0] == "1 1 1"
     if device_module.can_pin():
         assert lines[1] == str({CORES[0]})
+
+
+def test_measuring_in_a_worker_leaves_its_freed_memory_kept() -> None:
+    before = keep_freed_memory()
+    try:
+        with Device.parse("cpu").pinned():
+            pass
+        assert keep_freed_memory()
+    finally:
+        keep_freed_memory(before)
+    with Device.parse("cpu").pinned():
+        pass
+    assert keep_freed_memory(before) == before

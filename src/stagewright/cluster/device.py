@@ -31,6 +31,7 @@ __all__ = ["Device", "available_cores", "can_pin", "has_gpu", "keep_freed_memory
 # Read by the libraries under torch and numpy once, when they are loaded.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+_keeps_freed_memory = False  # glibc does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +100,14 @@ class Device:
 
         num_threads_before = torch.get_num_threads()
         masks_before = _masks()
-        keep_freed_memory()
+        kept_before = keep_freed_memory()
         try:
             if masks_before:
                 _pin(self)
             torch.set_num_threads(self.num_threads)
             yield bool(masks_before)
         finally:
-            keep_freed_memory(False)
+            keep_freed_memory(kept_before)
             torch.set_num_threads(num_threads_before)
             own = masks_before.get(os.getpid())
             for thread in _masks():
@@ -132,18 +133,21 @@ def pin_process(device: Device) -> bool:
     return can_pin()
 
 
-def keep_freed_memory(keep: bool = True) -> None:
-    """Lets glibc keep what tensors give back, or return it as it usually does.
+def keep_freed_memory(keep: bool = True) -> bool:
+    """Lets glibc keep what tensors give back, or return it as it usually does; whether it did so before.
 
     Else every step asks the kernel for the same pages again, zeroed: up to a third of a small model's time.
     """
-    if sys.platform == "linux":
+    global _keeps_freed_memory
+    before, _keeps_freed_memory = _keeps_freed_memory, keep
+    if sys.platform == "linux" and keep != before:
         with contextlib.suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20 if keep else 2**17)  # the most that glibc takes; its default
             libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1 if keep else 2**17)
             if not keep:
                 libc.malloc_trim(0)
+    return before
 
 
 def can_pin() -> bool:

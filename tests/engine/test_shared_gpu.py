@@ -1,0 +1,38 @@
+"""Plans for several GPUs on one: every strategy and schedule over NCCL, equal to serial. Skipped where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "shared_gpu.py"
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("shared_gpu", BENCHMARK)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["shared_gpu"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+shared_gpu = load()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
+@pytest.mark.parametrize("about", shared_gpu.PLANS, ids=lambda about: " ".join(map(str, about.values())))
+def test_plans_for_several_gpus_are_equal_to_serial(about: dict[str, Any]) -> None:
+    found = shared_gpu.prove(about, "cuda:0")
+    assert found.get("equal"), found
+
+
+def test_the_proof_itself_runs_on_a_core() -> None:
+    found = shared_gpu.prove({"model": "digits-vit", "batch": 8, "mesh": "pipeline=2", "microbatches": 4}, "cpu:0")
+    assert found["equal"], found

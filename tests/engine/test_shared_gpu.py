@@ -1,4 +1,4 @@
-"""Plans for several GPUs on one: every strategy and schedule over NCCL, equal to serial. Skipped where there is none."""
+"""Plans for several GPUs on one: every strategy and schedule over NCCL, equal to serial. Skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "shared_gpu.py"
 
 def load() -> Any:
     spec = importlib.util.spec_from_file_location("shared_gpu", BENCHMARK)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["shared_gpu"] = module
     spec.loader.exec_module(module)

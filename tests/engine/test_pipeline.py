@@ -6,10 +6,14 @@ the order of additions alone: 1e-5 relative holds for every parameter of every m
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from stagewright.engine.pipeline import Links, Pipeline
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 MODELS = ["mlp", "digits-vit", "deit", "mobilenet-v2", "roberta", "roberta-mask", "gpt2", "llama"]
@@ -93,3 +97,22 @@ def test_bytes_on_the_links_are_those_of_the_crossings(pool_of: Any) -> None:
     found = compare(pool_of, "deit", "1f1b", 2, 12)
     hidden = 12 * 6 * 32 * 4  # samples, tokens (4 patches and 2 extra), width, float32
     assert [one["sent_bytes"] for one in found] == [{0: hidden}, {0: hidden}]
+
+
+def test_an_empty_stream_leaves_a_gpus_first_one_for_the_next() -> None:
+    """A context says that there is a GPU; nothing is put on it."""
+    groups = {(backward, up): None for backward in (False, True) for up in (False, True)}
+    context: Any = SimpleNamespace(pipeline=0, pipeline_ranks=(0,), torch_device=torch.device("cuda"))
+    context.link_groups = groups
+    pipeline = Pipeline(
+        {0: torch.nn.Identity()},  # type: ignore[dict-item]
+        stage_workers=(0,),
+        schedule="1f1b",
+        num_microbatches=1,
+        links=Links(shapes=lambda cut, size: [], needs_gradient=[]),
+        context=context,
+        unflatten=lambda outputs: outputs,
+        loss=torch.nn.functional.mse_loss,
+    )
+    assert list(pipeline.stream([])) == []
+    assert pipeline._is_new(False, ())

@@ -192,7 +192,7 @@ class Pipeline:
             )
             for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {own}
         }
-        if self._is_new(False, ()) and window.has(0):
+        if window.has(0) and self._is_new(False, ()):  # an empty stream meets nothing
             self.evaluate([window[0]], with_loss=False)  # through the host
         passing = Traffic(orders, {}, {})
         step = _Step(self, (), passing, window, training=False, keep_outputs=True, with_loss=False)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mailbox", "Outbox", "TensorShape"]
 
-AHEAD = 2  # receives posted before they are needed, on each edge and direction
+AHEAD = 2  # receives posted before they are needed, from each peer in each direction
 MOST_TENSORS = 64  # tensors in one message, for tags
 MOST_NUMBERS = 4096  # micro-batches, for tags: those of a long stream begin again at 0
 IN_FLIGHT_BYTES = 8 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
@@ -91,10 +91,10 @@ class Outbox:
             self.num_bytes[message.edge] = self.num_bytes.get(message.edge, 0) + size
 
     def let_go(self, messages: Iterable[Message]) -> None:
-        """Forget messages that the peer is known to have taken."""
+        """Wait until messages have left, which is at once where the peer is known to have them, and forget them."""
         for message in messages:
             for work, _ in self._pending.pop(message, ()):
-                work.wait()  # returns at once
+                work.wait()
 
     def flush(self) -> None:
         """Wait until all messages have left."""

@@ -140,6 +140,11 @@ def _changes(
         whole = costs.batch_bytes if index == 0 else 0  # its inputs are parts of what is there as one
         kept = int(share * ((stage.input_bytes if again else stage.kept_bytes) + loss))
         kept -= int(share * stage.input_bytes) if whole else 0
+        # Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all of it
+        # in the first; the model's first stage, whose inputs need no gradient, in the second. The other half is empty.
+        at_once = again and index > 0
+        if (kind == BACKWARD_WEIGHT and at_once) or (kind == BACKWARD_INPUT and index == 0):
+            continue
         start, end = float(times.start_s[node]), float(times.end_s[node])
         rises = stage.work.forward_bytes
         if kind != FORWARD:
@@ -155,11 +160,7 @@ def _changes(
             moments.append(end)
             changes.append((kept + (whole if chunk == 0 else 0), 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
-            # Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all
-            # of it in the first; but the model's first stage, whose inputs need no gradient, in the second.
-            if again and index > 0 and kind == BACKWARD_WEIGHT:
-                continue
-            ends = kind != BACKWARD_INPUT or (again and index > 0)
+            ends = kind != BACKWARD_INPUT or at_once
             extra = int(share * stage.again_bytes) if again and ends else 0
             if extra:
                 # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so

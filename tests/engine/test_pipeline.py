@@ -6,6 +6,7 @@ the order of additions alone: 1e-5 relative holds for every parameter of every m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from stagewright.engine.pipeline import Links, Pipeline
+from stagewright.engine import pipeline as engine_pipeline
+from stagewright.engine.pipeline import Links, MicroBatch, Pipeline
+from stagewright.engine.traffic import Message
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 MODELS = ["mlp", "digits-vit", "deit", "mobilenet-v2", "roberta", "roberta-mask", "gpt2", "llama"]
@@ -99,20 +102,39 @@ def test_bytes_on_the_links_are_those_of_the_crossings(pool_of: Any) -> None:
     assert [one["sent_bytes"] for one in found] == [{0: hidden}, {0: hidden}]
 
 
-def test_an_empty_stream_leaves_a_gpus_first_one_for_the_next() -> None:
-    """A context says that there is a GPU; nothing is put on it."""
+def lone_pipeline(device: str, *stage_workers: int) -> Pipeline:
+    """Worker 0's part, with nobody to talk to and nothing on its device."""
     groups = {(backward, up): None for backward in (False, True) for up in (False, True)}
-    context: Any = SimpleNamespace(pipeline=0, pipeline_ranks=(0,), torch_device=torch.device("cuda"))
-    context.link_groups = groups
-    pipeline = Pipeline(
-        {0: torch.nn.Identity()},  # type: ignore[dict-item]
-        stage_workers=(0,),
+    context: Any = SimpleNamespace(pipeline=0, rank=0, pipeline_ranks=range(2), torch_device=torch.device(device))
+    context.link_groups, context.link_group = groups, lambda sender, receiver, *, backward: None
+    return Pipeline(
+        {stage: torch.nn.Identity() for stage, worker in enumerate(stage_workers) if worker == 0},  # type: ignore[misc]
+        stage_workers=stage_workers,
         schedule="1f1b",
         num_microbatches=1,
-        links=Links(shapes=lambda cut, size: [], needs_gradient=[]),
+        links=Links(shapes=lambda cut, size: [], needs_gradient=[(False,)] * (len(stage_workers) - 1)),
         context=context,
         unflatten=lambda outputs: outputs,
         loss=torch.nn.functional.mse_loss,
     )
+
+
+def test_an_empty_stream_leaves_a_gpus_first_one_for_the_next() -> None:
+    pipeline = lone_pipeline("cuda", 0)
     assert list(pipeline.stream([])) == []
     assert pipeline._is_new(False, ())
+
+
+def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 has the ends of a V: nothing comes back before two micro-batches have left."""
+    asked: list[Mapping[Message, int]] = []
+
+    def mailbox(*_: Any, after: Mapping[Message, int], **__: Any) -> Any:
+        asked.append(after)
+        raise InterruptedError
+
+    monkeypatch.setattr(engine_pipeline, "Mailbox", mailbox)
+    monkeypatch.setattr(Pipeline, "open_links", lambda self, *, backward: None)
+    with pytest.raises(InterruptedError):
+        next(lone_pipeline("cpu", 0, 1, 1, 0).stream([MicroBatch([torch.zeros(1)], None, 1, 1.0)]))
+    assert [asked[0][Message(2, number, False)] for number in range(2)] == [2, 3]

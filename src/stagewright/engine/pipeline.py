@@ -194,7 +194,10 @@ class Pipeline:
         }
         if window.has(0) and self._is_new(False, ()):  # an empty stream meets nothing
             self.evaluate([window[0]], with_loss=False)  # through the host
-        passing = Traffic(orders, {}, {})
+        # The first receives are posted before any was taken, and wait as those of a short pass do; later ones can come
+        # by the time that a place is free for them.
+        beginning = self._passing(forward_actions(workers, 2 * len(workers)))
+        passing = Traffic(orders, {}, beginning.after)
         step = _Step(self, (), passing, window, training=False, keep_outputs=True, with_loss=False)
         outbox, highest = self._outboxes[False], max(self.stages)
         group = self.context.link_groups[False, True]

@@ -178,7 +178,7 @@ def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]
         context.torch_device,
         input_args=inputs,
         output_args=outputs,
-        group=context.forward_group,
+        group=context.link_groups[False, True],
     )
     if plan.training:
         kind = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}[plan.schedule]

@@ -158,7 +158,7 @@ def pipeline_step(
         loss=loss,
     )
     if through_host:
-        pipeline._is_new = lambda training, sizes: True  # type: ignore[method-assign]
+        pipeline._is_new = lambda training, sizes: bool(sizes)  # type: ignore[method-assign]
     graph.model.zero_grad()
     outcome = pipeline.train_step(parts)
     gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}

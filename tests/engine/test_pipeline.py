@@ -119,12 +119,6 @@ def lone_pipeline(device: str, *stage_workers: int) -> Pipeline:
     )
 
 
-def test_an_empty_stream_leaves_a_gpus_first_one_for_the_next() -> None:
-    pipeline = lone_pipeline("cuda", 0)
-    assert list(pipeline.stream([])) == []
-    assert pipeline._is_new(False, ())
-
-
 def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 has the ends of a V: nothing comes back before two micro-batches have left."""
     asked: list[Mapping[Message, int]] = []
@@ -138,3 +132,14 @@ def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.M
     with pytest.raises(InterruptedError):
         next(lone_pipeline("cpu", 0, 1, 1, 0).stream([MicroBatch([torch.zeros(1)], None, 1, 1.0)]))
     assert [asked[0][Message(2, number, False)] for number in range(2)] == [2, 3]
+
+
+def test_only_linked_gpus_meet_something_new_and_each_size_once() -> None:
+    assert not lone_pipeline("cpu", 0, 1)._is_new(True, [4])
+    assert not lone_pipeline("cuda", 0)._is_new(True, [4])
+    linked = lone_pipeline("cuda", 0, 1)
+    assert linked._is_new(True, [4, 4])
+    linked._warm.add((True, 4))
+    assert not linked._is_new(True, [4, 4])
+    assert linked._is_new(True, [4, 3])
+    assert linked._is_new(False, [4])

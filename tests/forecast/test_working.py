@@ -72,6 +72,21 @@ def test_the_loss_belongs_to_the_last_stage() -> None:
     assert stage_work(UNITS, 0, 1, greedy, recomputed=False, training=True).forward_bytes == 30 + 45
 
 
+def test_where_a_stage_runs_again_the_loss_has_gone_before() -> None:
+    greedy = replace(TERMS, loss_backward_working_bytes=600)
+    found = stage_work(UNITS, 1, 2, greedy, recomputed=True, training=True)
+    assert found.first_backward_bytes == 600 + 3 - 2 * 30
+    found = stage_work(UNITS, 1, 2, TERMS, recomputed=True, training=True)
+    assert found.first_backward_bytes == 10 + 70
+
+
+def test_sharded_gradients_leave_a_part_behind() -> None:
+    large = replace(UNIT, backward_working_bytes=200)
+    whole = stage_work((large, UNIT, UNIT), 0, 1, TERMS, recomputed=False, training=True)
+    half = stage_work((large, UNIT, UNIT), 0, 1, TERMS, recomputed=False, training=True, held_share=0.5)
+    assert whole.first_backward_bytes - half.first_backward_bytes == 10
+
+
 def test_a_cpu_tells_nothing() -> None:
     silent = replace(UNIT, forward_working_bytes=0, backward_working_bytes=0)
     assert stage_work((silent, silent), 0, 1, TERMS, recomputed=False, training=True) == NO_WORK

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import platform
 import re
@@ -78,6 +79,14 @@ class Device:
         # Autograd's own thread says so once in each process, and then does what is right.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         return torch.device("cuda", self.index)
+
+    def give_back(self) -> None:
+        """Lets others have the GPU memory that torch holds for nobody; a CPU's is kept."""
+        if self.kind == "cuda":
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def hardware_name(self) -> str:
         """The processor's or the GPU's name, as its vendor writes it."""

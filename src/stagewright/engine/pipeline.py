@@ -122,7 +122,7 @@ class Pipeline:
         ways = (False, True)
         self._outboxes = {way: Outbox(partial(self._group_to, way), links.codecs) for way in ways}
         self._opened: set[tuple[int, int, bool]] = set()
-        self._warm: set[tuple[bool, tuple[int, ...]]] = set()
+        self._warm: set[tuple[bool, int]] = set()
         self._passed: tuple[Actions, Traffic] | None = None
 
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> StepOutcome:
@@ -149,12 +149,10 @@ class Pipeline:
             self._passed = actions, traffic(actions, self.stage_workers, self._own, self._links.needs_gradient)
         return self._passed[1]
 
-    def _is_new(self, training: bool, sizes: tuple[int, ...]) -> bool:
-        """Whether GPUs meet such a step for the first time; from now on they don't."""
-        if self.context.torch_device.type == "cpu" or (training, sizes) in self._warm:
-            return False
-        self._warm.add((training, sizes))
-        return True
+    def _is_new(self, training: bool, sizes: Iterable[int]) -> bool:
+        """Whether linked GPUs have not yet met micro-batches of such sizes."""
+        linked = self.context.torch_device.type != "cpu" and len(set(self.stage_workers)) > 1
+        return linked and not {(training, size) for size in sizes} <= self._warm
 
     def open_links(self, *, backward: bool) -> None:
         """Send one number through each link that was not used yet; every worker of the pipeline must come here.
@@ -192,7 +190,7 @@ class Pipeline:
             )
             for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {own}
         }
-        if window.has(0) and self._is_new(False, ()):  # an empty stream meets nothing
+        if window.has(0) and self._is_new(False, [window[0].size]):
             self.evaluate([window[0]], with_loss=False)  # through the host
         # The first receives are posted before any was taken, and wait as those of a short pass do; later ones can come
         # by the time that a place is free for them.
@@ -282,8 +280,9 @@ class _Step:
         if codecs is not None:
             codecs.begin(pipeline._links.coded, batch if training and not isinstance(batch, _Window) else None)
         pipeline.open_links(backward=training)
-        sizes = () if isinstance(batch, _Window) else tuple(part.size for part in batch)
-        through_host = bool(sizes) and pipeline._is_new(training, sizes)
+        sizes = [] if isinstance(batch, _Window) else [part.size for part in batch]
+        through_host = pipeline._is_new(training, sizes)
+        pipeline._warm |= {(training, size) for size in sizes}
         for outbox in pipeline._outboxes.values():
             outbox.through_host = through_host
         self.taken = passing.taken

@@ -5,7 +5,6 @@ The launcher does it before workers start; workers that `torchrun` starts agree 
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -43,10 +42,8 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     model = model.to(device.torch_device())
     graph = capture_for(plan, model)
     cuts = _cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
-    if device.kind == "cuda":  # workers need the room
-        del model, graph
-        gc.collect()
-        torch.cuda.empty_cache()
+    del model, graph
+    device.give_back()  # workers need the room
     return replace(plan, cuts=cuts)
 
 

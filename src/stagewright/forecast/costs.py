@@ -292,7 +292,14 @@ def plan_costs(
                 ),
                 gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
                 work=stage_work(
-                    units, first, last, model_terms, recomputed=plan.recomputes(index), training=plan.training
+                    units,
+                    first,
+                    last,
+                    model_terms,
+                    recomputed=plan.recomputes(index),
+                    training=plan.training,
+                    # Of several micro-batches the sums of gradients are whole until the last.
+                    held_share=1 / plan.mesh.data if plan.shard and len(sizes) == 1 else 1.0,
                 ),
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )

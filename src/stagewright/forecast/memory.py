@@ -128,6 +128,9 @@ def _changes(
     changes: list[tuple[int, int]] = []  # activations, the rest
     most = 0
     seen: set[int] = set()
+    # Of several micro-batches, sharded gradients are whole until the last; a CPU's own count does not see it.
+    whole_until_last = any(stage.work != NO_WORK for stage in costs.stages) and len(costs.shares) > 1
+    parts = 1 if whole_until_last else divide
     mine = np.flatnonzero(times.worker == worker)
     last_chunk = len(costs.shares) - 1
     for node in mine[np.argsort(times.start_s[mine], kind="stable")]:
@@ -173,8 +176,8 @@ def _changes(
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.
                 there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
-                made = 0 if bucketed else (stage.parameter_bytes - there) // divide
-                rise = min(made, max(0, stage.gradient_rise_bytes // divide))
+                made = 0 if bucketed else (stage.parameter_bytes - there) // parts
+                rise = min(made, max(0, stage.gradient_rise_bytes // parts))
                 moments.append(start + 0.5 * (end - start))
                 changes.append((0, rise))
                 moments.append(end)
@@ -182,6 +185,9 @@ def _changes(
             elif freed:
                 moments.append(end)
                 changes.append((-freed, 0))
+            if ends and chunk == last_chunk and parts != divide:
+                moments.append(end)
+                changes.append((0, stage.parameter_bytes // divide - stage.parameter_bytes))
     ordered = sorted(range(len(moments)), key=lambda at: moments[at])
     activations = np.cumsum([changes[at][0] for at in ordered])
     return (

@@ -35,9 +35,20 @@ NO_WORK = StageWork()
 
 
 def stage_work(
-    units: Sequence[UnitProfile], first: int, last: int, terms: ModelTerms, *, recomputed: bool, training: bool
+    units: Sequence[UnitProfile],
+    first: int,
+    last: int,
+    terms: ModelTerms,
+    *,
+    recomputed: bool,
+    training: bool,
+    held_share: float = 1.0,
 ) -> StageWork:
-    """The work of the stage of units first … last; ``recomputed``: forward keeps nothing inside the stage."""
+    """The work of the stage of units first … last.
+
+    ``recomputed``: forward keeps nothing inside the stage, and backward begins when all of it is there again, after the
+    loss has gone backward. ``held_share``: what stays of a unit's gradients when it is done, where they are sharded.
+    """
     own = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in own):
         return NO_WORK
@@ -54,10 +65,11 @@ def stage_work(
         return StageWork(forward_bytes=forward)
     if ends:
         forward = max(forward, kept + terms.loss_forward_working_bytes)
-    loss_kept = terms.loss_kept_bytes if ends else 0
+    loss_kept, loss_rise = (terms.loss_kept_bytes, terms.loss_backward_working_bytes) if ends else (0, 0)
+    again = sum(alone(unit.kept_bytes) for unit in own) if recomputed else 0
     rises = []
     for makes in (True, False):
-        level, highest = -loss_kept, terms.loss_backward_working_bytes if ends else 0
+        level, highest = (0, max(0, loss_rise + loss_kept - again)) if recomputed else (-loss_kept, loss_rise)
         waiting: dict[int, int] = {}
         for at in range(last, first - 1, -1):
             unit = units[at]
@@ -66,7 +78,8 @@ def stage_work(
             tied = [(earlier, part) for earlier, part in unit.parameter_bytes.shares if earlier >= first]
             for earlier, part in tied:
                 waiting[earlier] = waiting.get(earlier, 0) + part
-            level += (unit.parameter_bytes.total if makes else sum(part for _, part in tied)) - alone(unit.kept_bytes)
+            made = int(held_share * unit.parameter_bytes.total) if makes else sum(part for _, part in tied)
+            level += made - alone(unit.kept_bytes)
             level -= waiting.pop(at, 0)
         rises.append(highest)
     return StageWork(forward_bytes=forward, first_backward_bytes=rises[0], later_backward_bytes=rises[1])

@@ -72,12 +72,22 @@ def measure_model(
 ) -> MeasuredModel:
     """Measure the plan's model at the size of its largest micro-batch, on the plan's first device."""
     device = Device.parse(plan.devices[0] if plan.devices else default_devices(1)[0])
-    model = _load(plan, device, size or max(chunk_sizes(plan)))
-    graph = capture_for(plan, model)
+    try:
+        return _measure(plan, device, size, cache, repeats, progress)
+    finally:
+        device.give_back()
+
+
+def _measure(
+    plan: Plan, device: Device, size: int | None, cache: str | Path | bool, repeats: int, progress: Progress | None
+) -> MeasuredModel:
     tensor, whole = None, None
     if plan.mesh.tensor > 1:
         alone = dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, tensor=1))
         whole = measure_model(alone, size=size or max(chunk_sizes(plan)), cache=cache, repeats=repeats).profile
+    model = _load(plan, device, size or max(chunk_sizes(plan)))
+    graph = capture_for(plan, model)
+    if plan.mesh.tensor > 1:
         axis = split_alone(graph, plan.mesh.tensor)
         with preserved(graph.model):
             tensor = watch_traffic(graph, axis, model.args, model.kwargs)
@@ -95,7 +105,10 @@ def measure_model(
         progress=progress,
     )
     with device.pinned(), preserved(graph.model):
-        terms = _terms(graph, model, plan.optimizer, repeats) if plan.training else ModelTerms()
+        if plan.training:
+            terms = _terms(graph, model, plan.optimizer, repeats)
+        else:
+            terms = ModelTerms(workspace_bytes=_workspace_bytes(device.torch_device()))
         # A size is given by who asks for many plans, of any schedule.
         if plan.training and (size is not None or SCHEDULES[plan.schedule].splits_backward):
             first, second = split_factors(graph, model, profile, repeats)
@@ -137,11 +150,10 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
     for _ in range(repeats + 1):
         begin()
         steps.append(_seconds(step, parameters[0].device))
-    working, workspace = 0, 0
+    working = 0
     if place.type == "cuda":
         begin()
         working = memory_rise(optimizer.step, place)[1]
-        workspace = _workspace_bytes(place)
     for one in parameters:
         one.grad = None
     return ModelTerms(
@@ -153,7 +165,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
         loss_forward_working_bytes=loss_working[0],
         loss_backward_working_bytes=loss_working[1],
         optimizer_working_share=working / num_bytes,
-        workspace_bytes=workspace,
+        workspace_bytes=_workspace_bytes(place),
     )
 
 
@@ -175,7 +187,7 @@ def _loss_working(model: Model, result: Any) -> tuple[int, int]:
 def _workspace_bytes(place: torch.device) -> int:
     """What matrix libraries have taken for themselves; they take it again when they need it."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is None:
+    if place.type != "cuda" or clear is None:
         return 0
     torch.cuda.synchronize(place)
     before = torch.cuda.memory_allocated(place)

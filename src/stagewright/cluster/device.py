@@ -75,7 +75,8 @@ class Device:
             return torch.device("cpu")
         num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.index >= num_devices:
-            raise UsageError(f"{self.text} asked for, but torch sees {num_devices} CUDA devices; try --device cpu")
+            seen = f"{num_devices} GPU{'s' if num_devices != 1 else ''}" if num_devices else "no GPU"
+            raise UsageError(f"{self.text} is asked for, but torch sees {seen} here; use another device, like cpu:0")
         # Autograd's own thread says so once in each process, and then does what is right.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         return torch.device("cuda", self.index)

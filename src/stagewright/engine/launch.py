@@ -19,6 +19,7 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from stagewright.cluster.device import Device
 from stagewright.engine.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.fault import root_cause, worker_folder
 from stagewright.engine.watch import HANG_S
@@ -47,6 +48,8 @@ def launch(
     any worker for ``hang_s``, or after ``timeout_s`` in all, everything is ended. ``on_poll`` is called all along, to
     show progress; what it raises ends the run too.
     """
+    for device in dict.fromkeys(plan.devices):
+        Device.parse(device).torch_device()  # a GPU that is not there is told before workers start
     folder = run_folder.path.resolve()
     if not (folder / "plan.toml").exists():
         run_folder.write_plan(plan)

@@ -26,14 +26,14 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_cpus_of_one_machine_talk_over_its_loopback(joined: list[tuple[str, dict[str, Any]]]) -> None:
-    join_group(Device.parse("cpu:0"), rank=0, devices=("cpu:0", "cpu:0"), one_machine=True, world_size=1)
+    join_group(Device.parse("cpu:0"), worker=0, devices=("cpu:0", "cpu:0"), one_machine=True, world_size=1)
     assert joined == [("gloo", {"world_size": 1})]
     assert os.environ["GLOO_SOCKET_IFNAME"] in ("lo", "lo0")
     assert "NCCL_HOSTID" not in os.environ
 
 
 def test_workers_that_share_a_gpu_are_machines_of_their_own_to_nccl(joined: list[tuple[str, dict[str, Any]]]) -> None:
-    join_group(Device.parse("cuda:0"), rank=1, devices=("cuda:0", "cuda"), one_machine=True)
+    join_group(Device.parse("cuda:0"), worker=1, devices=("cuda:0", "cuda"), one_machine=True)
     assert joined == [("cpu:gloo,cuda:nccl", {})]
     assert os.environ["NCCL_HOSTID"].endswith("-worker-1")
     assert os.environ["NCCL_SOCKET_IFNAME"] in ("lo", "lo0")
@@ -46,6 +46,6 @@ def test_gpus_of_their_own_keep_their_fast_links(
     joined: list[tuple[str, dict[str, Any]]], devices: tuple[str, ...], one_machine: bool
 ) -> None:
     """Two machines name the same numbers; they share nothing."""
-    join_group(Device.parse("cuda:0"), rank=0, devices=devices, one_machine=one_machine)
+    join_group(Device.parse("cuda:0"), worker=0, devices=devices, one_machine=one_machine)
     assert "NCCL_HOSTID" not in os.environ
     assert "NCCL_SOCKET_IFNAME" not in os.environ

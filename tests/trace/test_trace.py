@@ -35,7 +35,7 @@ def test_what_workers_record(real_run: Path) -> None:
                 "forward": 3 if worker.rank == 0 else 6,  # and the losses
                 "backward": 3,
                 "recompute": 3,
-                "send": 3 + 1,  # and waiting until they have left
+                "send": 3 if worker.rank == 0 else 4,  # and waiting until the last gradients have left
                 "receive": 3,
                 "encode": 3,
                 "decode": 3,

@@ -116,7 +116,7 @@ def _join(plan: Plan) -> WorkerContext:
         if place.store is None:
             options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
         one_machine = place.num_machines == 1
-        join_group(device, rank=place.rank, devices=plan.devices, one_machine=one_machine, **options)
+        join_group(device, worker=place.rank, devices=plan.devices, one_machine=one_machine, **options)
     elif device.kind == "cuda":
         torch.cuda.set_device(device.torch_device())
     return make_context(plan.mesh, place.rank, device)

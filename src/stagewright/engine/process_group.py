@@ -23,7 +23,7 @@ from stagewright.engine.context import BACKENDS
 __all__ = ["join_group"]
 
 
-def join_group(device: Device, *, rank: int, devices: Sequence[str] = (), one_machine: bool, **options: Any) -> None:
+def join_group(device: Device, *, worker: int, devices: Sequence[str] = (), one_machine: bool, **options: Any) -> None:
     """Make the process group of all workers; ``devices`` are the plan's, ``options`` are torch's."""
     on_cuda = device.kind == "cuda"
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
@@ -31,7 +31,7 @@ def join_group(device: Device, *, rank: int, devices: Sequence[str] = (), one_ma
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
         if on_cuda and sum(Device.parse(one).index == device.index for one in devices) > 1:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-            os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-worker-{rank}")
+            os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-worker-{worker}")
     if on_cuda:
         torch.cuda.set_device(device.torch_device())
     dist.init_process_group(BACKENDS[device.kind], **options)

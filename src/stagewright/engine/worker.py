@@ -177,7 +177,7 @@ def run_worker(
         if place.store is None:
             options |= {"store": store, "rank": 0, "world_size": 1}
         one_machine = place.num_machines == 1
-        join_group(device, rank=place.rank, devices=plan.devices, one_machine=one_machine, **options)
+        join_group(device, worker=place.rank, devices=plan.devices, one_machine=one_machine, **options)
         function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         context = make_context(plan.mesh, place.rank, device)
         activity.begin("begin")

@@ -314,7 +314,7 @@ def plan_costs(
         engine_terms=engine_terms,
         codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
         gradients=tuple(
-            (_fresh(unit.parameter_bytes, first), unit.backward_s)
+            (unit.parameter_bytes.added(first), unit.backward_s)
             for first, last in bounds
             for unit in units[first : last + 1]
         ),
@@ -383,14 +383,9 @@ def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[in
 
     highest, level = 0, -loss_kept_bytes if last == len(units) - 1 else 0
     for at in range(last, first - 1, -1):
-        level += _fresh(units[at].parameter_bytes, first) - there.get(at, 0) - _fresh(units[at].kept_bytes, first)
+        level += units[at].parameter_bytes.added(first) - there.get(at, 0) - units[at].kept_bytes.added(first)
         highest = max(highest, level)
     return highest
-
-
-def _fresh(amount: Amount, first: int) -> int:
-    """What no earlier unit has, from the first one on."""
-    return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
 
 
 def _keeps(unit: UnitProfile, input_bytes: int) -> bool:

@@ -81,7 +81,9 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     bucketed = tells and costs.copies_gradients
     fixed = parameters * (1 + states) + buffers + messages + gathered
     fixed += (terms.workspace_bytes if tells else 0) + (parameters if bucketed else 0)
-    moments, changes, activations, work = _changes(costs, times, worker, divide, bucketed=bucketed)
+    # Of several micro-batches, sharded gradients are whole until the last; a CPU's own count does not see it.
+    parts = 1 if tells and len(costs.shares) > 1 else divide
+    moments, changes, activations, work = _changes(costs, times, worker, divide, parts, bucketed=bucketed)
     held = fixed + np.cumsum(changes)
     optimizer = int(parameters * terms.optimizer_working_share) if tells and plan.training else 0
     settled = int(held[-1]) if len(held) else fixed
@@ -116,9 +118,12 @@ def _posted(costs: PlanCosts, worker: int) -> int:
 
 
 def _changes(
-    costs: PlanCosts, times: Times, worker: int, divide: int, *, bucketed: bool
+    costs: PlanCosts, times: Times, worker: int, divide: int, parts: int, *, bucketed: bool
 ) -> tuple[Floats, Integers, int, int]:
-    """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs."""
+    """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs.
+
+    Gradients are held in ``parts`` until the last micro-batch, and divided by ``divide`` after it.
+    """
     if not costs.plan.training:
         own = [stage for stage in costs.stages if stage.worker == worker]
         work = int(max(costs.shares) * max(stage.work.forward_bytes for stage in own))
@@ -128,9 +133,6 @@ def _changes(
     changes: list[tuple[int, int]] = []  # activations, the rest
     most = 0
     seen: set[int] = set()
-    # Of several micro-batches, sharded gradients are whole until the last; a CPU's own count does not see it.
-    whole_until_last = any(stage.work != NO_WORK for stage in costs.stages) and len(costs.shares) > 1
-    parts = 1 if whole_until_last else divide
     mine = np.flatnonzero(times.worker == worker)
     last_chunk = len(costs.shares) - 1
     for node in mine[np.argsort(times.start_s[mine], kind="stable")]:

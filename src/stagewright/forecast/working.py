@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagewright.forecast.terms import ModelTerms
-from stagewright.profile.value import Amount, UnitProfile
+from stagewright.profile.value import UnitProfile
 
 __all__ = ["NO_WORK", "StageWork", "stage_work"]
 
@@ -53,20 +53,17 @@ def stage_work(
     if not any(unit.forward_working_bytes for unit in own):
         return NO_WORK
 
-    def alone(amount: Amount) -> int:
-        return amount.total - sum(part for earlier, part in amount.shares if earlier >= first)
-
     ends = last == len(units) - 1
     kept, forward = 0, 0
     for unit in own:
         forward = max(forward, kept + unit.forward_working_bytes)
-        kept = unit.output_bytes if recomputed or not training else kept + alone(unit.kept_bytes)
+        kept = unit.output_bytes if recomputed or not training else kept + unit.kept_bytes.added(first)
     if not training:
         return StageWork(forward_bytes=forward)
     if ends:
         forward = max(forward, kept + terms.loss_forward_working_bytes)
     loss_kept, loss_rise = (terms.loss_kept_bytes, terms.loss_backward_working_bytes) if ends else (0, 0)
-    again = sum(alone(unit.kept_bytes) for unit in own) if recomputed else 0
+    again = sum(unit.kept_bytes.added(first) for unit in own) if recomputed else 0
     rises = []
     for makes in (True, False):
         level, highest = (0, max(0, loss_rise + loss_kept - again)) if recomputed else (-loss_kept, loss_rise)
@@ -79,7 +76,7 @@ def stage_work(
             for earlier, part in tied:
                 waiting[earlier] = waiting.get(earlier, 0) + part
             made = int(held_share * unit.parameter_bytes.total) if makes else sum(part for _, part in tied)
-            level += made - alone(unit.kept_bytes)
+            level += made - unit.kept_bytes.added(first)
             level -= waiting.pop(at, 0)
         rises.append(highest)
     return StageWork(forward_bytes=forward, first_backward_bytes=rises[0], later_backward_bytes=rises[1])

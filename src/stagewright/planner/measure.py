@@ -171,10 +171,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
 
 def _loss_working(model: Model, result: Any) -> tuple[int, int]:
     """How far memory rises above the start of the loss, and of its backward pass, on CUDA."""
-    leaves = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), result
-    )
-    inputs = [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
+    leaves, inputs = _leaves(result)
     place = inputs[0].device
     with torch.enable_grad():
         found, forward = memory_rise(lambda: model.loss(leaves, model.target), place)
@@ -182,6 +179,14 @@ def _loss_working(model: Model, result: Any) -> tuple[int, int]:
             return forward, 0
         _, backward = memory_rise(lambda: torch.autograd.grad(found, inputs, allow_unused=True), place)
     return forward, backward
+
+
+def _leaves(result: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The result as the loss takes it, cut off from the model, and the tensors in it that get gradients."""
+    leaves = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), result
+    )
+    return leaves, [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
 
 
 def _workspace_bytes(place: torch.device) -> int:
@@ -210,11 +215,8 @@ def _loss(model: Model, result: Any, repeats: int) -> tuple[float, float, int]:
         return tensor
 
     for current in range(repeats + 1):
-        leaves = pytree.tree_map_only(
-            torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), result
-        )
+        leaves, inputs = _leaves(result)
         place = next((one.device for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor)), None)
-        inputs = [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
         found: list[torch.Tensor] = []
         with torch.enable_grad():
             if current == 0:

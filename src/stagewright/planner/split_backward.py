@@ -9,14 +9,14 @@ halves are measured as the engine does them, on the model behind its first unit,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
+from stagewright.profile.replay import Stopwatch
 from stagewright.profile.value import Profile
 from stagewright.zoo.model import Model
 
@@ -55,16 +55,7 @@ def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
     stage = graph.stage(1, len(graph.calls) - 1)
     found: list[float] = []
 
-    def timed(call: Callable[[], Any]) -> None:
-        place = parameters[0].device
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-        start = time.perf_counter()
-        call()
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
-        found.append(time.perf_counter() - start)
-
+    stopwatch = Stopwatch(parameters[0].device)
     for split in (False, True):
         values = [
             value.detach().requires_grad_() if needed else value
@@ -76,11 +67,10 @@ def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
         given = [torch.ones_like(one) for one in outputs]
         if not held.inputs or not outputs:
             return ()
+        calls: list[Callable[[], object]] = [partial(backward_whole, held, given)]
         if split:
-            timed(lambda: backward_inputs(held, given, parameters))  # noqa: B023
-            timed(lambda: backward_weights(held, parameters))  # noqa: B023
-        else:
-            timed(lambda: backward_whole(held, given))  # noqa: B023
+            calls = [partial(backward_inputs, held, given, parameters), partial(backward_weights, held, parameters)]
+        found += [stopwatch.time([call])[1] for call in calls]
         for one in parameters:
             one.grad = None
     return tuple(found)

@@ -27,6 +27,10 @@ class Amount:
     # (index of the latest earlier unit that holds it too, amount in common), by rising index.
     shares: tuple[tuple[int, int], ...] = ()
 
+    def added(self, first: int) -> int:
+        """What no earlier unit holds, of the units from ``first`` on."""
+        return self.total - sum(part for earlier, part in self.shares if earlier >= first)
+
     def to_dict(self) -> dict[str, Any]:
         return {"total": self.total, "shares": [list(share) for share in self.shares]}
 

@@ -19,6 +19,7 @@ from typing import Any
 GPT = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8}
 VIT = {"model": "digits-vit", "batch": 8}
 NET = {"model": "mobilenet-v2", "image_size": 64, "batch": 16}
+LARGE = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8, "memory_bytes": 240 << 20}
 SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved": 4, "looped-bfs": 4, "interleaved-zero-bubble": 4}
 SCHEDULES |= {"zbv": 4, "dualpipev": 4}
 
@@ -51,6 +52,14 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"model": "bert-minilm", "sequence_length": 32, "batch": 8, "mesh": "pipeline=3", "microbatches": 4},
     {"model": "llama-tiny", "sequence_length": 32, "batch": 8, "mesh": "tensor=2"},
     {"model": "llama-tiny", "sequence_length": 32, "batch": 7, "mesh": "data=2,pipeline=2", "microbatches": 3},
+    # Larger than the memory that a worker is allowed: parameters stay on the host until each worker has its part.
+    {**LARGE, "mesh": "pipeline=2", "microbatches": 4},
+    {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "schedule": "zbv", "stages": 4, "recompute": "always"},
+    {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "codec": "hadamard4"},
+    {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "training": False, "memory_bytes": 100 << 20},
+    {**LARGE, "mesh": "data=2", "shard": True},
+    {**LARGE, "mesh": "tensor=2"},
+    {**NET, "mesh": "pipeline=2", "microbatches": 4, "memory_bytes": 32 << 20},
 )
 
 

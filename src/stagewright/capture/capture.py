@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
@@ -25,6 +26,7 @@ from stagewright.capture.trace import Trace, holds_tensor, trace
 from stagewright.capture.value import UnitCall
 from stagewright.capture.verify import difference, mixed, steady
 from stagewright.capture.where import explain_failure, failing_module, reason_of
+from stagewright.cluster.hosted import visiting
 from stagewright.errors import CaptureError, UsageError
 
 __all__ = ["StageList", "capture"]
@@ -78,7 +80,8 @@ def capture(
     arguments = as_arguments(args, kwargs)
     if batch_dim is not None and not readings(arguments, (batch_dim,)):
         raise UsageError(f"batch_dim={batch_dim}, but no input has so many dimensions")
-    with preserved(model):
+    places = [leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    with preserved(model), visiting(model, places[0] if places else torch.device("cpu")):
         return _Capture(model, arguments, units, likely_dims(model) if batch_dim is None else (batch_dim,)).run()
 
 

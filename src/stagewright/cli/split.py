@@ -220,9 +220,10 @@ def split(
         console.print(split_summary(comparison, measured))
     for skipped in comparison.skipped:
         note(f"left out: {skipped.reason}")
+    summed = f"units sum to {profile.coverage:.0%} of the whole model's time"
     note(
         f"micro-batches of {profile.batch_size} samples on {profile.device}, {profile.dtype}; "
-        f"units sum to {profile.coverage:.0%} of the whole model's time; times: {profile.source}"
+        f"{summed if profile.has_whole else 'the whole model does not fit there'}; times: {profile.source}"
     )
     note_coverage(profile.coverage)
 

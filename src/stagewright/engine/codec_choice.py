@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.capture.graph import UnitGraph
+from stagewright.cluster.hosted import visiting
 from stagewright.codec.choose import MOST_ERROR, Cost, best
 from stagewright.codec.measure import measure_codec
 from stagewright.codec.name import AUTO
@@ -65,7 +66,8 @@ def crossing_tensors(
     """For both directions and each cut, the activations that codecs take, or their gradients, of one micro-batch."""
     part = Dealer(plan, model, graph).parts(batch, context.torch_device, 0)[0]
     one = Batch(args=part.args, kwargs=part.kwargs, target=part.target)
-    return tensors_at(graph, cut_indices(graph, plan.cuts), one, model.loss if plan.training else None)
+    with visiting(model.module, context.torch_device):
+        return tensors_at(graph, cut_indices(graph, plan.cuts), one, model.loss if plan.training else None)
 
 
 def _choose(tensors: Sequence[torch.Tensor], rate: float, most_error: float) -> str:

@@ -45,6 +45,7 @@ def wrap_data_parallel(
     module: nn.Module,
     axis: Any,
     *,
+    place: torch.device | None = None,
     shard: bool = False,
     units: Iterable[nn.Module] = (),
     bucket_bytes: int = BUCKET_BYTES,
@@ -53,19 +54,21 @@ def wrap_data_parallel(
 ) -> DataParallel:
     """Make this worker's module one replica of the data axis, a process group or a mesh of one dimension.
 
-    Every replica gets replica 0's parameters and buffers. ``shard``: FSDP2, with ``units`` gathered one by one and the
-    rest as a whole; optimisers must be made afterwards, from ``parameters()`` of the result. ``find_unused``: whether
-    unused parameters are searched for in every step; None: as the first step shows. ``average_batch_norm=False`` leaves
-    running statistics to deferred mode.
+    Every replica gets replica 0's parameters and buffers. ``place``: the device to run on, while parameters may still
+    be on the host; None: where they are. ``shard``: FSDP2, with ``units`` gathered one by one and the rest as a whole;
+    optimisers must be made afterwards, from ``parameters()`` of the result. ``find_unused``: whether unused parameters
+    are searched for in every step; None: as the first step shows. ``average_batch_norm=False`` leaves running
+    statistics to deferred mode.
     """
     if bucket_bytes < 1:
         raise UsageError(f"buckets of {bucket_bytes} bytes are too small; use 1 or more")
     group = group_of(axis)
-    _broadcast(module, group)
+    place = place or next(module.parameters()).device
+    _broadcast(module, group, place)
     norms = tracked_norms(module) if average_batch_norm else []
     if shard:
-        mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, module)
-        return _Sharded(module, group, norms, mesh, units)
+        mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, place)
+        return _Sharded(module, group, norms, mesh, units, place)
     return _Replicated(module, group, norms, bucket_bytes, find_unused)
 
 
@@ -232,11 +235,19 @@ class _Sharded(DataParallel):
     """FSDP2: the units and, around them, what is left."""
 
     def __init__(
-        self, module: nn.Module, group: Any, norms: list[Any], mesh: DeviceMesh, units: Iterable[nn.Module]
+        self,
+        module: nn.Module,
+        group: Any,
+        norms: list[Any],
+        mesh: DeviceMesh,
+        units: Iterable[nn.Module],
+        place: torch.device,
     ) -> None:
         super().__init__(module, group, norms)
         # FSDP2 has no shards of a single number: those stay whole, and are summed by hand.
         self._scalars = [one for one in module.parameters() if one.ndim == 0]
+        for scalar in self._scalars:
+            scalar.data = scalar.data.to(place)
         ignored = set(self._scalars)
         self._groups: list[FSDPModule] = []
         for unit in _own_units(module, units):
@@ -339,17 +350,16 @@ def _buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list
 
 
 @torch.no_grad()
-def _broadcast(module: nn.Module, group: Any) -> None:
+def _broadcast(module: nn.Module, group: Any, place: torch.device) -> None:
     """Replica 0's parameters and buffers, to all."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
     for tensor in tensors.values():
         held = tensor.detach()
-        dense = held if held.is_contiguous() else held.contiguous()
+        dense = held.to(place).contiguous()
         dist.broadcast(dense, group=group, group_src=0)
         if dense is not held:
             held.copy_(dense)
 
 
-def _mesh(group: Any, module: nn.Module) -> DeviceMesh:
-    device = next(module.parameters()).device
-    return DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
+def _mesh(group: Any, place: torch.device) -> DeviceMesh:
+    return DeviceMesh.from_group(group, place.type, mesh_dim_names=("data",))

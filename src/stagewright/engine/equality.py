@@ -311,8 +311,10 @@ def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> floa
 
 def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str, float]:
     """The largest value of each tensor, or of all parameters of its module."""
-    finite = {name: torch.nan_to_num(one.detach().double()) for name, one in tensors.items()}
-    largest = {name: float(one.abs().max()) if one.numel() else 0.0 for name, one in finite.items()}
+    largest = {
+        name: float(torch.nan_to_num(one.detach().double()).abs().max()) if one.numel() else 0.0
+        for name, one in tensors.items()
+    }
     if not by_module:
         return largest
     modules: dict[str, float] = {}

@@ -97,7 +97,7 @@ class HeldState:
                 owner = context.mesh.rank(0, 0, place)
                 if value is None or context.rank != owner:
                     value = torch.empty(shape, dtype=dtype, device=context.torch_device)
-                value = value.detach().contiguous()
+                value = value.detach().to(context.torch_device).contiguous()
                 dist.broadcast(value, src=owner)
             assert value is not None
             yield name, value.detach()

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from stagewright.cluster.atomic_file import save_text
+from stagewright.cluster.hosted import visiting
 from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
@@ -63,18 +64,19 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     if context.rank == 0:
         activity.begin("serial reference")
         parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
-        reference = make_reference(
-            graph,
-            parts,
-            model.loss,
-            training=plan.training,
-            seed=plan.seed,
-            device=context.torch_device,
-            deferred=plan.batch_norm == "deferred",
-            cuts=cut_indices(graph, plan.cuts),
-            links=fake_links(plan),
-            plain_attention=plan.mesh.tensor > 1,
-        )
+        with visiting(model.module, context.torch_device):
+            reference = make_reference(
+                graph,
+                parts,
+                model.loss,
+                training=plan.training,
+                seed=plan.seed,
+                device=context.torch_device,
+                deferred=plan.batch_norm == "deferred",
+                cuts=cut_indices(graph, plan.cuts),
+                links=fake_links(plan),
+                plain_attention=plan.mesh.tensor > 1,
+            )
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
     with replica.memory.refusals():
@@ -96,7 +98,7 @@ def load_model(plan: Plan, context: WorkerContext) -> Model:
     """The plan's model with a batch of its size, in the mode that is run, on this worker's device."""
     model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
     model.module.train(plan.training)
-    return model.to(context.torch_device)
+    return model.to(context.torch_device, plan.memory_bytes)
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from stagewright.cluster.device import Device, pin_process
+from stagewright.cluster.hosted import settle
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.microbatch import leading_dims
 from stagewright.engine.process_group import join_group
@@ -56,7 +57,7 @@ def parallelize(
         chosen = replace(chosen, training=True)
     check_plan(chosen)
     context = _join(chosen)
-    module = model.to(context.torch_device)
+    module = settle(model, context.torch_device, chosen.memory_bytes)
     if not module.training:
         module.train()
     wrapped = _as_model(module, as_batch(example), loss, context.torch_device)

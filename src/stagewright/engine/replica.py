@@ -97,6 +97,9 @@ class Replica:
         }
         self.module = nn.ModuleList(self.stages.values())
         self._release(every)
+        if not plan.shard:  # FSDP2 moves what it divides, unit by unit
+            with self.memory.refusals():
+                self.module.to(context.torch_device)  # what stayed on the host
         self._norms = DeferredBatchNorm(self.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
             self._norms.install()
@@ -130,7 +133,12 @@ class Replica:
             (stage,) = self.stages.values()
             units = [self.graph.module(call) for call in self.graph.calls]
             return wrap_data_parallel(
-                stage, self.context.data_group, shard=self.plan.shard, units=units, average_batch_norm=averages
+                stage,
+                self.context.data_group,
+                place=self.context.torch_device,
+                shard=self.plan.shard,
+                units=units,
+                average_batch_norm=averages,
             )
         if self.plan.shard:
             raise UsageError(
@@ -384,8 +392,8 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
     """Capture a model with the plan's units: from a few samples where its graph then serves any number of them."""
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
     if model.batch_size > CAPTURED_SAMPLES:
-        place = next((one.device for one in model.module.parameters()), torch.device("cpu"))
-        few = on_device(model.example(CAPTURED_SAMPLES), place)
+        tensors = [one for one in pytree.tree_leaves((model.args, model.kwargs)) if isinstance(one, torch.Tensor)]
+        few = on_device(model.example(CAPTURED_SAMPLES), tensors[0].device if tensors else torch.device("cpu"))
         graph = capture(model.module, few.args, few.kwargs, units)
         if graph.dynamic:
             return graph

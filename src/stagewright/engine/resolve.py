@@ -39,7 +39,7 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
-    model = model.to(device.torch_device())
+    model = model.to(device.torch_device(), plan.memory_bytes)
     graph = capture_for(plan, model)
     cuts = _cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
     del model, graph

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.graph import UnitGraph
+from stagewright.cluster.hosted import visiting
 from stagewright.engine.checkpoint import Checkpoint, write_checkpoint, write_safetensors
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
@@ -71,11 +72,12 @@ class Trainer:
         optimizer: MakeOptimizer | OptimizerSpec | None = None,
     ) -> None:
         activity.begin("capture")
-        graph = capture_for(plan, model)
-        _try_sizes(graph, model, plan)
-        with in_eval_mode(model.module):
-            evaluation_graph = capture_for(plan, model)
-            _try_sizes(evaluation_graph, model, plan)
+        with visiting(model.module, context.torch_device):
+            graph = capture_for(plan, model)
+            _try_sizes(graph, model, plan)
+            with in_eval_mode(model.module):
+                evaluation_graph = capture_for(plan, model)
+                _try_sizes(evaluation_graph, model, plan)
         if not plan.cuts and plan.num_stages > 1:
             activity.begin("split")
             plan = replace(plan, cuts=agreed_cuts(plan, model, graph, context))

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.preserve import preserved
+from stagewright.cluster.hosted import is_visitor
 from stagewright.profile.storage import model_storages, storage_of, tensors_in
 from stagewright.profile.value import Amount, amounts_of_held
 
@@ -55,7 +56,7 @@ def watch_kept(graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any])
 
     def save(tensor: torch.Tensor) -> None:
         key, num_bytes, storage = storage_of(tensor)
-        if num_bytes and key not in excluded:
+        if num_bytes and key not in excluded and not is_visitor(tensor):
             held[max(0, len(needs_gradient) - 1)][key] = num_bytes
             alive.append(storage)
 

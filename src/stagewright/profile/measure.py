@@ -5,6 +5,9 @@ a slow phase of the machine hits all of them alike. Calls that are alike in clas
 blocks of a transformer) cost the same, so they share their samples. The model is left as it was: buffers, random
 numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what a training step
 keeps.
+
+Of a model that does not fit on its device (``cluster.hosted``) each unit is there while it is measured; the whole model
+is not measured then.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from stagewright.capture.macs import count_macs
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.device import Device
+from stagewright.cluster.hosted import is_hosted, resident, visiting
 from stagewright.errors import UsageError
 from stagewright.profile.cache import ProfileCache
 from stagewright.profile.identity import library_versions, profile_key
@@ -96,7 +100,9 @@ def _check(
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}, but at least 1 is needed")
     target = device.torch_device()
-    for tensor in [*graph.model.parameters(), *tensors_in((tuple(args), dict(kwargs)))]:
+    inputs = tensors_in((tuple(args), dict(kwargs)))
+    hosted = inputs and is_hosted(graph.model, target)
+    for tensor in inputs if hosted else [*graph.model.parameters(), *inputs]:
         if tensor.device != target:
             raise UsageError(
                 f"the model or its inputs are on {tensor.device}, but {device} is asked for; "
@@ -118,28 +124,35 @@ def _measure(
     source: str,
     progress: Progress,
 ) -> Profile:
-    stopwatch = Stopwatch(device.torch_device())
-    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + repeats + 1)
+    place = device.torch_device()
+    stopwatch = Stopwatch(place)
+    hosted = is_hosted(graph.model, place)
+    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if hosted else repeats + 1))
     with device.pinned(), preserved(graph.model):
-        steps.next("whole model")
-        whole_macs = count_macs(graph.model, args, kwargs)
-        steps.next("bytes kept")
-        kept = (
-            watch_kept(graph, args, kwargs)
-            if training
-            else tuple(Kept(kept_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
-        )
-        whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
-        replays = _replays(graph, args, kwargs, kept, steps, training=training)
+        with visiting(graph.model, place):
+            steps.next("whole model")
+            whole_macs = count_macs(graph.model, args, kwargs)
+            steps.next("bytes kept")
+            kept = (
+                watch_kept(graph, args, kwargs)
+                if training
+                else tuple(Kept(kept_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
+            )
+            whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
+            replays = _replays(graph, args, kwargs, kept, steps, training=training)
         with _no_garbage_collection():
             for current_round in range(repeats + 1):
-                for replay in (whole, *replays):
+                for replay in replays if hosted else (whole, *replays):
                     steps.next(replay.name)
-                    if current_round:
-                        replay.sample(stopwatch)
-                    else:
-                        replay.warm_up(stopwatch)
-        working = [replay.working_bytes(device.torch_device()) for replay in replays]
+                    with resident(replay.module, place):
+                        if current_round:
+                            replay.sample(stopwatch)
+                        else:
+                            replay.warm_up(stopwatch)
+        working = []
+        for replay in replays:
+            with resident(replay.module, place):
+                working.append(replay.working_bytes(place))
         own_storages = model_storages(graph.model)
         recompute_kept = [replay.input_bytes(own_storages) if training else 0 for replay in replays]
     steps.finish(name)

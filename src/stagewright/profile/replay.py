@@ -99,7 +99,7 @@ class Replay:
         self.name = name
         # A whole model or stage: never several times in a row (memory may not hold it), its backward in one piece.
         self._is_whole = is_whole
-        self._module = module
+        self.module = module
         self._structure = (tuple(args), dict(kwargs))
         self._training = training
         # One new tensor for each old one: some modules ask whether two arguments are the same tensor.
@@ -125,7 +125,7 @@ class Replay:
         versions = {key: copy._version for key, copy in copies.items()}
         with torch.no_grad(), MacCounter() as counter:
             args, kwargs = copy_with_tensors(self._structure, [copies[id(one)] for one in self._tensors])
-            output = self._module(*args, **kwargs)
+            output = self.module(*args, **kwargs)
         # The graph is about to change these too: keep their values as they are now.
         changed = {key for key, copy in copies.items() if copy._version != versions[key]}
         originals = {id(one): one for one in self._tensors if id(one) in changed}
@@ -142,9 +142,9 @@ class Replay:
     def likeness(self) -> Hashable:
         """What must agree for two calls to cost the same: class, inputs, parameters, work and mode of the module."""
         inputs = tuple((tuple(one.shape), one.dtype, one.requires_grad) for one in self._tensors)
-        parameters = tuple((name, tuple(one.shape), one.requires_grad) for name, one in self._module.named_parameters())
-        modes = tuple(module.training for module in self._module.modules())
-        return type(self._module), inputs, parameters, modes, self.macs, self.output_bytes
+        parameters = tuple((name, tuple(one.shape), one.requires_grad) for name, one in self.module.named_parameters())
+        modes = tuple(module.training for module in self.module.modules())
+        return type(self.module), inputs, parameters, modes, self.macs, self.output_bytes
 
     def warm_up(self, stopwatch: Stopwatch) -> None:
         """Runs once and forgets the times, as the first run allocates and tunes."""
@@ -218,7 +218,7 @@ class Replay:
     def _call(self) -> Callable[[], Any]:
         copies = {id(one): one.clone() for one in self._tensors if id(one) in self._written}
         args, kwargs = copy_with_tensors(self._structure, [copies.get(id(one), one) for one in self._tensors])
-        return lambda: self._module(*args, **kwargs)
+        return lambda: self.module(*args, **kwargs)
 
     def _backward(self, stopwatch: Stopwatch, outputs: list[list[torch.Tensor]], targets: list[torch.Tensor]) -> float:
         if [one.shape for one in self._ones] != [one.shape for one in outputs[0]]:

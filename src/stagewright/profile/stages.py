@@ -14,6 +14,7 @@ import torch
 
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.device import Device
+from stagewright.cluster.hosted import resident, visiting
 from stagewright.errors import UsageError
 from stagewright.profile.replay import Replay, Stopwatch
 from stagewright.profile.value import StageTime
@@ -45,16 +46,19 @@ def measure_stages(
     ranges = [_ranges(cuts, num_units) for cuts in splits]
     wanted = sorted({one for stages in ranges for one in stages})
     with preserved(graph.model), device.pinned():
-        replays = _replays(graph, tuple(args), kwargs or {}, wanted, training=training)
-        stopwatch = Stopwatch(device.torch_device())
+        place = device.torch_device()
+        with visiting(graph.model, place):
+            replays = _replays(graph, tuple(args), kwargs or {}, wanted, training=training)
+        stopwatch = Stopwatch(place)
         for current_round in range(repeats + 1):
             for done, (one, replay) in enumerate(replays.items()):
                 if progress is not None:
                     progress(current_round * len(replays) + done, (repeats + 1) * len(replays), _name(graph, one))
-                if current_round:
-                    replay.sample(stopwatch)
-                else:
-                    replay.warm_up(stopwatch)
+                with resident(replay.module, place):
+                    if current_round:
+                        replay.sample(stopwatch)
+                    else:
+                        replay.warm_up(stopwatch)
     if progress is not None:
         progress((repeats + 1) * len(replays), (repeats + 1) * len(replays), "stages")
     times = {one: _stage_time(replay) for one, replay in replays.items()}

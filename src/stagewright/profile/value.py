@@ -209,9 +209,9 @@ class Profile:
     training: bool
     # The unit calls in order.
     units: tuple[UnitProfile, ...]
-    # One forward pass of the whole model, measured in the same rounds as its units.
+    # One forward pass of the whole model, measured in the same rounds as its units; 0 where it does not fit there.
     whole_forward: Time
-    # One backward pass of the whole model; 0 where not training.
+    # One backward pass of the whole model; 0 where not training, or where it does not fit.
     whole_backward: Time
     # MACs of the whole model by torch's own counter.
     whole_macs: int
@@ -219,6 +219,11 @@ class Profile:
     versions: dict[str, str]
     # Where these are from: "cache", "measured", or "measured: …" and why the cache was refused. Not saved.
     source: str = field(default="measured", compare=False)
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether the whole model was measured beside its units: it fits on the device."""
+        return self.whole_forward.median_s > 0
 
     @property
     def coverage(self) -> float:

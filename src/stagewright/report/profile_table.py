@@ -48,10 +48,13 @@ def profile_table(profile: Profile) -> Table:
         if profile.training:
             cells += [format_bytes(unit.kept_bytes.total), format_bytes(unit.recompute_kept_bytes)]
         table.add_row(*cells)
-    whole = f"whole model: forward {format_s(profile.whole_forward.median_s)}"
-    if profile.training:
-        whole += f", backward {format_s(profile.whole_backward.median_s)}"
-    table.caption = f"{whole}, {format_count(profile.whole_macs)} MACs; units sum to {profile.coverage:.1%} of its time"
+    whole, summed = "whole model: not measured, for it does not fit on the device", ""
+    if profile.has_whole:
+        whole = f"whole model: forward {format_s(profile.whole_forward.median_s)}"
+        if profile.training:
+            whole += f", backward {format_s(profile.whole_backward.median_s)}"
+        summed = f"; units sum to {profile.coverage:.1%} of its time"
+    table.caption = f"{whole}, {format_count(profile.whole_macs)} MACs{summed}"
     table.caption_justify = "left"
     return table
 

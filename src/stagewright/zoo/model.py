@@ -101,11 +101,16 @@ class Model:
         """The example batch with `batch_size` samples; the same numbers at every call."""
         return self.make_example(batch_size)
 
-    def to(self, place: torch.device) -> Model:
-        """The model with its module and its example on a device; the module itself moves."""
+    def to(self, place: torch.device, room_bytes: int | None = None) -> Model:
+        """The model with its module and its example on a device; the module itself moves.
+
+        Parameters for which the device (or ``room_bytes`` of it) has no room stay on the host: see ``cluster.hosted``.
+        """
         if place.type == "cpu":
             return self
         from torch.utils import _pytree as pytree
+
+        from stagewright.cluster.hosted import settle
 
         def moved(value: Any) -> Any:
             return pytree.tree_map(lambda leaf: leaf.to(place) if hasattr(leaf, "to") else leaf, value)
@@ -116,7 +121,7 @@ class Model:
 
         return replace(
             self,
-            module=self.module.to(place),
+            module=settle(self.module, place, room_bytes),
             args=moved(self.args),
             kwargs=moved(self.kwargs),
             target=moved(self.target),

@@ -1,0 +1,161 @@
+"""Weights that stay on the host and visit a device: how a model is run once where it does not fit.
+
+A plan for a model that is larger than a device still has to be captured, measured and proven before each worker keeps
+its part. Its parameters then stay in the host's memory; an operation on the device that needs one gets a copy, which
+is gone when the operation is done. Gradients come back to the host; what autograd keeps is moved there, too.
+
+    settle(module, place)            the module on a device; parameters stay on the host where there is no room for them
+    with visiting(module, place):    run it there: a parameter comes for each operation that needs it
+    with resident(module, place):    a part of it (a unit, a stage) is on the device in full, e.g. to be timed
+
+Slow, for weights cross the bus at each use; so it is for what is done once, never for a step that counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+__all__ = ["ROOM", "is_hosted", "is_visitor", "resident", "settle", "visiting"]
+
+ROOM = 4
+"""A model moves to a device that has so many times its bytes: its weights, twice their gradients (capture compares
+those of the graph with the model's), and what an example batch needs."""
+
+# Questions about a tensor, which its home can answer, and what must reach the parameter itself.
+_QUESTIONS = """
+    __get__ __set__ __delete__ __hash__ __len__ __repr__ _is_view backward data_ptr dim element_size grad has_names
+    is_complex is_contiguous is_floating_point is_pinned is_same_size ndimension nelement numel register_hook
+    register_post_accumulate_grad_hook requires_grad_ retain_grad size storage storage_offset stride untyped_storage
+"""
+_LEFT_ALONE = frozenset(_QUESTIONS.split())
+_DEVICE = torch.Tensor.device.__get__
+
+
+def settle(module: nn.Module, place: torch.device, room_bytes: int | None = None) -> nn.Module:
+    """Move a module to a device; its parameters stay on the host where the device (or ``room_bytes``) has no room."""
+    if place.type == "cpu":
+        return module
+    room = torch.cuda.get_device_properties(place).total_memory if room_bytes is None else room_bytes
+    if ROOM * sum(one.numel() * one.element_size() for one in module.parameters()) <= room:
+        return module.to(place)
+    for one in module.modules():
+        for name, buffer in one._buffers.items():
+            if buffer is not None:
+                one._buffers[name] = buffer.to(place)
+    return module
+
+
+def is_hosted(module: nn.Module, place: torch.device) -> bool:
+    """Whether parameters of a module stayed on the host, though it runs on a device."""
+    return place.type != "cpu" and any(one.device.type == "cpu" for one in module.parameters())
+
+
+@contextlib.contextmanager
+def visiting(module: nn.Module, place: torch.device) -> Iterator[None]:
+    """Run a module on a device; parameters that stayed on the host come for each operation that needs them."""
+    if not is_hosted(module, place):
+        yield
+        return
+    with _visits(place):
+        yield
+
+
+@contextlib.contextmanager
+def resident(module: nn.Module, place: torch.device) -> Iterator[None]:
+    """Have all of a module's parameters on a device meanwhile; they must not change there."""
+    away = [(one, one.data) for one in module.parameters() if one.device != place] if place.type != "cpu" else []
+    try:
+        for one, home in away:
+            one.data = home.to(place)
+        yield
+    finally:
+        for one, home in away:
+            one.data = home
+
+
+def is_visitor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that autograd is about to keep is the copy of a parameter, which will come again."""
+    return any(mode.origin_of(tensor) is not None for mode in _open)
+
+
+_open: list[_Visits] = []
+
+
+@contextlib.contextmanager
+def _visits(place: torch.device) -> Iterator[None]:
+    mode = _Visits(place)
+    _open.append(mode)
+    try:
+        with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
+            yield
+    finally:
+        _open.remove(mode)
+
+
+class _Visits(TorchFunctionMode):
+    """Gives every operation copies of the host's parameters, on a device."""
+
+    def __init__(self, place: torch.device) -> None:
+        super().__init__()
+        self._place = place
+        self._origins: dict[int, torch.Tensor] = {}  # by the address of the copy, while its operation runs
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if function == _DEVICE and _is_at_home(args[0]):
+            return self._place
+        if name in _LEFT_ALONE or (name.endswith("_") and not name.endswith("__") and _is_at_home(args[0])):
+            return function(*args, **kwargs)
+        outer, self._origins = self._origins, {}
+        copies: dict[int, torch.Tensor] = {}
+        try:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: self._copy(one, copies), (args, kwargs))
+            return function(*args, **kwargs)
+        finally:
+            self._origins = outer
+
+    def _copy(self, tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+        if not _is_at_home(tensor):
+            return tensor
+        if id(tensor) not in copies:
+            copies[id(tensor)] = copy = tensor.to(self._place, copy=not isinstance(tensor, FakeTensor))
+            if not isinstance(copy, FakeTensor):
+                self._origins[copy.untyped_storage().data_ptr()] = tensor
+        return copies[id(tensor)]
+
+    def origin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The parameter of which a tensor is the copy, or a view of the copy, that visits now."""
+        if not self._origins or isinstance(tensor, FakeTensor):
+            return None
+        return self._origins.get(tensor.untyped_storage().data_ptr())
+
+    def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+        """Keep a parameter's copy as the parameter, anything else on the host."""
+        if isinstance(tensor, FakeTensor) or not tensor.numel():
+            return tensor, None
+        origin = self.origin_of(tensor)
+        if origin is not None and origin.dtype == tensor.dtype:
+            return origin, (tensor.shape, tensor.stride(), tensor.storage_offset())
+        return tensor.cpu() if tensor.device.type != "cpu" else tensor, None
+
+    def unpack(self, kept: tuple[torch.Tensor, tuple[Any, ...] | None]) -> torch.Tensor:
+        """What was kept, on the device again."""
+        tensor, view = kept
+        if view is not None:
+            return tensor.detach().to(self._place).as_strided(*view)
+        return tensor if isinstance(tensor, FakeTensor) else tensor.to(self._place)
+
+
+def _is_at_home(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) and value.device.type == "cpu"

@@ -158,14 +158,20 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+PARTS = {"rate": rate, "small": small, "many": many, "kill": kill}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rate", "small", "many", "kill"])
+    parser.add_argument("what", nargs="*", default=list(PARTS), metavar="|".join(PARTS), help="all, if none is named")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {"rate": rate, "small": small, "many": many, "kill": kill}[options.what]()
+    wrong = [one for one in options.what if one not in PARTS]
+    if wrong:
+        parser.error(f"{wrong[0]!r} is none of {', '.join(PARTS)}")
+    found = {one: PARTS[one]() for one in options.what}
     if options.json:
-        options.json.write_text(json.dumps({options.what: found}, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from stagewright.cluster.device import has_gpu
+
 GPT = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8}
 VIT = {"model": "digits-vit", "batch": 8}
 NET = {"model": "mobilenet-v2", "image_size": 64, "batch": 16}
@@ -72,6 +74,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         print(json.dumps(prove(json.loads(options.one), options.device)))
+        return
+    if options.device.startswith("cuda") and not has_gpu():
+        print(f"left out: {options.device} is asked for, and there is no GPU here; --device cpu:0 tries it on a core")
         return
     chosen = [PLANS[int(one)] for one in options.only.split(",")] if options.only else PLANS
     with ThreadPoolExecutor(options.at_once) as pool:

@@ -2,18 +2,24 @@
 
     load, capture ─► prove ─► memory counted ─► turn: one worker measures the model's units, both the machine ─► steps
                                                  └──────────────── the next turn, the next worker ◄────────────┘
-                                                after all turns: a forecast of each turn's model on that machine
+    steps of a turn   whole model ─ step ─ whole model ─ step ─ whole model …        each worker on its own core
+    after all turns   a forecast of each step, with cores as fast as the whole model was around it
+                      a forecast of each turn, with cores as fast as when units were measured, and their crowding
 
 A core may be a third slower some seconds later, and another core not. So what a forecast is made of and the steps that
-it is compared with are spread over the same minute and over the same cores. Forecasts see no step.
+it is compared with are spread over the same minute and over the same cores, and each step has a look at both cores'
+speed right before and after it: its model, in one piece and without the engine. Forecasts see no step.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +33,7 @@ from stagewright.planner.calibrate import Calibration, with_rounds
 from stagewright.planner.calibration_job import Probe, both
 from stagewright.planner.forecasting import prepare
 from stagewright.planner.measure import measure_model
+from stagewright.planner.whole import WholeModel, WholeTime, with_whole
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
@@ -57,7 +64,20 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     own = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
     several = plan.mesh.num_workers > 1
     probe = Probe(context) if several else None
-    measured, rounds, steps_s = [], [], []
+    measured, rounds, steps_s, wholes = [], [], [], []
+    whole = WholeModel(own)
+
+    def together() -> None:
+        if several:
+            dist.barrier()
+
+    def sampled() -> WholeTime:
+        """On all workers at once; the step after it begins on all at once, too."""
+        together()
+        taken = whole.sample()
+        together()
+        return taken
+
     for turn in range(settings["turns"]):
         if turn % plan.mesh.num_workers == context.rank:
             measured.append(measure_model(own, cache=False, repeats=settings["repeats"]))
@@ -67,16 +87,25 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
             probe.round()  # caches and pages after somebody else's work
             rounds += [probe.round() for _ in range(settings["rounds"])]
         step()
-        steps_s.append([step() for _ in range(settings["steps"])])
+        whole.sample()
+        around, taken = [sampled()], []
+        for _ in range(settings["steps"]):
+            taken.append(step())
+            around.append(sampled())
+        wholes.append(around)
+        steps_s.append(taken)
     if several:
         calibration = with_rounds(calibration, both(rounds))
-    calibration = replace(calibration, speeds=())  # every device is measured in its turn
-    cluster = calibration.cluster(plan.mesh.num_workers)
+    everyone: list[Any] = [wholes]
+    if several:
+        everyone = [None] * plan.mesh.num_workers
+        dist.all_gather_object(everyone, wholes)
     forecasts = []
-    for one in measured:
-        found = prepare(plan, one, cluster, calibration.terms).forecast()
-        memory = max(held(worker, plan) for worker in found.workers)
-        forecasts.append({"step_s": found.step_s, "memory_bytes": memory})
+    for turn, one in zip(range(context.rank, settings["turns"], plan.mesh.num_workers), measured, strict=True):
+        forecast = forecast_of(plan, one, replace(calibration, speeds=()))  # every device is measured in its turn
+        memory = max(held(worker, plan) for worker in forecast.workers)
+        paired = paired_forecasts(plan, one, calibration, [wholes[turn] for wholes in everyone])
+        forecasts.append({"turn": turn, "step_s": forecast.step_s, "paired_s": paired, "memory_bytes": memory})
     result = {
         "equality": equality.to_dict(),
         "forecasts": forecasts,
@@ -86,6 +115,26 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
     save_text(json.dumps(result) + "\n", folder / "turns.json")
+
+
+def forecast_of(plan: Any, measured: Any, calibration: Calibration) -> Any:
+    """The forecast on the machine as it was measured."""
+    return prepare(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.terms).forecast()
+
+
+def paired_forecasts(
+    plan: Any, measured: Any, calibration: Calibration, wholes: Sequence[Sequence[WholeTime]]
+) -> list[float]:
+    """A turn's steps, each the mean of two forecasts: with every worker as fast as right before it, and as after it.
+
+    Their crowding is in that; which worker is the slower one may change from moment to moment, as it does in steps.
+    """
+    terms, moments = replace(calibration.terms, crowding=0.0), []
+    for times in zip(*wholes, strict=True):  # of all workers at one moment
+        speeds = tuple(sum(times[0]) / sum(one) for one in times)
+        at_once = replace(calibration, terms=terms, speeds=speeds)
+        moments.append(forecast_of(plan, with_whole(measured, times[0]), at_once).step_s)
+    return [statistics.mean(pair) for pair in itertools.pairwise(moments)]
 
 
 def held(worker: Any, plan: Any) -> int:

@@ -210,3 +210,26 @@ def test_long_pipelines_are_forecast_alike(schedule: str, recompute: str) -> Non
 def test_a_profile_without_backward_trains_nothing() -> None:
     with pytest.raises(UsageError, match="forward passes alone"):
         make_costs(profile_of([unit("u", 1.0, (0.0, 0.0))], training=False), mesh=Mesh())
+
+
+def test_replicas_average_the_statistics_of_batch_norm() -> None:
+    """2 s of work and 40 bytes to sum, 4 s, when all gradients are summed; two workers of a pipeline have half each."""
+    terms = {"model_terms": ModelTerms(statistics_s=2.0, statistics_bytes=40)}
+    profile = equal_units(2, buffer_bytes=16)
+
+    def steps(mesh: Mesh, **more: str) -> tuple[float, float]:
+        plain = make_costs(profile, mesh=mesh, links=SLOW, **more)  # type: ignore[arg-type]
+        averaged = make_costs(profile, mesh=mesh, links=SLOW, terms=terms, **more)  # type: ignore[arg-type]
+        return predict(plain).step_s, predict(averaged).step_s
+
+    one, other = steps(Mesh(data=2))
+    assert other == pytest.approx(one + 2.0 + 4.0)
+    one, other = steps(Mesh(data=2, pipeline=2), schedule="gpipe")
+    assert other == pytest.approx(one + 1.0 + 2.0)
+    for mesh, more in ((Mesh(), {}), (Mesh(pipeline=2), {}), (Mesh(data=2), {"batch_norm": "deferred"})):
+        one, other = steps(mesh, **more)
+        assert other == one, f"{mesh} {more}: nothing to average over, or not so"
+    found = predict(make_costs(profile, mesh=Mesh(data=2), links=SLOW, terms=terms))
+    without = predict(make_costs(profile, mesh=Mesh(data=2), links=SLOW))
+    assert found.data_bytes == without.data_bytes + 40
+    assert found.workers[0].data_s == pytest.approx(without.workers[0].data_s + 6.0)

@@ -98,3 +98,12 @@ def test_other_links_do_not_take_what_sums_were_measured_to_take() -> None:
     tied = [unit("a", 1, (1, 1)), unit("b", 1, (1, 1), parameter_bytes=Amount(total=200, shares=((0, 200),)))]
     pipeline = make_costs(profile_of(tied), mesh=Mesh(pipeline=2), links=replace(measured, intra_host=FREE))
     assert step_seconds(pipeline) == pytest.approx(6 + 7), "the tied weight's gradient is summed by both of its holders"
+
+
+def test_averaging_statistics_is_a_collective() -> None:
+    terms = {"model_terms": ModelTerms(statistics_s=2.0, statistics_bytes=40)}
+    profile = equal_units(1, buffer_bytes=8)
+    parts = explain_parts(make_costs(profile, mesh=Mesh(data=2), terms=terms))
+    assert {part.name: part.seconds for part in parts.parts if part.seconds} == {"collectives": pytest.approx(2.0)}
+    free = without_communication(make_costs(profile, mesh=Mesh(data=2), terms=terms))
+    assert step_seconds(free) == pytest.approx(3.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from made_profiles import equal_units
 from stagewright.errors import UsageError
@@ -57,3 +58,14 @@ def test_inference_measures_no_loss(tmp_path: Path) -> None:
     found = measure_model(Plan(model=MLP.model, batch=8, training=False), cache=tmp_path, repeats=1)
     assert not found.profile.training
     assert found.terms.loss_forward_s == found.terms.optimizer_s_per_byte == 0
+
+
+def test_statistics_of_batch_norms(tmp_path: Path) -> None:
+    """Means and variances of the norms in double precision, as replicas sum them."""
+    model = ModelSpec(name="mobilenet-v2", image_size=32)
+    found = measure_model(Plan(model=model, batch=2), cache=tmp_path, repeats=1)
+    norms = [one for one in model.load(batch=2).module.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    assert norms
+    assert found.terms.statistics_bytes == sum(2 * 8 * one.num_features for one in norms)
+    assert found.terms.statistics_s > 0
+    assert measure_model(MLP, cache=tmp_path, repeats=1).terms.statistics_bytes == 0

@@ -171,6 +171,11 @@ class PlanCosts:
         """Whether a first micro-batch's gradients are copied too, into the buckets of DistributedDataParallel."""
         return self.plan.mesh.data > 1 and self.plan.mesh.pipeline == 1 and not self.plan.shard
 
+    def statistics_share(self, worker: int) -> float:
+        """The share of batch norm's running statistics that a worker of the pipeline holds, by bytes of buffers."""
+        own = sum(stage.buffer_bytes for stage in self.stages if stage.worker == worker)
+        return own / max(1, sum(stage.buffer_bytes for stage in self.stages))
+
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs forward again."""
         return self.plan.training and self.plan.recomputes(stage)

@@ -6,11 +6,12 @@
 While a collective runs beside computing, both take longer: the device spends a share of its time on it, and the
 collective goes at a slower pace (on one core they take turns, on a GPU hardly). What computing ends at and which
 collectives it overlaps with depend on each other: a fixed point of a few passes. What is left then is not hidden.
+Running statistics of batch norms are averaged when all that is done.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +52,11 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
     computed = times.worker_end_s(worker)
     if plan.mesh.data == 1 or not plan.training:
         return DataSums(end_s=computed)
+    return _with_statistics(costs, worker, _gradient_sums(costs, times, worker, computed))
+
+
+def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float) -> DataSums:
+    plan = costs.plan
     if plan.shard:
         scatter = reduce_scatter_of(costs, worker)
         own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
@@ -77,6 +83,22 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
             break
     end = max([computed + slowed, *(end for _, end in spans)])
     return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
+
+
+def _with_statistics(costs: PlanCosts, worker: int, sums: DataSums) -> DataSums:
+    """The same and, after it, the averages of batch norm's running statistics; deferred ones are no part of this."""
+    terms = costs.model_terms
+    share = costs.statistics_share(worker)
+    if costs.plan.batch_norm == "deferred" or not terms.statistics_bytes or not share:
+        return sums
+    work_s = terms.statistics_s * share * costs.crowded / costs.topology.speeds()[worker]
+    end = sums.end_s + work_s + all_reduce_s(costs.topology.group("data"), terms.statistics_bytes * share)
+    return replace(
+        sums,
+        spans_s=(*sums.spans_s, (sums.end_s, end)),
+        end_s=end,
+        num_bytes=sums.num_bytes + int(terms.statistics_bytes * share),
+    )
 
 
 def _end_s(begin: float, length: float, computed: float, pace: float) -> float:

@@ -35,6 +35,9 @@ class ModelTerms:
     # How much longer a backward in two halves takes than its parts in one piece: the inputs' half, the weights'.
     split_input: float = 1.0
     split_weight: float = 1.0
+    # Averaging batch norm's running statistics over replicas: work of the device, and bytes that are summed.
+    statistics_s: float = 0.0
+    statistics_bytes: int = 0
     # How far an allocator's memory rises above the start of the loss, of its backward pass, and of the optimiser's step
     # for each byte of parameters; and what libraries keep for themselves all along. 0 on a CPU.
     loss_forward_working_bytes: int = 0

@@ -148,14 +148,27 @@ def without_communication(costs: PlanCosts) -> PlanCosts:
         for stage in costs.stages
     )
     quiet = replace(costs.engine_terms, message_s=0.0, message_s_per_byte=0.0)
-    return replace(costs, stages=stages, topology=_free_links(costs.topology), engine_terms=quiet, tied_bytes=0)
+    return replace(
+        costs,
+        stages=stages,
+        topology=_free_links(costs.topology),
+        engine_terms=quiet,
+        model_terms=_without_statistics(costs),
+        tied_bytes=0,
+    )
 
 
 def _links_only(costs: PlanCosts) -> PlanCosts:
     """The same with free collectives."""
     stages = tuple(replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0) for stage in costs.stages)
     # Between hosts a collective takes the same link as a message: the link stays, collectives cost nothing.
-    return replace(costs, stages=stages, topology=replace(costs.topology, free_collectives=True), tied_bytes=0)
+    topology = replace(costs.topology, free_collectives=True)
+    return replace(costs, stages=stages, topology=topology, model_terms=_without_statistics(costs), tied_bytes=0)
+
+
+def _without_statistics(costs: PlanCosts) -> ModelTerms:
+    """What a device works for a collective is a cost of that collective."""
+    return replace(costs.model_terms, statistics_s=0.0, statistics_bytes=0)
 
 
 def _free_links(topology: Topology) -> Topology:

@@ -20,9 +20,12 @@ from stagewright.capture.graph import UnitGraph
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.device import Device
 from stagewright.cluster.machine import default_devices
+from stagewright.engine.batch_norm import tracked_norms
+from stagewright.engine.data import DataParallel
 from stagewright.engine.job import make_optimizer
 from stagewright.engine.microbatch import microbatch_sizes, shares
 from stagewright.engine.replica import capture_for
+from stagewright.engine.tensor import tensor_plan
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.terms import ModelTerms
@@ -36,7 +39,7 @@ from stagewright.profile.storage import model_storages, storage_of
 from stagewright.profile.value import Profile
 from stagewright.zoo.model import Model
 
-__all__ = ["MeasuredModel", "chunk_sizes", "measure_model"]
+__all__ = ["MeasuredModel", "chunk_sizes", "load_captured", "measure_model"]
 
 Progress = Callable[[int, int, str], None]
 
@@ -82,28 +85,30 @@ def _measure(
     plan: Plan, device: Device, size: int | None, cache: str | Path | bool, repeats: int, progress: Progress | None
 ) -> MeasuredModel:
     tensor, whole = None, None
+    model, graph = load_captured(plan, device, size)
+
+    def measured(progress: Progress | None) -> Profile:
+        return measure_units(
+            graph,
+            model.args,
+            model.kwargs,
+            name=plan.model.name,
+            device=device,
+            repeats=repeats,
+            training=plan.training,
+            cache=cache,
+            progress=progress,
+        )
+
     if plan.mesh.tensor > 1:
-        alone = dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, tensor=1))
-        whole = measure_model(alone, size=size or max(chunk_sizes(plan)), cache=cache, repeats=repeats).profile
-    model = _load(plan, device, size or max(chunk_sizes(plan)))
-    graph = capture_for(plan, model)
-    if plan.mesh.tensor > 1:
+        tensor_plan(graph.model, plan.mesh.tensor)  # refuses before anything is measured
+        whole = measured(None)
         axis = split_alone(graph, plan.mesh.tensor)
         with preserved(graph.model):
             tensor = watch_traffic(graph, axis, model.args, model.kwargs)
         if len(tensor) != len(graph.calls):
             raise UsageError(f"{plan.model.name} calls units inside units: its tensor axis can't be forecast")
-    profile = measure_units(
-        graph,
-        model.args,
-        model.kwargs,
-        name=plan.model.name,
-        device=device,
-        repeats=repeats,
-        training=plan.training,
-        cache=cache,
-        progress=progress,
-    )
+    profile = measured(progress)
     with device.pinned(), preserved(graph.model):
         if plan.training:
             terms = _terms(graph, model, plan.optimizer, repeats)
@@ -116,10 +121,12 @@ def _measure(
     return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
 
 
-def _load(plan: Plan, device: Device, size: int) -> Model:
-    model = plan.model.load(batch=size, dtype=plan.dtype)
+def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[Model, UnitGraph]:
+    """The plan's model on a device, at that size or that of its largest micro-batch, and its graph."""
+    model = plan.model.load(batch=size or max(chunk_sizes(plan)), dtype=plan.dtype)
     model.module.train(plan.training)
-    return model.to(device.torch_device())
+    model = model.to(device.torch_device())
+    return model, capture_for(plan, model)
 
 
 def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) -> ModelTerms:
@@ -143,7 +150,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
 
     def step() -> None:
         optimizer.step()
-        for one in parameters:
+        for one in model.module.parameters():  # as an engine's step begins: it walks through all modules
             one.grad = None
 
     steps = []
@@ -156,6 +163,8 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
         working = memory_rise(optimizer.step, place)[1]
     for one in parameters:
         one.grad = None
+    replica = _LoneReplica(model.module)
+    averages = [_seconds(lambda: replica.synchronise(1.0), place) for _ in range(repeats + 1)]
     return ModelTerms(
         loss_forward_s=loss_forward,
         loss_backward_s=loss_backward,
@@ -166,7 +175,21 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
         loss_backward_working_bytes=loss_working[1],
         optimizer_working_share=working / num_bytes,
         workspace_bytes=_workspace_bytes(place),
+        statistics_s=statistics.median(averages[1:]) if replica.summed_bytes else 0.0,
+        statistics_bytes=replica.summed_bytes,
     )
+
+
+class _LoneReplica(DataParallel):
+    """A replica that has no others: it averages batch norm's running statistics with nobody's."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module, self.summed_bytes = module, 0
+        self._norms = tracked_norms(module)
+
+    def _sum(self, flat: torch.Tensor) -> torch.Tensor:
+        self.summed_bytes = flat.numel() * flat.element_size()
+        return flat
 
 
 def _loss_working(model: Model, result: Any) -> tuple[int, int]:

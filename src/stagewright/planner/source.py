@@ -134,6 +134,8 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
         accumulate_s_per_byte=(mine.accumulate_s_per_byte + theirs.accumulate_s_per_byte) / 2,
         split_input=(mine.split_input + theirs.split_input) / 2,
         split_weight=(mine.split_weight + theirs.split_weight) / 2,
+        statistics_s=(mine.statistics_s + theirs.statistics_s) / 2,
+        statistics_bytes=mine.statistics_bytes,
         loss_forward_working_bytes=round(line(mine.loss_forward_working_bytes, theirs.loss_forward_working_bytes)),
         loss_backward_working_bytes=round(line(mine.loss_backward_working_bytes, theirs.loss_backward_working_bytes)),
         optimizer_working_share=max(mine.optimizer_working_share, theirs.optimizer_working_share),

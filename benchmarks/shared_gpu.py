@@ -61,7 +61,14 @@ PLANS: tuple[dict[str, Any], ...] = (
     {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "training": False, "memory_bytes": 100 << 20},
     {**LARGE, "mesh": "data=2", "shard": True},
     {**LARGE, "mesh": "tensor=2"},
-    {**NET, "mesh": "pipeline=2", "microbatches": 4, "memory_bytes": 32 << 20},
+    {
+        "model": "resnet-50",
+        "image_size": 64,
+        "batch": 8,
+        "mesh": "pipeline=2",
+        "microbatches": 4,
+        "memory_bytes": 360 << 20,
+    },
 )
 
 

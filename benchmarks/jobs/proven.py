@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagewright.engine.dealer import Dealer
-from stagewright.engine.equality import Equality, make_reference
-from stagewright.engine.job import load_model, prove
-from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.equality import Equality
+from stagewright.engine.job import load_model, prove, serial_reference
+from stagewright.engine.replica import Replica, capture_for
 from stagewright.zoo.model import Batch
 
 
@@ -16,18 +15,6 @@ def proven_replica(plan: Any, context: Any) -> tuple[Replica, Batch, Equality]:
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     graph = capture_for(plan, model)
-    reference = None
-    if context.rank == 0:
-        reference = make_reference(
-            graph,
-            Dealer(plan, model, graph).parts(batch, context.torch_device),
-            model.loss,
-            training=plan.training,
-            seed=plan.seed,
-            device=context.torch_device,
-            deferred=False,
-            cuts=cut_indices(graph, plan.cuts),
-            plain_attention=plan.mesh.tensor > 1,
-        )
+    reference = serial_reference(plan, model, graph, context) if context.rank == 0 else None
     replica = Replica(plan, model, context, graph)
     return replica, batch, prove(replica, batch, reference)

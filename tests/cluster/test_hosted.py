@@ -82,8 +82,8 @@ def test_autograd_keeps_the_parameter_and_not_its_copy(visits: None) -> None:
     kept: list[torch.Tensor] = []
     mode = hosted._Visits(HERE)
 
-    def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[object, ...] | None]:
-        kept.append(mode.pack(tensor)[0])
+    def pack(tensor: torch.Tensor) -> hosted._Packed:
+        kept.append(mode.pack(tensor).tensor)
         return mode.pack(tensor)
 
     with mode, torch.autograd.graph.saved_tensors_hooks(pack, mode.unpack):

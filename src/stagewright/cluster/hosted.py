@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,6 +101,18 @@ def _visits(place: torch.device) -> Iterator[None]:
         _open.remove(mode)
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What autograd keeps."""
+
+    # A tensor on the host, or a parameter.
+    tensor: torch.Tensor
+    # Where it comes from; None: as it is.
+    place: torch.device | None = None
+    # Of a parameter's copy: shape, strides and offset of what was kept.
+    view: tuple[Any, ...] | None = None
+
+
 class _Visits(TorchFunctionMode):
     """Gives every operation copies of the host's parameters, on a device."""
 
@@ -140,21 +153,20 @@ class _Visits(TorchFunctionMode):
             return None
         return self._origins.get(tensor.untyped_storage().data_ptr())
 
-    def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+    def pack(self, tensor: torch.Tensor) -> _Packed:
         """Keep a parameter's copy as the parameter, anything else on the host."""
-        if isinstance(tensor, FakeTensor) or not tensor.numel():
-            return tensor, None
+        if isinstance(tensor, FakeTensor):
+            return _Packed(tensor)
         origin = self.origin_of(tensor)
         if origin is not None and origin.dtype == tensor.dtype:
-            return origin, (tensor.shape, tensor.stride(), tensor.storage_offset())
-        return tensor.cpu() if tensor.device.type != "cpu" else tensor, None
+            return _Packed(origin, self._place, (tensor.shape, tensor.stride(), tensor.storage_offset()))
+        # Attention keeps the state of its dropout on the host, and wants it there.
+        return _Packed(tensor) if tensor.device.type == "cpu" else _Packed(tensor.cpu(), tensor.device)
 
-    def unpack(self, kept: tuple[torch.Tensor, tuple[Any, ...] | None]) -> torch.Tensor:
-        """What was kept, on the device again."""
-        tensor, view = kept
-        if view is not None:
-            return tensor.detach().to(self._place).as_strided(*view)
-        return tensor if isinstance(tensor, FakeTensor) else tensor.to(self._place)
+    def unpack(self, kept: _Packed) -> torch.Tensor:
+        """What was kept, where it was."""
+        back = kept.tensor if kept.place is None else kept.tensor.detach().to(kept.place)
+        return back if kept.view is None else back.as_strided(*kept.view)
 
 
 def _is_at_home(value: Any) -> bool:

@@ -7,6 +7,9 @@ plan that has not passed here.
 
     relative difference of a tensor = largest |found - expected| / largest |expected|
 
+On a GPU both run with the full precision of float32: torch lets convolutions round to TF32 there, by kernels that it
+chooses anew for each memory layout, which alone may differ by a thousandth.
+
 For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
 rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,7 +35,7 @@ from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.dropout import generators_of, key_stage, random_key
 from stagewright.engine.link_codec import FakeLink
 
-__all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "make_reference"]
+__all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "full_precision", "make_reference"]
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}
 """Largest relative difference that counts as equal: what another order of additions may cost in that type."""
@@ -97,6 +100,18 @@ class Equality:
     def to_dict(self) -> dict[str, Any]:
         """For a run's files."""
         return asdict(self)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without TF32, which a GPU may use for float32; on a CPU this changes nothing."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def make_reference(

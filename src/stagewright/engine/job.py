@@ -20,13 +20,21 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
+from stagewright.capture.graph import UnitGraph
 from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.hosted import visiting
 from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.dealer import Dealer
-from stagewright.engine.equality import TOLERANCES, Equality, Reference, compare_with, make_reference
+from stagewright.engine.equality import (
+    TOLERANCES,
+    Equality,
+    Reference,
+    compare_with,
+    full_precision,
+    make_reference,
+)
 from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import fake_links
 from stagewright.engine.memory import held_bytes
@@ -39,7 +47,7 @@ from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job"]
+__all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference"]
 
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -60,23 +68,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         plan = chosen
         if context.rank == 0:
             run_folder.write_plan(plan)
-    reference = None
-    if context.rank == 0:
-        activity.begin("serial reference")
-        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
-        with visiting(model.module, context.torch_device):
-            reference = make_reference(
-                graph,
-                parts,
-                model.loss,
-                training=plan.training,
-                seed=plan.seed,
-                device=context.torch_device,
-                deferred=plan.batch_norm == "deferred",
-                cuts=cut_indices(graph, plan.cuts),
-                links=fake_links(plan),
-                plain_attention=plan.mesh.tensor > 1,
-            )
+    reference = serial_reference(plan, model, graph, context) if context.rank == 0 else None
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
     with replica.memory.refusals():
@@ -110,6 +102,25 @@ def make_optimizer(spec: OptimizerSpec, parameters: Sequence[torch.nn.Parameter]
     return kind(parameters, lr=rate, weight_decay=decay)
 
 
+def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Reference:
+    """What one step of the plain model gives on this worker's device, alone, over the plan's micro-batches."""
+    activity.begin("serial reference")
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    with visiting(model.module, context.torch_device), full_precision():
+        return make_reference(
+            graph,
+            Dealer(plan, model, graph).parts(batch, context.torch_device),
+            model.loss,
+            training=plan.training,
+            seed=plan.seed,
+            device=context.torch_device,
+            deferred=plan.batch_norm == "deferred",
+            cuts=cut_indices(graph, plan.cuts),
+            links=fake_links(plan),
+            plain_attention=plan.mesh.tensor > 1,
+        )
+
+
 def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
     """One step, compared with serial; buffers and gradients are put back."""
     plan, context = replica.plan, replica.context
@@ -125,7 +136,8 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
             replica.codecs.forget()
 
     def step() -> StepOutcome:
-        return replica.train_step(batch, keep_outputs=True) if plan.training else replica.infer(batch)
+        with full_precision():
+            return replica.train_step(batch, keep_outputs=True) if plan.training else replica.infer(batch)
 
     replica.step_number = 0
     if context.torch_device.type == "cuda" and plan.mesh.pipeline > 1:

@@ -47,7 +47,8 @@ def test_the_table_has_the_published_columns() -> None:
     assert (pipeline["speed-up"], pipeline["over data on 2"], pipeline["speed is"]) == ("1.50", "0.83", "measured")
     assert client["experiment"] == "pipeline, client/server"
     assert (four["workers"], four["batch (micro-batches)"], four["learning rate"]) == ("4", "128 (4)", "0.002")
-    assert (four["speed is"], four["speed-up"]) == ("forecast", "3.40")
+    assert (four["speed is"], four["speed-up"], four["forecast"]) == ("forecast", "3.40", "3.40")
+    assert data["forecast"] == "–"
     assert concluded(strategies_parts()).tables[1].title == "Published"
     assert len(concluded(strategies_parts()).tables[1].rows) == 5
 
@@ -72,6 +73,39 @@ def test_the_faster_one_is_what_was_measured() -> None:
     assert "no more apart than two runs" in level
 
 
+def in_rounds(**rates: tuple[float, ...]) -> dict[str, Any]:
+    """Parts of three rounds; serial does 100, 50 and 200 samples a second."""
+    parts = {name: part for name, part in strategies_parts().items() if not name.startswith("speed-")}
+    for at, serial in enumerate((100.0, 50.0, 200.0)):
+        made = {"data-2": 180.0, "pipeline-2-4-even": 150.0} | {
+            name.replace("_", "-"): every[at] for name, every in rates.items()
+        }
+        for name, rate in (("serial-2", 100.0), *made.items()):
+            row = {"samples_per_s": rate * serial / 100, "equal": True, "peak_memory_bytes": [1, 1]}
+            parts[f"speed-cifar10-{name}-{at + 1}"] = row
+    return parts
+
+
+def test_three_rounds_are_compared_round_by_round() -> None:
+    rates = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (120.0, 160.0, 130.0)}
+    text = said(concluded(in_rounds(**rates), rounds=3), "which is faster")
+    assert "data 1.80 × (1.50 … 1.90), pipeline 1.30 × (1.20 … 1.60) with 4 micro-batches." in text
+    assert "Data parallel is faster in each of 3 rounds: 0.80 × (0.68 … 0.89) is the pipeline over data." in text
+    other = {"data_2": (120.0, 160.0, 130.0), "pipeline_2_4_even": (150.0, 180.0, 190.0)}
+    text = said(concluded(in_rounds(**other), rounds=3), "which is faster")
+    assert "The pipeline is faster in each of 3 rounds: 1.25 × (1.12 … 1.46) is the pipeline over data." in text
+    mixed = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (160.0, 110.0, 120.0)}
+    assert "no more apart than two runs" in said(concluded(in_rounds(**mixed), rounds=3), "which is faster")
+
+
+def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
+    text = said(concluded(strategies_parts({**RATES, "pipeline-2-4-client": 170.0})), "which is faster")
+    assert "data 1.80 ×, pipeline 1.50 × with 4 micro-batches" in text
+    alone = {"data-2": 180.0, "pipeline-2-4-client": 170.0}
+    text = said(concluded(strategies_parts(alone), cuts=["client"]), "which is faster")
+    assert "pipeline, client/server 1.70 ×" in text
+
+
 def test_accuracy_is_the_same_within_the_spread() -> None:
     assert "within twice the spread over seeds: the same" in said(concluded(strategies_parts()), "accuracy")
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (90.0, 90.1)})
@@ -83,6 +117,10 @@ def test_accuracy_is_the_same_within_the_spread() -> None:
 def test_pieces_cuts_and_workers() -> None:
     findings = concluded(strategies_parts())
     assert "2 give 1.20 × and 4 give 1.50 ×; best are 4" in said(findings, "micro-batches")
+    level = said(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
+    assert "2 give 1.50 × and 4 give 1.50 ×; best are 2 and 4: more" in level
+    only = said(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
+    assert only == "Only one way to cut was studied."
     text = said(findings, "at a client")
     assert "client and server reach 1.10 × (cut after layer.3 and layer.12), an even cut 1.50 ×" in text
     assert "the client needs 10.0 MiB, the server 30.0 MiB, evenly cut 20.0 MiB and 20.0 MiB" in text

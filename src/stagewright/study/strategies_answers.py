@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,9 @@ def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
             mine = [one for one in every if one.way.workers == count and one.speedup is not None]
             data = next((one for one in mine if one.way.strategy == "data"), None)
             pipelines = [one for one in mine if one.way.strategy == "pipeline"]
+            pipelines = [
+                one for one in pipelines if one.way.cut == "even"
+            ] or pipelines  # a client has its own question
             if data is None or not pipelines:
                 continue
             best = max(pipelines, key=lambda one: one.speedup or 0.0)
@@ -96,8 +100,8 @@ def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
     if above:
         texts = joined(f"{one.way.shown} {times(one.speedup or 0.0)} on {one.way.workers}" for one in above)
         sentences.append(
-            f"More than the workers can give: {texts}. Something else used this machine while serial was timed; run it "
-            "again, or with more --rounds."
+            f"More than the workers can give: {texts}. Either a share of the batch runs better than all of it does, or "
+            "something else used this machine while serial was timed: more --rounds tell."
         )
     if sentences:
         sentences.append(
@@ -108,8 +112,19 @@ def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
 
 
 def _verdict(data: MeasuredWay, best: MeasuredWay) -> str:
+    """Which is faster; from three rounds on, whether it was in each of them, where both had the same serial."""
     ratio = (best.speedup or 0.0) / (data.speedup or 1.0)
-    if len(data.speedups) > 1 and len(best.speedups) > 1:
+    rounds = len(data.speedups)
+    if rounds == len(best.speedups) > 2:
+        ratios = [one / other for one, other in zip(best.speedups, data.speedups, strict=True)]
+        if max(ratios) < 1 or min(ratios) > 1:
+            faster = "The pipeline" if min(ratios) > 1 else "Data parallel"
+            return (
+                f"{faster} is faster in each of {rounds} rounds: {times(statistics.median(ratios))} "
+                f"({spread(ratios)}) is the pipeline over data."
+            )
+        return "They are no more apart than two runs of one are."
+    if rounds > 1 and len(best.speedups) > 1:
         apart = min(data.speedups) > max(best.speedups) or max(data.speedups) < min(best.speedups)
     else:
         apart = abs(ratio - 1) >= 0.05
@@ -160,10 +175,11 @@ def _pieces(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
                 continue
             how = "measured" if all(one.is_measured for one in mine) else "forecast"
             rates = joined(f"{one.way.microbatches} give {times(one.speedup or 0.0)}" for one in mine)
-            best = max(mine, key=lambda one: one.speedup or 0.0)
+            most = times(max(one.speedup or 0.0 for one in mine))
+            best = joined(str(one.way.microbatches) for one in mine if times(one.speedup or 0.0) == most)
             sentences.append(
-                f"{options['lessons'][task].shown_data}, {count} workers ({how}): {rates}; best are "
-                f"{best.way.microbatches}: more of them fill the pipeline better, smaller ones run less well."
+                f"{options['lessons'][task].shown_data}, {count} workers ({how}): {rates}; best are {best}: more of "
+                "them fill the pipeline better, smaller ones run less well."
             )
     return tuple(sentences) or ("Only one number of micro-batches was studied.",)
 
@@ -195,6 +211,8 @@ def _cuts(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str
         sentences.append(text + ".")
     if sentences:
         sentences.append("Published: 0.61 of data parallel's speed by the rule, 0.85 cut evenly; 1641 and 5039 MiB.")
+    elif len(options["cuts"]) < 2:
+        return ("Only one way to cut was studied.",)
     return tuple(sentences)
 
 

@@ -93,6 +93,8 @@ class MeasuredWay:
     samples_per_s: float | None
     # Over serial: of each round, or the forecast's; none where a run is not equal to serial.
     speedups: tuple[float, ...]
+    # What was forecast over serial; None: nothing.
+    forecast: float | None
     # Whether it was run with a device for each worker.
     is_measured: bool
     # Whether what was run was serial's.
@@ -160,6 +162,7 @@ def measured_ways(results: Mapping[str, Any], options: Mapping[str, Any], task: 
                 values=values,
                 samples_per_s=rate,
                 speedups=speedups if equal else (),
+                forecast=forecast["speedup"] if forecast is not None else None,
                 is_measured=bool(pairs),
                 equal=equal,
                 peak_bytes=tuple(pairs[-1][0]["peak_memory_bytes"]) if pairs else (),

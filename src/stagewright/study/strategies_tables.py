@@ -78,6 +78,7 @@ def _experiments(options: Mapping[str, Any], ways: Ways) -> Table:
                     f"{one.samples_per_s:.1f}" if one.samples_per_s is not None else "–",
                     f"{one.speedup:.2f}" if one.speedup is not None else "–",
                     over,
+                    f"{one.forecast:.2f}" if one.forecast is not None else "–",
                     ("measured" if one.equal else "not equal to serial") if one.is_measured else "forecast",
                 )
             )
@@ -95,13 +96,15 @@ def _experiments(options: Mapping[str, Any], ways: Ways) -> Table:
             "samples/s",
             "speed-up",
             "over data on 2",
+            "forecast",
             "speed is",
         ),
         rows=tuple(rows),
         note=f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds{metric}, always of a real training; "
         "workers that share a device compute the same. Speed-up: over serial with the same batch, median over rounds "
-        "of the ratio within a round; every plan was first proven equal to serial. Where there are fewer devices than "
-        "workers it is forecast: as if each had its own.",
+        "of the ratio within a round; every plan was first proven equal to serial. Forecast: the speed-up from the "
+        "profile, made before anything ran; where there are fewer devices than workers it stands for the speed, as if "
+        "each had its own.",
     )
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 from proven import proven_replica
+from whole_model import WholeModel, WholeTime, with_whole
 
 from stagewright.cluster.atomic_file import save_text
 from stagewright.engine.job import make_optimizer
@@ -33,7 +34,6 @@ from stagewright.planner.calibrate import Calibration, with_rounds
 from stagewright.planner.calibration_job import Probe, both
 from stagewright.planner.forecasting import prepare
 from stagewright.planner.measure import measure_model
-from stagewright.planner.whole import WholeModel, WholeTime, with_whole
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:

@@ -233,3 +233,15 @@ def test_replicas_average_the_statistics_of_batch_norm() -> None:
     without = predict(make_costs(profile, mesh=Mesh(data=2), links=SLOW))
     assert found.data_bytes == without.data_bytes + 40
     assert found.workers[0].data_s == pytest.approx(without.workers[0].data_s + 6.0)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_gradients_of_several_micro_batches_are_made_beside_their_buckets(pieces: int) -> None:
+    """Where an allocator tells: buckets of 200 bytes are always there; of two pieces the first makes 200 more."""
+    profile = equal_units(2)
+    units = tuple(replace(one, forward_working_bytes=1, backward_working_bytes=1) for one in profile.units)
+    told = replace(profile, units=units)
+    memory = predict(make_costs(told, mesh=Mesh(data=2), microbatches=pieces)).workers[0].memory
+    begun, *later = memory.held_bytes
+    assert later[-1] == begun
+    assert (begun + 200 in later) == (pieces == 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import torch
 
 from made_profiles import equal_units
+from stagewright.cluster import hosted
 from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.planner.measure import chunk_sizes, cut_places, measure_model
@@ -69,3 +71,18 @@ def test_statistics_of_batch_norms(tmp_path: Path) -> None:
     assert found.terms.statistics_bytes == sum(2 * 8 * one.num_features for one in norms)
     assert found.terms.statistics_s > 0
     assert measure_model(MLP, cache=tmp_path, repeats=1).terms.statistics_bytes == 0
+
+
+def test_a_model_that_does_not_fit_is_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU without room: weights visit for each operation, and no more of them is there than a part."""
+    plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, devices=("cpu:0",))
+    plain = measure_model(plan, cache=False, repeats=1)
+    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr(importlib.import_module("stagewright.profile.measure"), "is_hosted", lambda module, place: True)
+    found = measure_model(plan, cache=False, repeats=1)
+    assert plain.profile.has_whole
+    assert not found.profile.has_whole
+    kept = [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in plain.profile.units]
+    assert [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
+    assert found.terms.optimizer_s_per_byte > 0
+    assert found.terms.loss_kept_bytes == plain.terms.loss_kept_bytes

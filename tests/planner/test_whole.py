@@ -1,6 +1,9 @@
-"""The model in one piece, beside a plan's steps."""
+"""The model in one piece, beside a plan's steps: a part of the benchmark of forecasts."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +12,11 @@ from stagewright.forecast.predict import step_seconds
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.planner.measure import MeasuredModel
-from stagewright.planner.whole import WholeModel, with_whole
 from stagewright.profile.value import Time
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "jobs"))
+
+from whole_model import WholeModel, with_whole
 
 MLP = ModelSpec(name="mlp-mnist")
 

@@ -122,7 +122,8 @@ def _changes(
 ) -> tuple[Floats, Integers, int, int]:
     """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs.
 
-    Gradients are held in ``parts`` until the last micro-batch, and divided by ``divide`` after it.
+    Gradients are held in ``parts`` until the last micro-batch, and divided by ``divide`` after it. Those that have
+    buckets (``bucketed``) move there in the last micro-batch; of several, the first makes them beside.
     """
     if not costs.plan.training:
         own = [stage for stage in costs.stages if stage.worker == worker]
@@ -135,6 +136,7 @@ def _changes(
     seen: set[int] = set()
     mine = np.flatnonzero(times.worker == worker)
     last_chunk = len(costs.shares) - 1
+    in_place = bucketed and last_chunk == 0
     for node in mine[np.argsort(times.start_s[mine], kind="stable")]:
         index, kind, chunk = int(times.stage[node]), int(times.kind[node]), int(times.microbatch[node])
         stage, share = costs.stages[index], costs.shares[chunk]
@@ -153,7 +155,7 @@ def _changes(
         start, end = float(times.start_s[node]), float(times.end_s[node])
         rises = stage.work.forward_bytes
         if kind != FORWARD:
-            makes = index not in seen and not bucketed
+            makes = index not in seen and not in_place
             rises = stage.work.first_backward_bytes if makes else stage.work.later_backward_bytes
         if rises:
             rises = int(share * rises)
@@ -178,7 +180,7 @@ def _changes(
                 seen.add(index)
                 # What a stage of this worker that went backward before shares with it has its gradient already.
                 there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
-                made = 0 if bucketed else (stage.parameter_bytes - there) // parts
+                made = 0 if in_place else (stage.parameter_bytes - there) // parts
                 rise = min(made, max(0, stage.gradient_rise_bytes // parts))
                 moments.append(start + 0.5 * (end - start))
                 changes.append((0, rise))
@@ -190,6 +192,9 @@ def _changes(
             if ends and chunk == last_chunk and parts != divide:
                 moments.append(end)
                 changes.append((0, stage.parameter_bytes // divide - stage.parameter_bytes))
+            if ends and chunk == last_chunk and bucketed and not in_place:
+                moments.append(end)
+                changes.append((0, -stage.parameter_bytes))
     ordered = sorted(range(len(moments)), key=lambda at: moments[at])
     activations = np.cumsum([changes[at][0] for at in ordered])
     return (

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.preserve import preserved
+from stagewright.cluster import hosted
 from stagewright.cluster.device import Device
 from stagewright.cluster.machine import default_devices
 from stagewright.engine.batch_norm import tracked_norms
@@ -85,6 +86,7 @@ def _measure(
     plan: Plan, device: Device, size: int | None, cache: str | Path | bool, repeats: int, progress: Progress | None
 ) -> MeasuredModel:
     tensor, whole = None, None
+    place = device.torch_device()
     model, graph = load_captured(plan, device, size)
 
     def measured(progress: Progress | None) -> Profile:
@@ -104,18 +106,19 @@ def _measure(
         tensor_plan(graph.model, plan.mesh.tensor)  # refuses before anything is measured
         whole = measured(None)
         axis = split_alone(graph, plan.mesh.tensor)
-        with preserved(graph.model):
+        with preserved(graph.model), hosted.visiting(graph.model, place):
             tensor = watch_traffic(graph, axis, model.args, model.kwargs)
         if len(tensor) != len(graph.calls):
             raise UsageError(f"{plan.model.name} calls units inside units: its tensor axis can't be forecast")
     profile = measured(progress)
     with device.pinned(), preserved(graph.model):
         if plan.training:
-            terms = _terms(graph, model, plan.optimizer, repeats)
+            terms = _terms(graph, model, plan.optimizer, repeats, place)
         else:
-            terms = ModelTerms(workspace_bytes=_workspace_bytes(device.torch_device()))
-        # A size is given by who asks for many plans, of any schedule.
-        if plan.training and (size is not None or SCHEDULES[plan.schedule].splits_backward):
+            terms = ModelTerms(workspace_bytes=_workspace_bytes(place))
+        # A size is given by who asks for many plans, of any schedule. What does not fit is never there as a whole.
+        halves = size is not None or SCHEDULES[plan.schedule].splits_backward
+        if plan.training and halves and not hosted.is_hosted(graph.model, place):
             first, second = split_factors(graph, model, profile, repeats)
             terms = dataclasses.replace(terms, split_input=first, split_weight=second)
     return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
@@ -125,18 +128,17 @@ def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[
     """The plan's model on a device, at that size or that of its largest micro-batch, and its graph."""
     model = plan.model.load(batch=size or max(chunk_sizes(plan)), dtype=plan.dtype)
     model.module.train(plan.training)
-    model = model.to(device.torch_device())
+    model = model.to(device.torch_device(), plan.memory_bytes)
     return model, capture_for(plan, model)
 
 
-def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) -> ModelTerms:
+def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int, place: torch.device) -> ModelTerms:
     """Loss, optimiser and adding up of gradients, each the median of some rounds."""
-    parameters = [one for one in model.module.parameters() if one.requires_grad]
+    parameters = _trained(model.module, place)
     num_bytes = sum(one.numel() * one.element_size() for one in parameters)
-    with torch.no_grad():
+    with torch.no_grad(), hosted.visiting(model.module, place):
         result = graph(*model.args, **model.kwargs)
     loss_forward, loss_backward, kept = _loss(model, result, repeats)
-    place = parameters[0].device
     loss_working = _loss_working(model, result) if place.type == "cuda" else (0, 0)
     del result
 
@@ -156,7 +158,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
     steps = []
     for _ in range(repeats + 1):
         begin()
-        steps.append(_seconds(step, parameters[0].device))
+        steps.append(_seconds(step, place))
     working = 0
     if place.type == "cuda":
         begin()
@@ -178,6 +180,24 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int) ->
         statistics_s=statistics.median(averages[1:]) if replica.summed_bytes else 0.0,
         statistics_bytes=replica.summed_bytes,
     )
+
+
+def _trained(module: torch.nn.Module, place: torch.device) -> list[torch.nn.Parameter]:
+    """The parameters to be trained, on a device; of a model that does not fit there, copies of so many as do.
+
+    A step and the adding up of gradients are counted by the byte.
+    """
+    every = [one for one in module.parameters() if one.requires_grad]
+    if not hosted.is_hosted(module, place):
+        return every
+    most = sum(one.numel() * one.element_size() for one in every) // (2 * hosted.ROOM)
+    taken: list[torch.nn.Parameter] = []
+    for one in every:
+        taken.append(torch.nn.Parameter(one.detach().to(place)))
+        most -= one.numel() * one.element_size()
+        if most <= 0:
+            break
+    return taken
 
 
 class _LoneReplica(DataParallel):

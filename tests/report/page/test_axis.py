@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stagewright.report.page.axis import label, log_ticks, ticks
@@ -15,6 +15,8 @@ def test_ticks_are_round() -> None:
 
 
 @given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.sampled_from(["number", "bytes", "seconds"]))
+@example(1423118.0, 6.103515625e-05, "number")
+@example(180143985095.65625, 6.103515625e-05, "number")
 def test_ticks_hold_the_range(low: float, length: float, quantity: str) -> None:
     high = low + length
     found = ticks(low, high, quantity)  # type: ignore[arg-type]

@@ -13,8 +13,11 @@ _MOST_DECADES = 6
 
 
 def ticks(low: float, high: float, quantity: Quantity = "number", count: int = 5) -> list[float]:
-    """About `count` round numbers from at most `low` to at least `high`; bytes are round in powers of two."""
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low:
+    """About `count` round numbers from at most `low` to at least `high`; bytes are round in powers of two.
+
+    A range too small for its place, where floats could not tell numbers in it apart, is none.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high - low <= 1e-9 * abs(low):
         high = low + (abs(low) or 1.0)
     rough = (high - low) / max(1, count - 1)
     if quantity == "bytes" and rough >= 1:

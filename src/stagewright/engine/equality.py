@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -104,14 +104,27 @@ class Equality:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Without TF32, which a GPU may use for float32; on a CPU this changes nothing."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = False
+    """Without TF32 or less, which torch may use for float32, most of all on a GPU."""
+    kinds: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    before = [one.fp32_precision for one in kinds]
+    older: tuple[str, bool] | None = None
+    with suppress(RuntimeError):  # torch has an older way to say it, and refuses to read that where both were used
+        older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
+        if older is not None:
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
+        else:
+            for one in kinds:
+                one.fp32_precision = "ieee"
         yield
     finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+        if older is not None:
+            torch.set_float32_matmul_precision(older[0])
+            torch.backends.cudnn.allow_tf32 = older[1]
+        else:
+            for one, precision in zip(kinds, before, strict=True):
+                one.fp32_precision = precision
 
 
 def make_reference(

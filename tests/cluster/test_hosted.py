@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from stagewright import zoo
 from stagewright.capture import capture
@@ -103,11 +105,79 @@ def test_a_question_for_the_device_is_answered_with_the_device() -> None:
     assert layer.weight.device.type == "cpu"
 
 
-def test_a_write_reaches_the_parameter_itself(visits: None) -> None:
+def test_an_attribute_that_is_a_view_is_one_of_the_visitor() -> None:
+    layer = nn.Linear(2, 2)
+    with hosted._visits(torch.device("meta")):
+        assert {getattr(layer.weight, name).device.type for name in ("T", "mT", "H", "mH")} == {"meta"}
+        assert not layer.weight.is_cpu
+        with torch.no_grad():
+            assert (torch.ones(1, 2, device="meta") @ layer.weight.T).device.type == "meta"
+
+
+def set_items(weight: torch.Tensor) -> None:
+    weight[:] = 3.0
+
+
+def add_in_place(weight: torch.Tensor) -> None:
+    weight *= 0
+    weight += 3
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "method": lambda weight: weight.fill_(3.0),
+    "initialisation": lambda weight: nn.init.constant_(weight, 3.0),
+    "operator": lambda weight: torch.ops.aten.fill_.Scalar(weight, 3.0),
+    "items": set_items,
+    "in place": add_in_place,
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_write_reaches_the_parameter_itself(way: str, visits: None) -> None:
     layer = nn.Linear(2, 2)
     with hosted.visiting(layer, HERE), torch.no_grad():
-        layer.weight.fill_(3.0)
+        WRITES[way](layer.weight)
     assert torch.equal(layer.weight, torch.full((2, 2), 3.0))
+
+
+class Checkpointed(nn.Module):
+    """Runs again in backward what it ran forward, and notes whether its weight was a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.visited: list[bool] = []
+
+    def part(self, values: torch.Tensor) -> torch.Tensor:
+        weight = self.layer.weight
+        self.visited.append(weight.detach().data_ptr() != weight.data_ptr())
+        return torch.tanh(self.layer(values))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.part, values, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("way", ["backward", "grad"])
+def test_weights_visit_where_a_checkpoint_runs_again(way: str, visits: None) -> None:
+    module, values = Checkpointed(), torch.randn(3, 4)
+    weights = list(module.parameters())
+    expected = torch.autograd.grad(module(values).sum(), weights)
+    module.visited.clear()
+    with hosted.visiting(module, HERE):
+        total = module(values).sum()
+        if way == "backward":
+            total.backward()
+            found = [one.grad for one in weights]
+        else:
+            found = list(torch.autograd.grad(total, weights))
+    assert module.visited == [True, True]
+    assert all(one is not None and torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_limit_is_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(total_memory=100))
+    place = torch.device("cuda", 0)
+    assert [hosted.room_of(place, limit) for limit in (None, 40, 1000)] == [100, 40, 100]
 
 
 @pytest.mark.parametrize("units", ["auto", "leaf"])

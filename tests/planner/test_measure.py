@@ -12,7 +12,7 @@ from made_profiles import equal_units
 from stagewright.cluster import hosted
 from stagewright.errors import UsageError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.planner.measure import chunk_sizes, cut_places, measure_model
+from stagewright.planner.measure import _trained, chunk_sizes, cut_places, measure_model
 
 MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
 
@@ -86,3 +86,16 @@ def test_a_model_that_does_not_fit_is_measured_in_parts(monkeypatch: pytest.Monk
     assert [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
     assert found.terms.optimizer_s_per_byte > 0
     assert found.terms.loss_kept_bytes == plain.terms.loss_kept_bytes
+
+
+def test_of_a_model_that_does_not_fit_some_parameters_are_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4, 400 and 40 bytes as many as have room eight times over, however large the model is; at least one."""
+    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    module = torch.nn.ParameterList(torch.zeros(size) for size in (1, 100, 10))
+
+    def taken(limit_bytes: int) -> list[int]:
+        return [one.numel() for one in _trained(module, torch.device("cpu"), limit_bytes)]
+
+    assert taken(8 * 444) == [1, 100, 10]
+    assert taken(8 * 44) == [1, 10]
+    assert taken(8) == [1]

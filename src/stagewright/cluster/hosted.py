@@ -14,6 +14,7 @@ Slow, for weights cross the bus at each use; so it is for what is done once, nev
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["ROOM", "is_hosted", "is_visitor", "resident", "settle", "visiting"]
+__all__ = ["ROOM", "is_hosted", "is_visitor", "resident", "room_of", "settle", "visiting"]
 
 ROOM = 4
 """A model moves to a device that has so many times its bytes: its weights, twice their gradients (capture compares
@@ -32,20 +33,28 @@ those of the graph with the model's), and what an example batch needs."""
 
 # Questions about a tensor, which its home can answer, and what must reach the parameter itself.
 _QUESTIONS = """
-    __get__ __set__ __delete__ __hash__ __len__ __repr__ _is_view backward data_ptr dim element_size grad has_names
-    is_complex is_contiguous is_floating_point is_pinned is_same_size ndimension nelement numel register_hook
+    __get__ __set__ __delete__ __hash__ __len__ __repr__ _is_view data_ptr dim element_size has_names is_complex
+    is_contiguous is_floating_point is_pinned is_same_size ndimension nelement numel register_hook
     register_post_accumulate_grad_hook requires_grad_ retain_grad size storage storage_offset stride untyped_storage
 """
 _LEFT_ALONE = frozenset(_QUESTIONS.split())
-_DEVICE = torch.Tensor.device.__get__
+# Attributes that tell the place, and those that are views: of the visitor, not of the parameter at home.
+_PLACES = tuple(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
+_VIEWS = tuple(getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
+_DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+def room_of(place: torch.device, limit_bytes: int | None = None) -> int:
+    """Bytes that a device has, or may give."""
+    total = torch.cuda.get_device_properties(place).total_memory if place.type == "cuda" else sys.maxsize
+    return int(total if limit_bytes is None else min(total, limit_bytes))
 
 
 def settle(module: nn.Module, place: torch.device, room_bytes: int | None = None) -> nn.Module:
     """Move a module to a device; its parameters stay on the host where the device (or ``room_bytes``) has no room."""
     if place.type == "cpu":
         return module
-    room = torch.cuda.get_device_properties(place).total_memory if room_bytes is None else room_bytes
-    if ROOM * sum(one.numel() * one.element_size() for one in module.parameters()) <= room:
+    if ROOM * sum(one.numel() * one.element_size() for one in module.parameters()) <= room_of(place, room_bytes):
         return module.to(place)
     for one in module.modules():
         for name, buffer in one._buffers.items():
@@ -125,10 +134,15 @@ class _Visits(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(function, "__name__", "")
-        if function == _DEVICE and _is_at_home(args[0]):
-            return self._place
-        if name in _LEFT_ALONE or (name.endswith("_") and not name.endswith("__") and _is_at_home(args[0])):
+        # Operators are named with their overloads: add_.Tensor.
+        name = getattr(function, "__name__", "").partition(".")[0]
+        first = next(iter((*args, *kwargs.values())), None)
+        if function in _PLACES and _is_at_home(first):
+            return function(torch.empty(0, device=self._place))
+        if function in _DIFFERENTIATE:
+            return self._differentiate(function, *args, **kwargs)
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        if (name in _LEFT_ALONE and function not in _VIEWS) or (writes and _is_at_home(first)):
             return function(*args, **kwargs)
         outer, self._origins = self._origins, {}
         copies: dict[int, torch.Tensor] = {}
@@ -137,6 +151,21 @@ class _Visits(TorchFunctionMode):
             return function(*args, **kwargs)
         finally:
             self._origins = outer
+
+    def _differentiate(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run autograd with visits in its threads, too: a checkpoint runs a part of the model again there.
+
+        Edges of the graph stand for tensors, of which torch would ask this mode again, without end.
+        """
+        if function == torch.Tensor.backward:
+            function, kwargs["grad_tensors"] = torch.autograd.backward, kwargs.pop("gradient", None)
+        if kwargs.get("materialize_grads"):  # torch has zeros for tensors alone
+            return function(*args, **kwargs)
+        if kwargs.get("inputs") is not None:
+            kwargs["inputs"] = _edges(kwargs["inputs"])
+        edges = [_edges(one) for one in args]
+        with self:
+            return function(*edges, **kwargs)
 
     def _copy(self, tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
         if not _is_at_home(tensor):
@@ -167,6 +196,10 @@ class _Visits(TorchFunctionMode):
         """What was kept, where it was."""
         back = kept.tensor if kept.place is None else kept.tensor.detach().to(kept.place)
         return back if kept.view is None else back.as_strided(*kept.view)
+
+
+def _edges(tensors: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, torch.autograd.graph.get_gradient_edge, tensors)
 
 
 def _is_at_home(value: Any) -> bool:

@@ -31,7 +31,7 @@ from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.schedules import SCHEDULES
-from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.plan.value import Plan
 from stagewright.planner.lone_tensor import split_alone, watch_traffic
 from stagewright.planner.split_backward import split_factors
 from stagewright.profile.measure import profile as measure_units
@@ -113,7 +113,7 @@ def _measure(
     profile = measured(progress)
     with device.pinned(), preserved(graph.model):
         if plan.training:
-            terms = _terms(graph, model, plan.optimizer, repeats, place)
+            terms = _terms(graph, model, plan, repeats, place)
         else:
             terms = ModelTerms(workspace_bytes=_workspace_bytes(place))
         # A size is given by who asks for many plans, of any schedule. What does not fit is never there as a whole.
@@ -132,9 +132,9 @@ def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[
     return model, capture_for(plan, model)
 
 
-def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int, place: torch.device) -> ModelTerms:
+def _terms(graph: UnitGraph, model: Model, plan: Plan, repeats: int, place: torch.device) -> ModelTerms:
     """Loss, optimiser and adding up of gradients, each the median of some rounds."""
-    parameters = _trained(model.module, place)
+    parameters = _trained(model.module, place, plan.memory_bytes)
     num_bytes = sum(one.numel() * one.element_size() for one in parameters)
     with torch.no_grad(), hosted.visiting(model.module, place):
         result = graph(*model.args, **model.kwargs)
@@ -148,7 +148,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int, pl
 
     begin()
     accumulate = statistics.median([_adding_s(parameters) for _ in range(repeats + 1)][1:])
-    optimizer = make_optimizer(dataclasses.replace(spec, learning_rate=1e-12), parameters)
+    optimizer = make_optimizer(dataclasses.replace(plan.optimizer, learning_rate=1e-12), parameters)
 
     def step() -> None:
         optimizer.step()
@@ -182,7 +182,7 @@ def _terms(graph: UnitGraph, model: Model, spec: OptimizerSpec, repeats: int, pl
     )
 
 
-def _trained(module: torch.nn.Module, place: torch.device) -> list[torch.nn.Parameter]:
+def _trained(module: torch.nn.Module, place: torch.device, limit_bytes: int | None) -> list[torch.nn.Parameter]:
     """The parameters to be trained, on a device; of a model that does not fit there, copies of so many as do.
 
     A step and the adding up of gradients are counted by the byte.
@@ -190,14 +190,15 @@ def _trained(module: torch.nn.Module, place: torch.device) -> list[torch.nn.Para
     every = [one for one in module.parameters() if one.requires_grad]
     if not hosted.is_hosted(module, place):
         return every
-    most = sum(one.numel() * one.element_size() for one in every) // (2 * hosted.ROOM)
+    left = hosted.room_of(place, limit_bytes) // (2 * hosted.ROOM)  # with gradients, states and what a step takes
     taken: list[torch.nn.Parameter] = []
     for one in every:
-        taken.append(torch.nn.Parameter(one.detach().to(place)))
-        most -= one.numel() * one.element_size()
-        if most <= 0:
-            break
-    return taken
+        num_bytes = one.numel() * one.element_size()
+        if num_bytes <= left:
+            taken.append(one)
+            left -= num_bytes
+    taken = taken or [min(every, key=torch.Tensor.numel)]
+    return [torch.nn.Parameter(one.detach().to(place)) for one in taken]
 
 
 class _LoneReplica(DataParallel):

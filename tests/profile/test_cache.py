@@ -16,6 +16,7 @@ KEY = {
     "structure": "a1",
     "mode": "train",
     "units": "b2",
+    "weights": "on the device",
     "inputs": "[]",
     "device": "cpu",
     "threads": "1",

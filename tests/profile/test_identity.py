@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
+from stagewright.cluster import hosted
 from stagewright.cluster.device import Device
+from stagewright.profile.cache import ProfileCache
 from stagewright.profile.identity import library_versions, profile_key, structure_digest
 
 
@@ -45,6 +49,22 @@ def test_key_tells_shapes_and_modes_apart(chain: Callable[..., Any]) -> None:
     assert key(mode=False)["mode"] == "eval"
     assert (key()["threads"], key()["device"]) == ("1", "cpu")
     assert key()["torch version"] == torch.__version__
+
+
+def test_a_profile_without_its_whole_model_is_another(
+    chain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inputs = torch.zeros(2, 4)
+    graph = chain(nn.Linear(4, 4), example=inputs)
+
+    def path() -> Path:
+        device = Device.parse("cpu:0")
+        key = profile_key(graph, (inputs,), {}, name="m", device=device, repeats=3, training=True)
+        return ProfileCache(tmp_path).path(key)
+
+    resident = path()
+    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    assert path() != resident
 
 
 def test_versions_name_torch() -> None:

@@ -26,7 +26,7 @@ from stagewright.profile.value import Profile
 __all__ = ["ProfileCache", "default_cache_folder"]
 
 _FORMAT = 2
-_ASKED = ("model", "mode", "inputs", "device", "threads", "training", "units")
+_ASKED = ("model", "mode", "inputs", "device", "threads", "training", "units", "weights")
 
 
 def default_cache_folder() -> Path:

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from stagewright.cluster import hosted
+
 if TYPE_CHECKING:
     from stagewright.capture.graph import UnitGraph
     from stagewright.cluster.device import Device
@@ -57,6 +59,8 @@ def profile_key(
         "mode": "train" if graph.model.training else "eval",
         "units": _digest([call.name for call in graph.calls]),
         "inputs": json.dumps(_describe((tuple(args), dict(kwargs)))),
+        # Where they stay on the host, the whole model is not measured.
+        "weights": "on the host" if hosted.is_hosted(graph.model, device.torch_device()) else "on the device",
         "device": device.kind,
         "threads": str(device.num_threads),
         "hardware": device.hardware_name(),

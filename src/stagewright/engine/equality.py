@@ -105,15 +105,16 @@ class Equality:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Without TF32 or less, which torch may use for float32, most of all on a GPU."""
-    kinds: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn]
+    cudnn: Any = torch.backends.cudnn
+    kinds: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     before = [one.fp32_precision for one in kinds]
     older: tuple[str, bool] | None = None
     with suppress(RuntimeError):  # torch has an older way to say it, and refuses to read that where both were used
-        older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     try:
         if older is not None:
             torch.set_float32_matmul_precision("highest")
-            torch.backends.cudnn.allow_tf32 = False
+            cudnn.allow_tf32 = False
         else:
             for one in kinds:
                 one.fp32_precision = "ieee"
@@ -121,7 +122,7 @@ def full_precision() -> Iterator[None]:
     finally:
         if older is not None:
             torch.set_float32_matmul_precision(older[0])
-            torch.backends.cudnn.allow_tf32 = older[1]
+            cudnn.allow_tf32 = older[1]
         else:
             for one, precision in zip(kinds, before, strict=True):
                 one.fp32_precision = precision

@@ -39,14 +39,20 @@ def full_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
     return {name: full.get(name) for name in found}
 
 
-def full_values(model: nn.Module, held: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Full tensors from what this worker holds for a parameter: its value, its gradient or an optimiser's averages."""
+def full_values(
+    model: nn.Module, held: Mapping[str, torch.Tensor], place: torch.device | None = None
+) -> dict[str, torch.Tensor]:
+    """Full tensors from what this worker holds for a parameter: its value, its gradient or an optimiser's averages.
+
+    ``place``: where what is gathered goes, one tensor after the other, for a device may not hold the whole model.
+    """
     shards = shards_of(unwrapped(model))
     full: dict[int, torch.Tensor] = {}
     for name, value in held.items():
         if id(value) not in full:
             whole = value.full_tensor() if isinstance(value, DTensor) else value
-            full[id(value)] = shards[name].full(whole) if name in shards and whole.ndim else whole
+            whole = shards[name].full(whole) if name in shards and whole.ndim else whole
+            full[id(value)] = whole if whole is value or place is None else whole.to(place)
     return {name: full[id(value)] for name, value in held.items()}
 
 

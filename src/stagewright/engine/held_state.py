@@ -79,7 +79,7 @@ class HeldState:
         assert self._replica is not None
         plain = {name: value for name, value in values.items() if name in self._aside}
         rest = {name: value.detach() for name, value in values.items() if name not in plain}
-        return plain | full_values(self._replica.model.module, rest)
+        return plain | full_values(self._replica.model.module, rest, torch.device("cpu"))
 
     def owned(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of some values that this worker must write."""

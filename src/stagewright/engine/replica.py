@@ -103,7 +103,8 @@ class Replica:
         self._norms = DeferredBatchNorm(self.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
             self._norms.install()
-        self.data_axis = self._make_data_axis()
+        with self.memory.refusals():
+            self.data_axis = self._make_data_axis()
         self._sums = self._gradient_sums(every) if plan.training else None
         self._clip = self._gradient_clip(every, plan.clip) if plan.training and plan.clip is not None else None
         self.codecs = make_link_codecs(plan)
@@ -358,7 +359,7 @@ class Replica:
         for parameter in self.module.parameters():
             if parameter.grad is not None:
                 held[names[id(parameter)]] = parameter.grad
-        return full_values(self.model.module, held)
+        return full_values(self.model.module, held, torch.device("cpu"))
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Buffers of this worker's stages, under the model's own names."""

@@ -80,9 +80,8 @@ def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
             mine = [one for one in every if one.way.workers == count and one.speedup is not None]
             data = next((one for one in mine if one.way.strategy == "data"), None)
             pipelines = [one for one in mine if one.way.strategy == "pipeline"]
-            pipelines = [
-                one for one in pipelines if one.way.cut == "even"
-            ] or pipelines  # a client has its own question
+            # A client has its own question.
+            pipelines = [one for one in pipelines if one.way.cut == "even"] or pipelines
             if data is None or not pipelines:
                 continue
             best = max(pipelines, key=lambda one: one.speedup or 0.0)

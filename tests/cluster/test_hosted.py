@@ -48,9 +48,26 @@ class Scaled(nn.Module):
         return self.head(values)  # type: ignore[no-any-return]
 
 
+class Transposed(nn.Module):
+    """A weight that is used by a view which the model makes itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.embed(tokens)) @ self.embed.weight.t()  # type: ignore[no-any-return]
+
+
+MODELS = ("scaled", "transposed", "lstm", "encoder", "digits-vit", "gpt-layers:2", "mobilenet-v2")
+
+
 def model_of(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], Callable[[object], torch.Tensor]]:
     if name == "scaled":
         return Scaled(), (torch.arange(12).view(3, 4) % 11,), lambda result: result.square().sum()  # type: ignore[attr-defined]
+    if name == "transposed":
+        return Transposed(), (torch.arange(12).view(3, 4) % 11,), lambda result: result.square().sum()  # type: ignore[attr-defined]
     if name == "lstm":
         return nn.LSTM(4, 5, 2), (torch.randn(3, 2, 4),), lambda result: result[0].sum()  # type: ignore[index]
     if name == "encoder":
@@ -61,7 +78,7 @@ def model_of(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], Callable[[
     return model.module, model.args, lambda result: model.loss(result, model.target)
 
 
-@pytest.mark.parametrize("name", ["scaled", "lstm", "encoder", "digits-vit", "gpt-layers:2", "mobilenet-v2"])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_visited_model_computes_what_the_plain_one_does(name: str, visits: None) -> None:
     module, args, loss = model_of(name)
     plain = copy.deepcopy(module)
@@ -191,8 +208,9 @@ def test_a_visited_model_is_captured_as_the_plain_one(units: str, monkeypatch: p
     assert [cut.crossing for cut in found.cuts] == [cut.crossing for cut in plain.cuts]
 
 
-def test_copies_of_parameters_do_not_count_as_kept() -> None:
-    module, args, _ = model_of("gpt-layers:2")
+@pytest.mark.parametrize("name", ["gpt-layers:2", "transposed"])
+def test_copies_of_parameters_do_not_count_as_kept(name: str) -> None:
+    module, args, _ = model_of(name)
     graph = capture(module, args)
     plain = watch_kept(graph, args, {})
     with hosted._visits(HERE):

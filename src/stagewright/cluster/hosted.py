@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -128,7 +129,8 @@ class _Visits(TorchFunctionMode):
     def __init__(self, place: torch.device) -> None:
         super().__init__()
         self._place = place
-        self._origins: dict[int, torch.Tensor] = {}  # by the address of the copy, while its operation runs
+        # Of each copy that is there, by its address: its storage and its parameter. Its views may outlive an operation.
+        self._origins: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -144,13 +146,9 @@ class _Visits(TorchFunctionMode):
         writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if (name in _LEFT_ALONE and function not in _VIEWS) or (writes and _is_at_home(first)):
             return function(*args, **kwargs)
-        outer, self._origins = self._origins, {}
         copies: dict[int, torch.Tensor] = {}
-        try:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: self._copy(one, copies), (args, kwargs))
-            return function(*args, **kwargs)
-        finally:
-            self._origins = outer
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: self._copy(one, copies), (args, kwargs))
+        return function(*args, **kwargs)
 
     def _differentiate(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run autograd with visits in its threads, too: a checkpoint runs a part of the model again there.
@@ -173,14 +171,17 @@ class _Visits(TorchFunctionMode):
         if id(tensor) not in copies:
             copies[id(tensor)] = copy = tensor.to(self._place, copy=not isinstance(tensor, FakeTensor))
             if not isinstance(copy, FakeTensor):
-                self._origins[copy.untyped_storage().data_ptr()] = tensor
+                storage = copy.untyped_storage()
+                self._origins = {key: one for key, one in self._origins.items() if not one[0].expired()}
+                self._origins[storage.data_ptr()] = (StorageWeakRef(storage), tensor)  # type: ignore[no-untyped-call]
         return copies[id(tensor)]
 
     def origin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The parameter of which a tensor is the copy, or a view of the copy, that visits now."""
+        """The parameter of which a tensor is the copy, or a view of the copy, that visits now; changed, it is none."""
         if not self._origins or isinstance(tensor, FakeTensor):
             return None
-        return self._origins.get(tensor.untyped_storage().data_ptr())
+        storage, origin = self._origins.get(tensor.untyped_storage().data_ptr(), (None, None))
+        return None if storage is None or storage.expired() or tensor._version else origin
 
     def pack(self, tensor: torch.Tensor) -> _Packed:
         """Keep a parameter's copy as the parameter, anything else on the host."""

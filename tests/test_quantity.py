@@ -61,3 +61,9 @@ def test_formats() -> None:
         "12.3 ms",
         "1.50 s",
     ]
+
+
+@pytest.mark.parametrize("text", ["10Gb/s", "10Gb", "5 mb/s", "3b"])
+def test_a_rate_of_bits_or_bytes(text: str) -> None:
+    with pytest.raises(UsageError, match="may be bits or bytes a second"):
+        parse_rate(text)

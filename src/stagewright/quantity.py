@@ -29,6 +29,8 @@ def parse_bytes(text: str) -> int:
 def parse_rate(text: str) -> float:
     """A rate in bytes a second, from ``10Gbit/s``, ``10Gbps`` (bits) or ``1.2GB/s``; a bare number is refused."""
     plain = text.strip().removesuffix("/s")
+    if re.fullmatch(r"[0-9.]+\s*[kmgt]?b", plain, re.IGNORECASE) and plain.endswith("b"):
+        raise UsageError(f"{text!r} may be bits or bytes a second; write it like {plain}it/s or {plain[:-1]}B/s")
     plain = plain.removesuffix("bps") + "bit" if plain.endswith("bps") else plain.removesuffix("ps")
     return _parse(plain, {**_SIZES, **_BITS}, None, "rate", "10Gbit/s or 1.2GB/s")
 

@@ -168,7 +168,7 @@ def test_unwritable_cache_is_told_before_measuring(chain: Callable[..., Any], tm
 
 def test_wrong_use(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(2, 8)
-    with pytest.raises(UsageError, match="no parameter that needs a gradient"):
+    with pytest.raises(UsageError, match="no parameter of the model needs a gradient"):
         profile(chain(nn.Linear(8, 8).requires_grad_(False), example=inputs), (inputs,), name="m", cache=False)
     with pytest.raises(UsageError, match="repeats is 0"):
         profile(chain(nn.Linear(8, 8), example=inputs), (inputs,), name="m", repeats=0, cache=False)

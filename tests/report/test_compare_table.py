@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from stagewright.report.compare_table import compare_remarks, compare_table, sent_bytes
+from stagewright.report.unequal import unequal_sentence
 
 EQUAL = {"loss": 0.0, "outputs": 0.0, "gradients": 3e-7, "buffers": 0.0, "tolerance": 1e-5, "worst": "gradient of fc1"}
 
@@ -63,3 +64,9 @@ def test_a_failure_tells_where_and_which_log() -> None:
         "  at: step 0, stage 1",
         "  log: runs/a/workers/1/log.txt",
     ]
+
+
+def test_a_nan_is_named() -> None:
+    equality = {"loss": float("nan"), "gradients": 0.0, "outputs": 0.0, "buffers": 0.0, "tolerance": 1e-5, "worst": "x"}
+    assert unequal_sentence("data", equality).startswith("data is NOT equal to serial: a value is NaN")
+    assert unequal_sentence("data", {**equality, "loss": 0.5}).endswith("x is off by 5e-01 (allowed 1e-05)")

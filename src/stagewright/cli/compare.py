@@ -8,11 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from stagewright.cli.options import Dtype, ImageSize, Json, ModelName, NumClasses, Seed, SequenceLength, Units, Weights
+from stagewright.cli.options import (
+    ImageSize,
+    Json,
+    ModelName,
+    NumClasses,
+    RunDtype,
+    Seed,
+    SequenceLength,
+    Units,
+    Weights,
+)
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.codec.name import check_codec
 from stagewright.engine.copies import begin_importing
-from stagewright.errors import UsageError
+from stagewright.errors import UnknownName, UsageError
+from stagewright.plan.check import BATCH_NORMS, DTYPES
+from stagewright.plan.schedules import SCHEDULES
 from stagewright.quantity import parse_bytes
 from stagewright.zoo import catalogue
 
@@ -72,13 +84,20 @@ def compare(
     image_size: ImageSize = None,
     sequence_length: SequenceLength = None,
     num_classes: NumClasses = None,
-    dtype: Dtype = None,
+    dtype: RunDtype = None,
     seed: Seed = 0,
     units: Units = "auto",
 ) -> None:
     """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
     if ":" not in model:
         catalogue.entry(model)
+    for kind, value, known in (
+        ("schedule", schedule, tuple(SCHEDULES)),
+        ("batch norm mode", batch_norm, BATCH_NORMS),
+        ("dtype", dtype or "float32", DTYPES),
+    ):
+        if value not in known:
+            raise UnknownName(kind, value, known)
     for name in (codec, codec_backward):
         if name is not None:
             check_codec(name)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Dtype, ImageSize, Json, ModelName, NumClasses, Seed, SequenceLength, Units
+from stagewright.cli.options import (
+    CacheDir,
+    ImageSize,
+    Json,
+    ModelName,
+    NumClasses,
+    RunDtype,
+    Seed,
+    SequenceLength,
+    Units,
+)
 from stagewright.cli.screen import note, print_json, progress, screen
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
@@ -44,7 +54,7 @@ def fit(
     image_size: ImageSize = None,
     sequence_length: SequenceLength = None,
     num_classes: NumClasses = None,
-    dtype: Dtype = None,
+    dtype: RunDtype = None,
     seed: Seed = 0,
     units: Units = "auto",
     cache_dir: CacheDir = None,

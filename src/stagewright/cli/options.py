@@ -28,6 +28,7 @@ __all__ = [
     "NoCache",
     "NumClasses",
     "Repeats",
+    "RunDtype",
     "Seed",
     "SequenceLength",
     "Units",
@@ -59,6 +60,7 @@ ImageSize = Annotated[int | None, typer.Option(min=1, help="Pixels a side.", ric
 SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens a sample.", rich_help_panel=_MODEL)]
 NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of a classifier.", rich_help_panel=_MODEL)]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODEL)]
+RunDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_MODEL)]
 Seed = Annotated[int, typer.Option(help="Of random weights and the example.", rich_help_panel=_MODEL)]
 Units = Annotated[
     str,

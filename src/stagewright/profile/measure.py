@@ -109,7 +109,7 @@ def _check(
                 f'move both with .to("{target}") and capture again'
             )
     if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
-        raise UsageError("the model has no parameter that needs a gradient; profile it with training=False")
+        raise UsageError("no parameter of the model needs a gradient; profile it with training=False (--inference)")
 
 
 def _measure(

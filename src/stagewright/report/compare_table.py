@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stagewright.quantity import format_bytes, format_s
+from stagewright.report.unequal import unequal_sentence
 
 __all__ = ["compare_remarks", "compare_table", "sent_bytes"]
 
@@ -63,10 +64,7 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         equality = row["equality"]
         worst = max(equality["loss"], equality["gradients"], equality["outputs"], equality["buffers"])
         if not row["equal"]:
-            allowed = f"(allowed {equality['tolerance']:.0e})"
-            found.append(
-                f"{row['strategy']} is NOT equal to serial: {equality['worst']} is off by {worst:.0e} {allowed}"
-            )
+            found.append(unequal_sentence(row["strategy"], equality))
         else:
             close = "to the last bit" if worst == 0 else f"within {worst:.0e}"
             memory = ", ".join(format_bytes(size) for size in row["peak_memory_bytes"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.compare_table import sent_bytes
 from stagewright.report.page.runs import RunData, differences, flat_plan
 from stagewright.report.page.sections import Code, Fold, Section, Table
+from stagewright.report.unequal import unequal_sentence
 
 __all__ = ["compare_section", "overview_section", "plans_section"]
 
@@ -92,10 +92,7 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def _unequal(run: RunData) -> str:
-    equality: dict[str, Any] = run.result["equality"]
-    worst = max(equality[name] for name in ("loss", "gradients", "outputs", "buffers"))
-    allowed = f"(allowed {equality['tolerance']:.0e})"
-    return f"{run.label} is NOT equal to serial: {equality['worst']} is off by {worst:.0e} {allowed}."
+    return f"{unequal_sentence(run.label, run.result['equality'])}."
 
 
 def plans_section(runs: Sequence[RunData]) -> Section:

@@ -1,0 +1,18 @@
+"""The sentence about a plan that is not equal to serial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["unequal_sentence"]
+
+
+def unequal_sentence(name: str, equality: Mapping[str, Any]) -> str:
+    """What differs most, by how much, and what is allowed; without a full stop."""
+    differences = [equality[kind] for kind in ("loss", "gradients", "outputs", "buffers")]
+    if any(math.isnan(one) for one in differences):
+        return f"{name} is NOT equal to serial: a value is NaN, which equals nothing; look for it in the plain model"
+    allowed = f"(allowed {equality['tolerance']:.0e})"
+    return f"{name} is NOT equal to serial: {equality['worst']} is off by {max(differences):.0e} {allowed}"

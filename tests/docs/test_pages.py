@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,8 +34,13 @@ def has_code(page: Path) -> bool:
     return any(block.language in ("console", "python") and block.not_run is None for block in blocks(page))
 
 
+def marked(name: str) -> Any:
+    """What takes long on a page whose commands others run too."""
+    return pytest.param(name, marks=pytest.mark.long) if name == "docs/how-to/slurm.md" else name
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if has_code(page)])
+@pytest.mark.parametrize("name", [marked(name) for name, page in PAGES.items() if has_code(page)])
 def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache), "HF_HUB_OFFLINE": "1"}
     done = run_script(RUNNER, PAGES[name], cwd=tmp_path, env=environment, timeout_s=600)

@@ -126,7 +126,7 @@ def test_what_is_wrong_is_told_at_once(tmp_path: Path, shared_cache: Path) -> No
         assert not (tmp_path / "studies").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_process_learns_what_a_pipeline_learns(tmp_path: Path) -> None:
     options = Options(batch=240, epochs=1, microbatches=1, devices=("cpu:0", "cpu:0"))
     cuts = client_cuts(options.plan("digits", "none", 0), 1, 1)

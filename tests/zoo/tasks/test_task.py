@@ -46,6 +46,7 @@ def test_digits_are_split_once_and_for_all() -> None:
     assert sorted(shuffled.tolist()) == sorted(test.labels.tolist())
 
 
+@pytest.mark.long
 def test_the_digits_transformer_learns() -> None:
     model = zoo.load("digits-vit")
     assert trained(model, zoo.load_task("digits", model), num_epochs=3) > 0.8

@@ -22,8 +22,8 @@ from stagewright.cli.options import (
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.codec.name import check_codec
 from stagewright.engine.copies import begin_importing
-from stagewright.errors import UnknownName, UsageError
-from stagewright.plan.check import BATCH_NORMS, DTYPES
+from stagewright.errors import UsageError
+from stagewright.plan.check import BATCH_NORMS, DTYPES, check_choice
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.quantity import parse_bytes
 from stagewright.zoo import catalogue
@@ -91,13 +91,9 @@ def compare(
     """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
     if ":" not in model:
         catalogue.entry(model)
-    for kind, value, known in (
-        ("schedule", schedule, tuple(SCHEDULES)),
-        ("batch norm mode", batch_norm, BATCH_NORMS),
-        ("dtype", dtype or "float32", DTYPES),
-    ):
-        if value not in known:
-            raise UnknownName(kind, value, known)
+    check_choice("schedule", schedule, SCHEDULES)
+    check_choice("batch norm mode", batch_norm, BATCH_NORMS)
+    check_choice("dtype", dtype or "float32", DTYPES)
     for name in (codec, codec_backward):
         if name is not None:
             check_codec(name)

@@ -17,7 +17,7 @@ from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import OptimizerSpec, Plan
 from stagewright.user_code import is_own
 
-__all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_plan"]
+__all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_choice", "check_plan"]
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -41,19 +41,20 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_names(plan: Plan) -> None:
-    _choice("schedule", plan.schedule, SCHEDULES)
+    check_choice("schedule", plan.schedule, SCHEDULES)
     if not plan.cuts:
         _check_policy(plan.split)
-    _choice("placement", plan.placement, ("auto", *PLACEMENTS))
-    _choice("dtype", plan.dtype, DTYPES)
-    _choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
+    check_choice("placement", plan.placement, ("auto", *PLACEMENTS))
+    check_choice("dtype", plan.dtype, DTYPES)
+    check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
     if isinstance(plan.recompute, str):
-        _choice("way to recompute", plan.recompute, RECOMPUTES)
+        check_choice("way to recompute", plan.recompute, RECOMPUTES)
     if not plan.model.name:
         raise UsageError("the model has no name; write one that `stagewright models` lists")
 
 
-def _choice(kind: str, name: str, known: Iterable[str]) -> None:
+def check_choice(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones."""
     known = list(known)
     if name not in known:
         raise UnknownName(kind, name, known)
@@ -66,7 +67,7 @@ def _check_policy(name: str) -> None:
 
         find_policy(name)
     else:
-        _choice("policy", name, _policies())
+        check_choice("policy", name, _policies())
 
 
 def _policies() -> list[str]:
@@ -103,7 +104,7 @@ def _check_numbers(plan: Plan) -> None:
 
 
 def _check_optimizer(optimizer: OptimizerSpec) -> None:
-    _choice("optimizer", optimizer.name, OPTIMIZERS)
+    check_choice("optimizer", optimizer.name, OPTIMIZERS)
     if not (math.isfinite(optimizer.learning_rate) and optimizer.learning_rate > 0):
         raise UsageError(f"learning_rate = {optimizer.learning_rate}, but must be above 0")
     if not 0 <= optimizer.momentum < 1:

@@ -301,3 +301,9 @@ def test_the_process_where_the_system_has_no_proc(monkeypatch: pytest.MonkeyPatc
 def test_text() -> None:
     assert str(MemoryUse(parameters=2048, activations=1 << 30)) == "activations 1.00 GiB, parameters 2.00 KiB"
     assert str(MemoryUse()) == "nothing"
+
+
+def test_what_a_device_refuses_is_not_told_as_nothing_needed() -> None:
+    tracker = MemoryTracker(worker=1, limit_bytes=2**20)
+    with pytest.raises(RunError, match="worker 1 is out of memory: more needed than there is"), tracker.refusals():
+        raise torch.OutOfMemoryError

@@ -233,7 +233,7 @@ class MemoryTracker:
     def out_of_memory(self, needed_bytes: int) -> RunError:
         """The error of a worker that needs more than it may have, or more than there is."""
         needed = "more needed than there is"
-        if self.limit_bytes is not None:
+        if self.limit_bytes is not None and needed_bytes:
             needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
             if needed == allowed:  # as good as: only the bytes tell them apart
                 needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"

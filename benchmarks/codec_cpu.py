@@ -1,6 +1,6 @@
 """Codecs on one pinned core, beside memcpy: payload rates, in rounds, so that a slow moment hits all alike.
 
-    python benchmarks/codec_cpu.py [--core 0] [--mebibytes 128] [--rounds 7] [--plain]
+    python benchmarks/codec_cpu.py [--core 0] [--mebibytes 128] [--rounds 7] [--plain] [--output FILE]
 
 A payload is the tensor's own bytes. memcpy is `Tensor.copy_` into a buffer that exists, as are all buffers here. The
 ratio is the median over rounds of memcpy's time over the codec's in the same round. ``--plain`` also times plain torch.
@@ -9,13 +9,14 @@ ratio is the median over rounds of memcpy's time over the codec's in the same ro
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from record import write_record
 
 GOALS = {
     ("block4", "encode"): 1 / 3,
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("codec_cpu.json"))
+    parser.add_argument("--output", type=Path, default=Path("codec_cpu.json"))
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})
     import torch
@@ -90,7 +91,7 @@ def main() -> None:
             kind = str(dtype).removeprefix("torch.")
             print(f"{kind:9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{words}")
         result["dtypes"][str(dtype).removeprefix("torch.")] = rows
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_record(options.output, result)
 
 
 if __name__ == "__main__":

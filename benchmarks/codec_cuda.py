@@ -1,6 +1,6 @@
 """The codecs' CUDA kernels: are their bytes a CPU's, and how near to a copy are they?
 
-    python benchmarks/codec_cuda.py [--out FILE]          one GPU, a minute; with --variants three
+    python benchmarks/codec_cuda.py [--output FILE]       one GPU, a minute; with --variants three
 
     1  every kernel is compiled, by several processes at a time
     2  bytes and values against a CPU's, for many shapes and types, tails, NaN and Inf
@@ -16,7 +16,6 @@ Rates count bytes read and written; a copy of n bytes reads and writes n each. W
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import sys
@@ -33,6 +32,7 @@ if not torch.cuda.is_available():
     print("left out: these are kernels for a GPU, and torch sees none here")
     sys.exit(0)
 
+from record import write_record
 from stagewright import codec
 from stagewright.codec import fast_cuda, kernels
 
@@ -228,14 +228,14 @@ def time_small() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("codec_cuda.json"), help="where to write the figures")
+    parser.add_argument("--output", type=Path, default=Path("codec_cuda.json"), help="where to write the figures")
     parser.add_argument("--variants", action="store_true", help="also time kernels that are not used")
     parser.add_argument("--processes", type=int, default=8, help="that compile")
     options = parser.parse_args()
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 
     def save() -> None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_record(options.output, result)
 
     result["compile_s"] = compile_all(options.processes, every=options.variants)
     print(f"compiled in {result['compile_s']:.0f} s", flush=True)

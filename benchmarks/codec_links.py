@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from record import write_record
+
 NAMES = [f"sw-{side}-{os.getpid()}" for side in "ab"]
 PORTS = [f"sw{side}{os.getpid()}"[:15] for side in "ab"]
 ADDRESSES = ["198.18.77.1", "198.18.77.2"]
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--gigabits", default="0.1,1,10")
     parser.add_argument("--codecs", default="none,bf16,hadamard4/block8,auto")
-    parser.add_argument("--out", type=Path, default=Path("codec_links.json"))
+    parser.add_argument("--output", type=Path, default=Path("codec_links.json"))
     options = parser.parse_args()
     base = Plan(
         model=ModelSpec(name=options.model),
@@ -120,7 +122,7 @@ def main() -> None:
                     plan = dataclasses.replace(base, codec=forward, codec_backward=backward or None)
                     found = run(plan, Path(root) / f"{gigabits}-{name.replace('/', '-')}")
                     result["links"].setdefault(str(gigabits), {})[name] = found
-                    options.out.write_text(json.dumps(result, indent=1) + "\n")
+                    write_record(options.output, result)
                     print(f"{gigabits:5} Gb/s {name:20} {found['step_s'] * 1e3:8.1f} ms a step", flush=True)
     print(f"\n{options.model}, batch {options.batch}, step in ms (bytes there and back, MB)")
     for gigabits, codecs in result["links"].items():

@@ -9,12 +9,12 @@ the time of a micro-batch relative to a core that works alone; no parallel plan 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
-from pathlib import Path
 from typing import Any
+
+from record import write_record
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
                 flush=True,
             )
     if options.output:
-        Path(options.output).write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+        write_record(options.output, {"rows": rows})
 
 
 def measure(options: argparse.Namespace, mode: str, cores: list[int]) -> list[float]:

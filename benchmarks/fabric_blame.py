@@ -1,6 +1,6 @@
 """Is the right one blamed? Seeded lab trials over {slow link, lossy link, late host, none}. Needs root.
 
-    python benchmarks/fabric_blame.py [--trials 100] [--first 0] [--json FILE]
+    python benchmarks/fabric_blame.py [--trials 100] [--first 0] [--output FILE]
 
 Each seed draws a network of 4 hosts, what is wrong with which of them and by how much, makes that lab, sends the
 gradients of mlp-mnist and judges. Right means: the right kind and the right host.
@@ -9,7 +9,6 @@ gradients of mlp-mnist and judges. Right means: the right kind and the right hos
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from record import write_record
 from stagewright.fabric.coordinator import Coordinator, Place, Settings
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.lab.session import make_lab
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--collectives", type=int, default=40)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     found = []
     for seed in range(options.first, options.first + options.trials):
@@ -94,8 +94,8 @@ def main() -> None:
     for kind in KINDS:
         own = [one for one in found if one["kind"] == kind]
         print(f"  {kind:10s} {sum(one['right'] for one in own)} of {len(own)}")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if options.output:
+        write_record(options.output, {"networks": found})
 
 
 if __name__ == "__main__":

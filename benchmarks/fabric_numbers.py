@@ -5,7 +5,7 @@
     python benchmarks/fabric_numbers.py many      10,000 trials × 4 layers: time to run and to report
     python benchmarks/fabric_numbers.py kill      an agent is killed in mid-run: how soon the others have stopped
 
-Each prints the ratio to its limit and, with --json FILE, writes what was measured.
+Each prints the ratio to its limit and, with --output FILE, writes what was measured.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from record import write_record
 from stagewright.fabric.coordinator import Coordinator, Measured, Place, Settings
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.lab.session import make_lab
@@ -164,14 +165,14 @@ PARTS = {"rate": rate, "small": small, "many": many, "kill": kill}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=list(PARTS), metavar="|".join(PARTS), help="all, if none is named")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     wrong = [one for one in options.what if one not in PARTS]
     if wrong:
         parser.error(f"{wrong[0]!r} is none of {', '.join(PARTS)}")
     found = {one: PARTS[one]() for one in options.what}
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if options.output:
+        write_record(options.output, found)
 
 
 if __name__ == "__main__":

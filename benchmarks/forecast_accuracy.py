@@ -24,6 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from record import write_record
+
 JOBS = Path(__file__).resolve().parent / "jobs"
 
 # model, options of the model, batch, and what makes the plan; three of each strategy at least.
@@ -86,7 +88,7 @@ def main() -> None:
             rows.append(forecast_and_run(about, make_plan(about, devices), calibration, options, root))
             print(describe_row(rows[-1]), file=sys.stderr, flush=True)
             if options.output:  # a benchmark that is ended early leaves what it has
-                Path(options.output).write_text(json.dumps(summary(rows), indent=2) + "\n")
+                write_record(options.output, summary(rows))
     if options.json:
         print(json.dumps(summary(rows), indent=2))
     else:

@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from record import write_record
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", default="", help="JSON file")
     options = parser.parse_args()
     rows = [
         {"what": "1F1B, 1,024 stages × 4,096 micro-batches", "limit_s": 2.0, "call": long_pipeline()},
@@ -31,6 +34,8 @@ def main() -> None:
     for row in rows:
         seconds = measure(row["call"], options.repeats)
         found.append({"what": row["what"], "seconds": seconds, "limit_s": row["limit_s"]})
+    if options.output:
+        write_record(options.output, {"rows": found})
     if options.json:
         print(json.dumps({"rows": found}, indent=2))
         return

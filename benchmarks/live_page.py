@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import write_record
 from stagewright.engine.fault import Activity
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.store.run import RunFolder
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", default="", help="JSON file")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)  # this process writes the folder
     options = parser.parse_args()
     if options.write is not None:
@@ -46,8 +48,11 @@ def main() -> None:
     program = None if options.no_browser else find_browser()
     if program is not None:
         rows.append(measure(options, browser=True, program=program))
+    found = {"workers": options.workers, "updates_per_s": options.updates, "rows": rows}
+    if options.output:
+        write_record(options.output, found)
     if options.json:
-        print(json.dumps({"workers": options.workers, "updates_per_s": options.updates, "rows": rows}, indent=2))
+        print(json.dumps(found, indent=2))
         return
     print(f"{options.workers} workers, each {options.updates:g} lines a second, for {options.seconds:g} s")
     for row in rows:

@@ -24,6 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from record import write_record
+
 JOBS = Path(__file__).resolve().parent / "jobs"
 
 
@@ -67,7 +69,7 @@ def main() -> None:
                 row = measure(replace(base, mesh=Mesh(**{options.axis: count})), options, root)
                 rows.append(row)
                 print(describe(row), flush=True)
-                Path(options.output).write_text(json.dumps({"command": sys.argv, "rows": rows}, indent=2) + "\n")
+                write_record(options.output, {"rows": rows})
 
 
 def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ chromium and the timeline is moved and zoomed: how long a frame's drawing takes 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from made_runs import make_run
+from record import write_record
 from stagewright.report.page import build_report, page_html
 
 LIMIT_S, LIMIT_BYTES = 10.0, 8_000_000
@@ -111,7 +111,7 @@ def main() -> None:
         if options.browser:
             found |= frames(page)
     shares = {"share_of_time": found["total_s"] / LIMIT_S, "share_of_size": found["bytes"] / LIMIT_BYTES}
-    options.output.write_text(json.dumps({**found, **shares}, indent=2) + "\n", encoding="utf-8")
+    write_record(options.output, {**found, **shares})
     print(
         f"{found['events']} events: {found['total_s']:.2f} s of {LIMIT_S:.0f} ({shares['share_of_time']:.0%}), "
         f"{found['bytes'] / 1e6:.2f} MB of {LIMIT_BYTES / 1e6:.0f} ({shares['share_of_size']:.0%})"

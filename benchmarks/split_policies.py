@@ -9,9 +9,8 @@ policy's slowest stage relative to optimal's: below 1 by more than the spread, a
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
+
+from record import write_record
 
 
 def main() -> None:
@@ -65,8 +64,7 @@ def main() -> None:
             f"speed-up of an endless stream at most {one['sum_over_slowest']:.2f}; "
             f"cut after {', '.join(split.cut_names)}"
         )
-    data = {"command": sys.argv, "coverage": profile.coverage, "rows": rows}
-    Path(options.output).write_text(json.dumps(data, indent=2) + "\n")
+    write_record(options.output, {"coverage": profile.coverage, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import write_record
+
 JOBS = Path(__file__).resolve().parent / "jobs"
 
 
@@ -51,8 +53,8 @@ def main() -> None:
         folder = RunFolder.create(root, plan)
         launch(plan, folder, job="trace_pairs:run_job")
         found = [json.loads((folder.worker(rank).path / "pairs.json").read_text()) for rank in folder.workers()]
-    row = {"command": sys.argv, "clock_s": clock_s(), "workers": found}
-    Path(options.output).write_text(json.dumps(row, indent=2) + "\n")
+    row = {"clock_s": clock_s(), "workers": found}
+    write_record(options.output, row)
     for rank, one in enumerate(found):
         print(describe(rank, one, row["clock_s"]))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.quantity import format_bytes, format_count, format_s, parse_bytes, parse_rate, parse_s
+from stagewright.quantity import format_age, format_bytes, format_count, format_s, parse_bytes, parse_rate, parse_s
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,10 @@ def test_formats() -> None:
 def test_a_rate_of_bits_or_bytes(text: str) -> None:
     with pytest.raises(UsageError, match="may be bits or bytes a second"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (14, "14 s"), (119, "119 s"), (180, "3 min"), (18000, "5 h"), (1e6, "12 days")]
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text

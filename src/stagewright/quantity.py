@@ -50,6 +50,14 @@ def _parse(text: str, units: dict[str, float], default: str | None, kind: str, e
     return float(match[1]) * units[unit]
 
 
+def format_age(seconds: float) -> str:
+    """How long ago, in one unit: ``14 s``, ``3 min``, ``5 h``, ``12 days``."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def format_bytes(size: float) -> str:
     """A size in at most four characters and a binary unit: ``1.21 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

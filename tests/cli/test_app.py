@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 import subprocess
@@ -139,3 +140,28 @@ def test_ctrl_c_is_told() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (130, "stagewright: interrupted\n")
+
+
+def test_a_device_without_memory_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also in commands that run in one process; other errors keep their traceback."""
+
+    def ends_with(error: Exception) -> None:
+        def program(**options: object) -> None:
+            raise error
+
+        monkeypatch.setattr("stagewright.cli.app.app", program)
+
+    importlib.import_module("torch")  # without it there is no such error
+    monkeypatch.setattr(sys, "argv", ["stagewright", "profile", "gpt2"])
+    ends_with(MemoryError())
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith(
+        "stagewright: stagewright is out of memory during profile: more wanted on"
+    )
+    ends_with(RuntimeError("shapes can't be multiplied"))
+    with pytest.raises(RuntimeError, match="shapes"):
+        main()

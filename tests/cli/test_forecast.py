@@ -56,11 +56,16 @@ def test_forecast(folder: Path) -> None:
     assert data["links"][0]["num_bytes"] > 0
     assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((folder / "step.json").read_text())["traceEvents"]
-    # Loss and optimiser are measured each time: only a great difference can be told.
+    again = json.loads(run(folder, *words, "--json").stdout)
+    assert again["step_s"] == data["step_s"], "what was measured is kept"
     free = json.loads(run(folder, *words, "--json", "--free-communication").stdout)
     slow = json.loads(run(folder, *words, "--json", "--bandwidth", "1Mbit/s").stdout)
     assert free["step_s"] < slow["step_s"] / 3
-    assert "speed-up" in run(folder, *words).stdout
+    shown = run(folder, *words)
+    assert "over one device in the same micro-batches" in shown.stdout
+    assert " ago; --fresh measures again" in shown.stderr
+    fresh = run(folder, *words, "--fresh")
+    assert "times: measured" in fresh.stderr
 
 
 def test_explain(folder: Path) -> None:
@@ -68,7 +73,7 @@ def test_explain(folder: Path) -> None:
     assert data["ideal_s"] + sum(one["seconds"] for one in data["parts"]) == pytest.approx(data["step_s"])
     assert (folder / "why.svg").is_file()
     fewer = run(folder, "explain", "plan.toml", "--repeats", "1", "--devices", "64", code=2)
-    assert "digits-vit has 7 units and so at most 7 stages, not 64" in fewer.stderr
+    assert "digits-vit has 7 units and so at most 7 stages, not 64: use --devices 7, --infinite-devices" in fewer.stderr
 
 
 def test_plan(folder: Path) -> None:
@@ -92,6 +97,11 @@ def test_plan(folder: Path) -> None:
     from stagewright.plan.file import read_plan
 
     assert str(read_plan(folder / "best.toml").mesh) == data["best"][0]["mesh"]
+    assert data["serial"]["speedup"] == 1.0
+    assert data["best"][0]["speedup"] == pytest.approx(data["serial"]["step_s"] / steps[0])
+    assert data["optimizer"] == "adamw"
+    same = json.loads(run(folder, "forecast", "best.toml", "--cluster", "two.toml", "--repeats", "1", "--json").stdout)
+    assert same["step_s"] == pytest.approx(steps[0]), "plan and forecast take the same measurements"
 
 
 def test_a_large_model_without_weights(folder: Path) -> None:
@@ -127,7 +137,7 @@ def test_fit(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("forecast", "none.toml"), "can't read none.toml"),
+        (("forecast", "none.toml"), "there is no plan none.toml"),
         (("forecast", "plan.toml", "--cluster", "one.toml"), "has 2 workers, but the cluster has 1 devices"),
         (("forecast", "plan.toml", "--cluster", "hosts.toml"), "no link between hosts is given"),
         (("forecast", "plan.toml", "--cluster", "cuda.toml", "--repeats", "1"), "use --rescale"),
@@ -139,6 +149,10 @@ def test_fit(folder: Path) -> None:
             "no plan for a batch of 8 fits",
         ),
         (("plan", "mlp-mnist", "--schedules", "1f2b"), "did you mean '1f1b'"),
+        (("plan", "mlp-mnist", "--batch", "0"), "--batch 0: must be at least 1"),
+        (("forecast", "plan.toml", "--repeats", "-2"), "--repeats -2: must be at least 1"),
+        (("explain", "plan.toml", "--devices", "0"), "--devices 0: must be at least 1"),
+        (("fit", "mlp-mnist", "--memory", "0"), "--memory 0: nothing fits in no memory"),
         (("fit", "mlp-mnist", "--memory", "8MiB", "--what", "layers"), "has a fixed number of layers"),
     ],
 )

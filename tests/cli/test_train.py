@@ -21,6 +21,22 @@ from stagewright.store.run import RunFolder
 CORES = sorted(usable_cores())
 DEVICES = f"cpu:{CORES[0]};cpu:{CORES[-1]}"
 
+SCHOOL = """
+from torch import nn
+import torch
+from stagewright.zoo import Batch, ImageInput, Model
+
+def layers(num_classes): return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, num_classes))
+def bare(): return layers(10), (torch.ones(4, 64),)
+def small(): return good(4)
+def good(num_classes=4):
+    def example(size): return Batch(args=(torch.ones(size, 64),), target=torch.zeros(size, dtype=torch.long))
+    inputs = ImageInput(channels=1, size=8, flatten=True)
+    return Model(name="good", module=layers(num_classes), args=example(4).args, target=example(4).target,
+                 loss=nn.functional.cross_entropy, batch_size=4, make_example=example, objective="classify",
+                 num_classes=num_classes, inputs=inputs)
+"""
+
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(train)
 
@@ -68,10 +84,21 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
         (["digits-vit", "digit"], "unknown task 'digit'; did you mean 'digits'"),
         (["digits-vt", "digits"], "unknown model 'digits-vt'; did you mean 'digits-vit'"),
         (["digits-vit", "digits", "--seeds", "0;1"], "'0;1' is not a list of seeds"),
-        (["digits-vit", "digits", "--mesh", "pipeline=2", "--devices", "cpu:0"], "pipeline=2 needs 2 devices"),
+        (
+            ["digits-vit", "digits", "--mesh", "pipeline=2", "--devices", "cpu:0"],
+            "--devices gives 1; use --devices 2",
+        ),
         (["digits-vit", "digits", "--clip", "0", "--devices", "cpu:0"], "clip = 0.0, but the largest norm"),
         (["digits-vit", "digits", "--clip", "nan", "--devices", "cpu:0"], "clip = nan, but the largest norm"),
         (["digits-vit", "digits", "--from", "nowhere"], "nowhere is neither a checkpoint nor a run"),
+        (["digits-vit", "digits", "--resume"], "with batch 64 and seed 0; leave --resume out to start anew"),
+        (["digits-vit", "digits", "--data-dir", "nowhere"], "--data-dir is 'nowhere', which is no folder"),
+        (["digits-vit", "rte"], "is made of texts, but the model 'digits-vit' takes images; tasks for it: digits"),
+        (["gpt-layers:2", "digits"], "is made of images, but the model 'gpt-layers:2' takes texts"),
+        (
+            ["digits-vit", "digits", "--mesh", "pipeline=2", "--cut", "nope"],
+            "unknown cut 'nope'; known: vit",
+        ),
         (["digits-vit", "digits", "--batch", "2", "--mesh", "pipeline=2", "--devices", "cpu:0;cpu:0"], "a batch of 2"),
     ],
 )
@@ -80,6 +107,26 @@ def test_refusals(words: list[str], message: str, tmp_path: Path) -> None:
     assert isinstance(result.exception, StagewrightError)
     assert result.exception.exit_code == 2
     assert message in str(result.exception)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_factory_that_a_task_cannot_feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the task would pass, what the factory takes, and what to write; then it trains."""
+    (tmp_path / "my_school.py").write_text(SCHOOL)
+    monkeypatch.chdir(tmp_path)
+    result = run("my_school:bare", "digits", "--devices", "cpu:0", "--root", tmp_path / "runs")
+    told = str(result.exception)
+    for words in ("asks for num_classes=10", "takes no arguments", "stagewright.zoo.Model(…, inputs=ImageInput("):
+        assert words in told
+    result = run("my_school:small", "digits", "--devices", "cpu:0", "--root", tmp_path / "runs")
+    assert "has 10 classes, but the model 'my_school:small' has 4, and the factory takes no arguments" in str(
+        result.exception
+    )
+    assert not (tmp_path / "runs").exists()
+    words = ["--devices", "cpu:0", "--epochs", "1", "--root", tmp_path / "runs", "--json"]
+    result = run("my_school:good", "digits", *words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert json.loads(result.stdout)["mean"] > 0.2
 
 
 def test_another_seed_does_not_go_on_from_a_checkpoint(trained: tuple[Path, Result]) -> None:

@@ -346,7 +346,7 @@ def test_a_codec_named_with_its_module(own_module: None) -> None:
     [
         ("not_mine:Half", r"no module named 'not_mine' for the codec 'not_mine:Half'; looked in "),
         ("my_broken_codec:Half", r"'my_broken_codec' does not import: ZeroDivisionError.*my_broken_codec.py, line 1"),
-        ("my_codecs:Halb", r"unknown name in 'my_codecs' 'Halb'; did you mean 'Half'"),
+        ("my_codecs:Halb", r"unknown codec 'Halb'; did you mean 'Half'"),
         ("my_codecs.py:Half", r"'my_codecs.py' is a file, not a module; write my_codecs:Half"),
         ("my_codecs:", r"names no Codec; write package.module:Codec"),
         ("my_codecs:Other", r"'my_codecs:Other' is the class Other, not a codec; name a class that inherits from"),

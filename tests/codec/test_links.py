@@ -27,14 +27,14 @@ def proved(pool_of: Any, mesh: str, **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param("block8", marks=pytest.mark.slow), "hadamard4"])
+@pytest.mark.parametrize("name", [pytest.param("block8", marks=pytest.mark.long), "hadamard4"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_workers(pool_of: Any, schedule: str, name: str) -> None:
     proved(pool_of, "pipeline=2", schedule=schedule, microbatches=4, codec=name, units="leaf")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["block8", "hadamard4"])
+@pytest.mark.parametrize("name", ["block8", pytest.param("hadamard4", marks=pytest.mark.long)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_three_workers(pool_of: Any, schedule: str, name: str) -> None:
     proved(pool_of, "pipeline=3", schedule=schedule, microbatches=6, codec=name, units="leaf")

@@ -2,11 +2,12 @@
 
 README, docs/index.md   "What it found": a row ──► its page in docs/studies/measured/
 docs/studies/NAME.md    "Measured": the section ──► the pages that it links to
+
+Figures of benchmarks: test_measured_figures.py.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -109,29 +110,3 @@ def test_a_figure_without_a_source_is_found() -> None:
         "stagewright study stages",
         "stagewright study memory --quick",
     ]
-
-
-def test_the_table_of_forecasts_is_what_its_benchmark_wrote() -> None:
-    written = json.loads((ROOT / "docs" / "measured" / "forecast_accuracy.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "forecast.md").read_text(encoding="utf-8")
-    _, _, table = page.partition("| plan | forecast | measured | paired error | unpaired | memory |\n")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.partition("\n\n")[0].splitlines()]
-
-    def percent(forecast: float, measured: float) -> str:
-        text = f"{forecast / measured - 1:+.1%}".replace("%", " %").replace("-", "−")
-        return text.replace("+0.0", "0.0").replace("−0.0", "0.0")
-
-    expected = [
-        [
-            one["plan"],
-            f"{one['forecast_s'] * 1e3:.0f} ms",
-            f"{one['measured_s'] * 1e3:.0f} ms",
-            percent(one["forecast_s"], one["measured_s"]),
-            percent(one["forecast_unpaired_s"], one["measured_s"]),
-            percent(one["forecast_memory_bytes"], one["measured_memory_bytes"]),
-        ]
-        for one in written["plans"]
-    ]
-    assert rows[1:] == expected
-    summary = f"**Mean error {written['mean_error']:.1%}, worst {written['worst_error']:.1%}**".replace("%", " %")
-    assert summary in page

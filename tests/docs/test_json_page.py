@@ -112,14 +112,15 @@ def test_profile_and_split(checker: Checker, cache: Path) -> None:
 @pytest.mark.slow
 def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
-    few = ("--batch", "4", "--microbatches", "1", "--steps", "2", "--warmup", "0", "--rounds", "2", *root)
-    compared = output("compare", "mlp-mnist", "--strategies", "serial pipeline", *few, cache=cache)
-    serial, pipeline = compared["rows"]
+    few = ("--batch", "4", "--microbatches", "2", "--steps", "2", "--warmup", "0", "--rounds", "2", *root)
+    compared = output("compare", "mlp-mnist", "--strategies", "serial pipeline tensor", *few, cache=cache)
+    serial, pipeline, tensor = compared["rows"]
     assert (serial["equal"], serial["speedup"]) == (True, 1.0)
-    assert pipeline["refused"], "1f1b needs as many micro-batches as stages"
+    assert pipeline["whole_batch"]["depends"] is False
+    assert tensor["refused"], "an MLP has no blocks that are known to be divided"
     checker.check_object("compare", compared, "compare")
     runs = output("runs", *root, cache=cache)
-    assert [run["status"] for run in runs["runs"]] == ["done", "done"]
+    assert {run["status"] for run in runs["runs"]} == {"done", "refused"}
     checker.check_object("runs", runs, "runs")
     report = output("report", root[1], "-o", str(tmp_path / "report.html"), cache=cache)
     checker.check_object("report", report, "report")
@@ -169,6 +170,8 @@ def test_trace(checker: Checker, cache: Path, tmp_path: Path) -> None:
     few = ("--batch", "4", "--microbatches", "2", "--steps", "1", "--warmup", "0", *root)
     compared = output("compare", "mlp-mnist", "--strategies", "pipeline", *few, cache=cache)
     (row,) = compared["rows"]
+    assert row["whole_batch"]["pieces"] > 1
+    checker.check_object("compare", compared, "compare")
     words = ("--memory", "--compare-workers", "--forecast", "--repeats", "1")
     checker.check_object("trace", output("trace", row["run"], *words, cache=cache), "trace")
 

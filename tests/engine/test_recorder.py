@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stagewright.engine.fault import Doing
 from stagewright.engine.recorder import Recorder
+from stagewright.store.journal import read_journal, rows_of
 
 
 @pytest.fixture
@@ -118,3 +120,69 @@ def test_what_is_left_of_a_run_that_fails(recorder: Recorder) -> None:
     assert len(recorder.rest(Doing(action="compare with serial"))) == 4
     assert len(recorder.rows()) == 2
     assert recorder.rest(doing) == []
+
+
+def journalled(folder: Path) -> list[tuple[int, int]]:
+    """The steps that are on the disk, each with its number of events."""
+    return [(one.step, len(one.events)) for one in read_journal(folder)]
+
+
+def test_a_step_is_on_the_disk_when_it_ends(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.keep_in(tmp_path)
+    recorder.open(most_steps=2)
+    for number in range(3):
+        with recorder.step(number):
+            recorder.add("forward", recorder.now())
+            assert len(journalled(tmp_path)) == number
+        assert journalled(tmp_path)[-1] == (number, 1)
+    rows = [row for one in read_journal(tmp_path)[-2:] for row in rows_of(one)]
+    recorder.close()
+    assert recorder.rows() == rows
+    recorder.open(clock=lambda: 0.0)  # of a reading that someone counts
+    with recorder.step(9):
+        recorder.add("forward", recorder.now())
+    assert journalled(tmp_path)[-1] == (2, 1)
+
+
+def test_a_step_on_a_device_is_on_the_disk_when_the_device_is_done_with_it(tmp_path: Path) -> None:
+    """Nothing is waited for; marks are as CUDA's events: times of those that are not over can't be asked for."""
+    done_s = 0.0
+    moments = itertools.count(1)
+
+    class Mark:
+        def __init__(self) -> None:
+            self.at_s = float(next(moments))
+
+        def query(self) -> bool:
+            return self.at_s <= done_s
+
+        def elapsed_time(self, other: Mark) -> float:
+            if not other.query():
+                raise RuntimeError("both events must be completed")
+            return (other.at_s - self.at_s) * 1e3
+
+    recorder = Recorder()
+    recorder.keep_in(tmp_path)
+    recorder.open()
+    recorder._clock = Mark
+    with recorder.step(0):  # at 1
+        recorder.add("forward", recorder.now())  # from 2 to 3
+        beside = recorder.beside(8, "data")  # from 4
+    beside()  # the step was over at 5, this one is at 6
+    assert journalled(tmp_path) == []
+    done_s = 5.0
+    with recorder.step(1):  # at 7
+        assert journalled(tmp_path) == []
+    done_s = 6.0
+    with recorder.step(2):
+        assert journalled(tmp_path) == [(0, 2)]
+    done_s = 100.0
+    recorder.close()
+    assert journalled(tmp_path) == [(0, 2), (1, 0), (2, 0)]
+    (first, *_) = read_journal(tmp_path)
+    assert [(row["kind"], row["start_s"] - first.begin_s, row["end_s"] - first.begin_s) for row in rows_of(first)] == [
+        ("step", 0.0, pytest.approx(4.0)),
+        ("forward", pytest.approx(1.0), pytest.approx(2.0)),
+        ("collective", pytest.approx(3.0), pytest.approx(4.0)),
+    ]

@@ -67,6 +67,23 @@ def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
     assert [one["results"] for one in found] == [4 * 5, 3 * 5]
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shard", "tensors"),
+    [
+        ("pipeline=2", False, 1),
+        ("tensor=2", False, 2),  # the parts, and on a CPU, which is its own host, what is made of them
+        ("data=2", True, 2),  # the one before may not have been let go yet
+    ],
+)
+def test_the_whole_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, shard: bool, tensors: int) -> None:
+    for rank, one in enumerate(pool_of(2).run("training_jobs:gathering", mesh, shard=shard)):
+        limit = (tensors + 0.5) * one["largest"]  # a message that was just sent may still be held
+        assert 0 < one["most"] < limit < one["total"] / 4
+        assert 0 < one["most_for_the_first"] < limit
+        assert (one["names"], one["places"], one["shared"]) == (True, ["cpu"], False)
+        assert bool(one["kept"]) == (rank == 0)
+
+
 @pytest.mark.slow
 def test_replicas_of_a_pipeline_train_like_serial(pool_of: Any) -> None:
     """Four workers; in the last step one pipeline has no sample."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from stagewright.cluster import host_memory
 from stagewright.cluster.device import usable_cores
+from stagewright.engine import worker
 from stagewright.engine.worker import Place, choose_device
 from stagewright.errors import UsageError
 from stagewright.plan.file import write_plan
@@ -65,6 +68,26 @@ def test_device_is_the_plans_or_the_core_of_the_local_rank() -> None:
         choose_device(free, Place(rank=1, local_rank=len(CORES)))
 
 
+def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(model=ModelSpec(name="digits-vit"), batch=8, mesh=Mesh(pipeline=2))
+
+    def check(name: str, local_rank: int, module: str = "stagewright.engine.job") -> None:
+        job = type("Job", (), {"__module__": module})
+        chosen = dataclasses.replace(plan, model=ModelSpec(name=name))
+        worker._check_host(chosen, Place(rank=local_rank, local_rank=local_rank), job)
+
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 1_000_000)
+    with pytest.raises(UsageError, match=r"each of 2 workers here builds digits-vit .*needed, 977 KiB available"):
+        check("digits-vit", 0)
+    check("digits-vit", 1)  # told once
+    check("digits-vit", 0, "tiny_jobs")  # loads none
+    check("my_models:large", 0)  # not known before it is built
+    check("digits-vitt", 0)  # told by whoever loads it
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 2_000_000)
+    check("digits-vit", 0)
+
+
 def test_torch_is_not_there_when_the_device_is_pinned(tmp_path: Path) -> None:
     code = (
         "import sys\n"
@@ -92,10 +115,10 @@ def test_a_plan_for_one_worker_runs_alone(tmp_path: Path) -> None:
 
 def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
-    write_plan(Plan(model=ModelSpec(name="mlp"), batch=4, mesh=Mesh(data=2)), plan)
+    write_plan(Plan(model=ModelSpec(name="mlp-mnist"), batch=4, mesh=Mesh(data=2)), plan)
     done = run("-m", "stagewright", "worker", str(plan))
     assert done.returncode == 2
-    assert done.stderr.startswith("stagewright: worker 0 failed: ")
+    assert done.stderr.startswith("stagewright: worker 0 refused: ")
     assert f"{plan} wants 2 workers (data=2), but 1 were started" in done.stderr
     assert f"torchrun --nproc-per-node 2 -m stagewright worker {plan}" in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.cluster.device import Device
 from stagewright.engine.context import WorkerContext, make_context
@@ -139,6 +142,52 @@ def make_trainer(
     plan = Plan(**{name: getattr(plan, name) for name in plan.__dataclass_fields__} | {"cuts": cuts})
     context: WorkerContext = make_context(sizes, rank, Device.parse("cpu:0"))
     return Trainer(plan, model, context)
+
+
+class Allocations(TorchDispatchMode):
+    """The most that was held at once of tensors that are made meanwhile; copies to the host are not a device's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes = 0
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = {key for key, _ in self._storages((args, kwargs))}
+        found = function(*args, **kwargs)
+        if function is not torch.ops.aten._to_copy.default:
+            made = {key: storage for key, storage in self._storages(found) if key not in given}
+            self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
+            self._alive |= {key: (StorageWeakRef(one), one.nbytes()) for key, one in made.items()}
+            self.most_bytes = max(self.most_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
+        return found
+
+    def _storages(self, value: Any) -> Iterator[tuple[int, torch.UntypedStorage]]:
+        for one in pytree.tree_leaves(value):
+            if type(one) in (torch.Tensor, nn.Parameter):  # others only wrap one
+                yield one.untyped_storage()._cdata, one.untyped_storage()
+
+
+def gathering(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
+    """What a worker must have room for, beside its part, to give the whole state."""
+    trainer = make_trainer(rank, mesh, name="vit", **more)
+    with Allocations() as made:
+        state = trainer.state_dict()
+    own = {one.untyped_storage().data_ptr() for one in trainer.replica.module.parameters() if not more.get("shard")}
+    sizes = [one.numel() * one.element_size() for one in state.values()]
+    with Allocations() as for_the_first:
+        kept = trainer._state.everything(wanted=rank == 0)
+    return {
+        "most": made.most_bytes,
+        "most_for_the_first": for_the_first.most_bytes,
+        "kept": len(kept),
+        "largest": max(sizes),
+        "total": sum(sizes),
+        "shared": any(one.untyped_storage().data_ptr() in own for one in state.values()),
+        "names": list(state) == list(trainer.model.module.state_dict()),
+        "places": sorted({str(one.device) for one in state.values()}),
+    }
 
 
 def training(

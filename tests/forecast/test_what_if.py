@@ -75,6 +75,25 @@ def test_each_part_alone() -> None:
     assert seconds(repeated, "repeated work") == pytest.approx(0.5), "each replica steps, one alone would step once"
 
 
+def test_a_pipeline_repeats_nothing() -> None:
+    """Micro-batches take 3 s on each of two workers; of the whole batch one device alone would take 2 s for each."""
+    costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=8)
+    slower = explain_parts(replace(costs, serial_s=costs.serial_s * 2 / 3))
+    found = {one.name: one.seconds for one in slower.parts}
+    assert "repeated work" not in found
+    assert found["smaller pieces"] == pytest.approx(8 * 3 / 3)
+    assert slower.ideal_s + sum(found.values()) == pytest.approx(slower.step_s)
+
+
+def test_halves_are_no_recomputation() -> None:
+    terms = {"model_terms": ModelTerms(split_input=1.5, split_weight=2.0)}
+    costs = make_costs(equal_units(4), mesh=Mesh(pipeline=2), microbatches=8, schedule="zbv", terms=terms)
+    assert seconds(costs, "recomputation") == pytest.approx(0)
+    assert seconds(costs, "split backward") > 1
+    plain = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=8, terms=terms)
+    assert seconds(plain, "split backward") == pytest.approx(0)
+
+
 def test_what_if() -> None:
     costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=4, links=SLOW)
     free = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=4)

@@ -80,11 +80,29 @@ def test_where_a_stage_runs_again_the_loss_has_gone_before() -> None:
     assert found.first_backward_bytes == 10 + 70
 
 
-def test_sharded_gradients_leave_a_part_behind() -> None:
-    large = replace(UNIT, backward_working_bytes=200)
-    whole = stage_work((large, UNIT, UNIT), 0, 1, TERMS, recomputed=False, training=True)
-    half = stage_work((large, UNIT, UNIT), 0, 1, TERMS, recomputed=False, training=True, held_share=0.5)
+def test_sharded_units_are_gathered_and_leave_a_part_of_their_gradients_behind() -> None:
+    units = (replace(UNIT, backward_working_bytes=200), UNIT, UNIT)
+    plain = stage_work(units, 0, 1, TERMS, recomputed=False, training=True)
+    whole = stage_work(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 20, 20))
+    half = stage_work(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 20, 20), held_share=0.5)
+    assert whole.forward_bytes - plain.forward_bytes == 2 * 20
+    assert whole.first_backward_bytes - plain.first_backward_bytes == 20 + 20  # its own, and the gradients behind it
     assert whole.first_backward_bytes - half.first_backward_bytes == 10
+    tied = stage_work(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 0, 20), held_share=0.5)
+    assert tied.first_backward_bytes == plain.first_backward_bytes + 20  # gradients of what is not alone stay whole
+
+
+def test_a_large_unit_is_there_twice_while_it_is_gathered_for_backward() -> None:
+    units = (replace(UNIT, backward_working_bytes=0), UNIT)
+    found = stage_work(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(500, 20))
+    level = -TERMS.loss_kept_bytes + 20 - 30  # the unit behind has gone backward
+    assert found.first_backward_bytes == level + 10 + 2 * 500 + 20
+
+
+def test_the_inputs_half_of_a_backward_lets_go_of_nothing_and_makes_no_gradients_of_weights() -> None:
+    found = stage_work(UNITS, 0, 1, TERMS, recomputed=False, training=True)
+    assert found.input_backward_bytes == 10 + 70 - 20
+    assert found.weight_backward_bytes == 20 + 10
 
 
 def test_a_cpu_tells_nothing() -> None:

@@ -149,7 +149,7 @@ def test_wrong_files(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"can't read .*none.toml: No such file"):
+    with pytest.raises(UsageError, match=r"there is no plan .*none.toml; `stagewright plan MODEL -o"):
         read_plan(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"a = '\xff'")
     with pytest.raises(UsageError, match=r"binary.toml is not TOML: .* save it as UTF-8"):

@@ -39,6 +39,9 @@ class MadeSource:
     def tensor_sizes(self, most: int) -> list[int]:
         return [size for size in self.tensors if size <= most]
 
+    def sharpen(self, size: int, tensor: int) -> bool:
+        return False
+
     def model(self, size: int, tensor: int) -> MeasuredModel:
         profile = profile_of([sized_unit(one, size, tensor) for one in self.units], batch_size=size)
         if tensor == 1:

@@ -31,7 +31,7 @@ def test_a_pipeline_keeps_stages_that_it_names() -> None:
     plan = plan_of(Mesh(pipeline=2), batch=48, microbatches=12, schedule="interleaved", stages=6)
     assert resized_plan(plan, 4, 12).num_stages == 12
     assert resized_plan(plan, None, 13).mesh.pipeline == 4
-    with pytest.raises(UsageError, match="made has 11 units and so at most 11 stages, not 12: use --devices 3 or"):
+    with pytest.raises(UsageError, match="made has 11 units and so at most 11 stages, not 12: use --devices 3,"):
         resized_plan(plan, 4, 11)
     check_plan(resized_plan(plan, 3, 11))
 
@@ -52,7 +52,7 @@ def test_replicas_get_samples() -> None:
     check_plan(resized_plan(plan, None, 5))
     with pytest.raises(UsageError, match="5 devices can't be shared by groups of 2"):
         resized_plan(plan, 5, 5)
-    with pytest.raises(UsageError, match="gives work to at most 8 replicas, not 9: use fewer devices"):
+    with pytest.raises(UsageError, match="gives work to at most 8 replicas, not 9: use --devices 16,"):
         resized_plan(plan, 18, 5)
     both = resized_plan(plan_of(Mesh(data=2, pipeline=2), batch=24, microbatches=4), 8, 5)
     assert both.mesh == Mesh(data=4, pipeline=2), "stages stay where there are replicas"

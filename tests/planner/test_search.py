@@ -23,8 +23,9 @@ from stagewright.plan.check import check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, OptimizerSpec, Plan
 from stagewright.planner import search as searching
+from stagewright.planner.measure import MeasuredModel, chunk_sizes
 from stagewright.planner.search import least_memory, lower_bound_s, search
-from stagewright.profile.value import Amount
+from stagewright.profile.value import Amount, Time
 from stagewright.split.compare import split
 from stagewright.split.conditions import Conditions
 
@@ -230,6 +231,69 @@ def test_plain_data_parallel_stands_beside() -> None:
     assert chunked.forecast.fits
     few = quick_search(source, cluster_of(COUNT), plan_of(batch=COUNT - 1))
     assert few.data_parallel is None
+
+
+def test_one_device_stands_beside() -> None:
+    """The fastest one, in as many micro-batches as is quickest there: speed-ups are over it."""
+    source = MadeSource(units=random_units(6, 0))
+    slow = DeviceGroup(kind="cpu", count=2)
+    cluster = Cluster(devices=(slow, replace(slow, speed=2.0)), links=Links(intra_host=SLOW))
+    found = quick_search(source, cluster)
+    assert found.serial is not None
+    plan = found.serial.plan
+    assert (plan.mesh, plan.microbatches) == (Mesh(), 1), "more of them would only add to the engine's work"
+    fast = Cluster(devices=(replace(slow, count=1, speed=2.0),))
+    assert found.serial.forecast.step_s == pytest.approx(source.prepared(plan, fast, terms=FAST).forecast().step_s)
+    assert found.serial.forecast.speedup == 1.0
+    for one in found.best:
+        assert one.forecast.speedup == pytest.approx(found.serial.forecast.step_s / one.forecast.step_s)
+    # Where the whole batch is too much for one, it has the micro-batches that fit; where nothing fits, that is said.
+    light = MadeSource(units=tuple(replace(one, parameter_bytes=Amount(total=16)) for one in source.units))
+    peak = quick_search(light, cluster_of(COUNT)).serial
+    assert peak is not None
+    tight = quick_search(light, cluster_of(COUNT, memory_bytes=peak.forecast.peak_memory_bytes - 1)).serial
+    assert tight is not None
+    assert tight.plan.microbatches > 1
+    assert tight.forecast.fits
+    every = sum(one.parameter_bytes.total for one in source.units)
+    none = quick_search(source, cluster_of(COUNT, memory_bytes=2 * every - 1)).serial
+    assert none is not None
+    assert not none.forecast.fits
+
+
+class Sharpened(MadeSource):
+    """A model whose micro-batches take longer, when they are measured, than the line between two others says."""
+
+    def sharpen(self, size: int, tensor: int) -> bool:
+        if (size, tensor) in asked:
+            return False
+        asked.append((size, tensor))
+        return True
+
+    def model(self, size: int, tensor: int) -> MeasuredModel:
+        found = super().model(size, tensor)
+        slower = 3.0 if (size, tensor) in asked else 1.0
+        units = [
+            replace(one, forward=Time(median_s=slower * one.forward.median_s, spread_s=0.0))
+            for one in found.profile.units
+        ]
+        return replace(found, profile=profile_of(units, batch_size=size))
+
+
+asked: list[tuple[int, int]] = []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_best_is_by_a_measurement_of_its_own(count: int) -> None:
+    asked.clear()
+    found = quick_search(Sharpened(units=random_units(6, 0)), cluster_of(COUNT), num_sharp=count)
+    assert len(asked) > 1, "the first that was measured is no longer the best"
+    for one in found.best[:count]:
+        assert (max(chunk_sizes(one.plan)), one.plan.mesh.tensor) in asked
+    steps = [one.forecast.step_s for one in found.best]
+    assert steps == sorted(steps)
+    first = Sharpened(units=random_units(6, 0)).prepared(found.best[0].plan, cluster_of(COUNT), terms=FAST)
+    assert first.forecast().step_s == pytest.approx(steps[0]), "a forecast of the plan says the same"
 
 
 @pytest.mark.parametrize(("seed", "bandwidth"), [(0, 100.0), (2, 300.0), (3, 150.0), (7, 200.0)])

@@ -70,7 +70,7 @@ def test_it_is_measured_once() -> None:
         assert plan.mesh.num_workers == plan.mesh.tensor
         return MADE.model(size, plan.mesh.tensor)
 
-    source = MeasuredSource(plan=plan_of(), small=2, large=8, measure=measure)
+    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
     assert source.num_units == 5
     assert source.tensor_sizes(3) == [1, 2]
     assert source.refusal(3) == "no 3"
@@ -78,5 +78,12 @@ def test_it_is_measured_once() -> None:
     for size in (2, 4, 8, 4, 100):
         assert source.model(size, 2).profile.batch_size == size
     assert asked == [(2, 1), (2, 2), (2, 3), (8, 2)]
+    assert source.sharpen(4, 2)
+    assert asked[-1] == (4, 2)
+    assert source.model(4, 2) == MADE.model(4, 2)
+    assert not source.sharpen(4, 2), "it is known by now"
+    assert not source.sharpen(2, 2)
+    assert not source.sharpen(1000, 2), "that would take long"
+    assert asked[-1] == (4, 2)
     lone = MeasuredSource(plan=plan_of(), small=2, large=2, measure=measure)
     assert lone.model(64, 1).profile.batch_size == 2, "one size was measured: shares of it are counted instead"

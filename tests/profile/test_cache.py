@@ -23,6 +23,7 @@ KEY = {
     "hardware": "Some CPU",
     "training": "True",
     "repeats": "5",
+    "part": "whole layers",
     "torch version": "2.13.0",
 }
 PROFILE = Profile(
@@ -41,9 +42,9 @@ PROFILE = Profile(
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
-    assert cache.load(KEY) == (None, "")
-    path = cache.save(KEY, PROFILE)
-    found, refusal = cache.load(KEY)
+    assert cache.profile(KEY) == (None, "")
+    path = cache.save_profile(KEY, PROFILE)
+    found, refusal = cache.profile(KEY)
     assert found == PROFILE
     assert refusal == ""
     assert found is not None
@@ -54,32 +55,45 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_stale_file_is_refused_with_both_values(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
-    cache.save(KEY, PROFILE)
-    found, refusal = cache.load({**KEY, "torch version": "2.14.0", "hardware": "Other CPU"})
+    cache.save_profile(KEY, PROFILE)
+    found, refusal = cache.profile({**KEY, "torch version": "2.14.0", "hardware": "Other CPU"})
     assert found is None
     assert "hardware was Some CPU, now Other CPU; torch version was 2.13.0, now 2.14.0" in refusal
 
 
+def test_more_rounds_than_asked_for_are_as_good(tmp_path: Path) -> None:
+    cache = ProfileCache(tmp_path)
+    path = cache.save_profile(KEY, PROFILE)
+    assert cache.profile({**KEY, "repeats": "3"})[0] == PROFILE
+    assert "repeats was 5, now 10" in cache.profile({**KEY, "repeats": "10"})[1]
+    minute_ago = path.stat().st_mtime - 60
+    os.utime(path, (minute_ago, minute_ago))
+    found, _ = cache.profile(KEY)
+    assert found is not None
+    assert 60 <= found.age_s < 600
+
+
 def test_another_request_is_another_file(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
-    cache.save(KEY, PROFILE)
-    assert cache.load({**KEY, "threads": "2"}) == (None, "")
+    cache.save_profile(KEY, PROFILE)
+    assert cache.profile({**KEY, "threads": "2"}) == (None, "")
+    assert cache.profile({**KEY, "part": "one of 2 workers"}) == (None, "")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', '{"format": 2, "key": 3, "profile": {}}'])
 def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     cache = ProfileCache(tmp_path)
-    cache.save(KEY, PROFILE).write_text(content)
-    found, refusal = cache.load(KEY)
+    cache.save_profile(KEY, PROFILE).write_text(content)
+    found, refusal = cache.profile(KEY)
     assert found is None
     assert "is damaged" in refusal
 
 
 def test_other_format_is_refused(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
-    path = cache.save(KEY, PROFILE)
+    path = cache.save_profile(KEY, PROFILE)
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
-    assert "has format 0, not 2" in cache.load(KEY)[1]
+    assert "has format 0, not 2" in cache.profile(KEY)[1]
 
 
 def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
@@ -89,7 +103,7 @@ def test_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
         cache.check_writable()
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
-    assert cache.load(KEY) == (None, "")
+    assert cache.profile(KEY) == (None, "")
 
 
 def test_location(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ import torch
 from torch import nn
 
 from stagewright.capture import capture
+from stagewright.cluster import hosted
+from stagewright.cluster.device import Device
 from stagewright.errors import CacheError, UsageError
 from stagewright.profile import amount_of, profile
+
+measure = importlib.import_module("stagewright.profile.measure")  # the package has a function of this name
 
 
 def test_numbers_of_a_small_network(chain: Callable[..., Any]) -> None:
@@ -42,6 +47,41 @@ def test_units_explain_the_whole(chain: Callable[..., Any]) -> None:
     parts = [nn.Linear(512, 512) for _ in range(4)]
     measured = profile(chain(*parts, example=inputs), (inputs,), name="even", device="cpu:0", cache=False)
     assert 0.6 < measured.coverage < 1.6  # loose: the suite shares its cores; benchmarks/ tells the real ratio
+
+
+class Between(nn.Module):
+    """Two small units, and much that is done between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = self.first(inputs)
+        wide = found.repeat(1, 64).sin().cos().exp().sin().cos()
+        return self.last(wide.view(-1, 64, 8).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_lies_between_units_counts_with_them(training: bool) -> None:
+    inputs = torch.randn(512, 8)
+    graph = capture(Between(), (inputs,), units=["first", "last"])
+    measured = profile(graph, (inputs,), name="between", device="cpu:0", repeats=7, training=training, cache=False)
+    first, last = measured.units
+    # A cut sends the narrow one: all of it is done either before or behind the cut, as the smallest crossing is.
+    assert max(first.glue_s, last.glue_s) > 0.5 * (first.total_s + last.total_s)
+    assert measured.glue_share > 0.5
+    assert measured.coverage > 0.5, "without what lies between them, the units are a small part"
+    both = [first.forward, last.forward, first.backward_input, last.backward_input]
+    assert sum(one.median_s for one in both) > first.glue_s + last.glue_s - 1e-12
+
+
+def test_a_chain_has_nothing_between_its_units(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(4, 8)
+    graph = chain(nn.Linear(8, 8), nn.Linear(8, 8), example=inputs)
+    measured = profile(graph, (inputs,), name="plain", device="cpu:0", repeats=1, cache=False)
+    assert [unit.glue_s for unit in measured.units] == [0.0, 0.0]
+    assert measured.glue_share == 0.0
 
 
 def test_tied_parameters_are_counted_once(chain: Callable[..., Any]) -> None:
@@ -175,6 +215,27 @@ def test_wrong_use(chain: Callable[..., Any]) -> None:
     graph = chain(nn.Linear(8, 8), example=inputs)
     with pytest.raises(UsageError, match="on meta, but cpu:0 is asked for"):
         profile(graph, (inputs.to("meta"),), name="m", device="cpu:0", cache=False)
+
+
+def test_a_model_that_was_forgotten_on_the_host_is_told_from_one_without_room(chain: Callable[..., Any]) -> None:
+    """``meta`` stands for a GPU: inputs are there, parameters are not."""
+    inputs, place = torch.randn(2, 8), torch.device("meta")
+
+    class Elsewhere(Device):
+        def torch_device(self) -> torch.device:
+            return place
+
+    def check(graph: Any) -> None:
+        device = Elsewhere(text="cuda:0", kind="cuda")
+        measure._check(graph, (inputs.to(place),), {}, device=device, repeats=1, training=True)
+
+    forgotten, without_room = (chain(nn.Linear(8, 8), example=inputs) for _ in range(2))
+    with pytest.raises(UsageError, match=r"the model's 0\.weight is on cpu, but cuda:0 .* \.to\(\"meta\"\) .*settle$"):
+        check(forgotten)
+    hosted.settle(without_room.model, place, room_bytes=0)
+    check(without_room)
+    hosted.settle(forgotten.model, place)
+    check(forgotten)
 
 
 def test_units_that_are_alike_share_their_samples(chain: Callable[..., Any]) -> None:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from stagewright.report.compare_table import compare_remarks, compare_table, sent_bytes
 from stagewright.report.unequal import unequal_sentence
+from stagewright.zoo.model import LOSS_NOTES
 
 EQUAL = {"loss": 0.0, "outputs": 0.0, "gradients": 3e-7, "buffers": 0.0, "tolerance": 1e-5, "worst": "gradient of fc1"}
 
@@ -66,7 +67,55 @@ def test_a_failure_tells_where_and_which_log() -> None:
     ]
 
 
+def test_a_refusal_is_its_reason_alone() -> None:
+    error = "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages\n  log: runs/a/log.txt"
+    refused = {"strategy": "tensor", "workers": 2, "batch": 8, "microbatches": 1, "schedule": None}
+    refused |= {"error": error, "refused": True, "equal": None}
+    assert "refused" in shown([refused])
+    assert compare_remarks([refused]) == ["tensor refused: no heads; use data instead"]
+
+
 def test_a_nan_is_named() -> None:
     equality = {"loss": float("nan"), "gradients": 0.0, "outputs": 0.0, "buffers": 0.0, "tolerance": 1e-5, "worst": "x"}
     assert unequal_sentence("data", equality).startswith("data is NOT equal to serial: a value is NaN")
     assert unequal_sentence("data", {**equality, "loss": 0.5}).endswith("x is off by 5e-01 (allowed 1e-05)")
+
+
+def whole(loss_of_pieces: float, pieces: int, samples: int, **more: Any) -> dict[str, Any]:
+    found = {"loss": 3.46574, "loss_of_pieces": loss_of_pieces, "pieces": pieces, "samples": samples}
+    return {**found, "difference": 0.4, "depends": True, "without_dropout": False, **more}
+
+
+def test_a_loss_that_depends_on_the_pieces_is_told_with_every_number_and_what_to_do() -> None:
+    rows = [
+        row(strategy="serial", batch=32, whole_batch=None),
+        row(strategy="data", batch=32, whole_batch=whole(2.77259, 2, 16)),
+        row(strategy="pipeline", batch=32, whole_batch=whole(2.07944, 8, 4)),
+        row(strategy="data×pipeline", batch=32, whole_batch=whole(2.07944, 8, 4)),
+    ]
+    *lines, note = compare_remarks(rows)
+    assert len(lines) == 4
+    assert note.startswith(
+        "note: the loss of this model depends on which samples share a batch: 2.7726 on 2 micro-batches of 16 (data), "
+        "2.0794 on 8 micro-batches of 4 (pipeline, data×pipeline), 3.4657 on the whole batch of 32; every plan is "
+        "proven against serial on the same micro-batches"
+    )
+    assert note.endswith("use fewer and larger micro-batches, or tensor, which cuts none")
+
+
+def test_it_is_not_told_where_it_does_not_and_close_numbers_are_told_apart() -> None:
+    (line,) = compare_remarks([row(whole_batch=whole(3.46574, 8, 2, depends=False))])
+    assert "depends" not in line
+    _, note = compare_remarks([row(batch=15, whole_batch=whole(3.465741, 4, 4, without_dropout=True))])
+    assert (
+        "3.465741 on 4 micro-batches of up to 4 (data×pipeline), 3.46574 on the whole batch of 15 (without dropout)"
+        in note
+    )
+
+
+def test_a_loss_that_nobody_gave_is_told_once() -> None:
+    *lines, note = compare_remarks([row(loss_source="stand-in")] * 2)
+    assert len(lines) == 2
+    assert note == f"note: {LOSS_NOTES['stand-in']}"
+    assert compare_remarks([row(loss_source="model")])[-1] == f"note: {LOSS_NOTES['model']}"
+    assert len(compare_remarks([row(loss_source="given")])) == 1

@@ -81,7 +81,7 @@ def test_a_policy_named_with_its_module(own_module: None, make_profile: Callable
     assert split(profile, 2, "my_policies:placed").placement == (0, 0)
     table = {"batch": 8, "microbatches": 4, "model": {"name": "mlp-mnist"}, "mesh": {"pipeline": 2}}
     assert plan_from_table({**table, "split": "my_policies:halves"}).split == "my_policies:halves"
-    with pytest.raises(UsageError, match="the plan: unknown name in 'my_policies' 'halfs'; did you mean 'halves'"):
+    with pytest.raises(UsageError, match="the plan: unknown policy 'halfs'; did you mean 'halves'"):
         plan_from_table({**table, "split": "my_policies:halfs"})
 
 

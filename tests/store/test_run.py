@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import RunError, UnknownName, UsageError
 from stagewright.plan import Mesh, ModelSpec, Plan
 from stagewright.store import RunFolder
 from stagewright.store.run import run_name
@@ -102,9 +102,32 @@ def test_a_damaged_result_is_told(tmp_path: Path) -> None:
         folder.result()
 
 
+@pytest.mark.parametrize(("error", "status"), [(UsageError("can't be"), "refused"), (RunError("was killed"), "failed")])
+def test_what_was_refused_did_not_fail(error: Exception, status: str, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, PLAN, environment={})
+    folder.give_up(error)
+    result = folder.result()
+    assert result is not None
+    assert (result["status"], result["error"]) == (status, str(error))
+
+
+def test_a_folder_that_is_no_run_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no plan.toml, and no run is in it; .*stagewright compare"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere, and no run in .*stagewright compare"):
+        RunFolder.open(tmp_path / "nowhere")
+    one = RunFolder.create(tmp_path / "runs", PLAN, environment={})
+    with pytest.raises(UsageError, match=f"no plan.toml; its runs are in .*runs: name one, like .*{one.name}"):
+        RunFolder.open(tmp_path)
+    with pytest.raises(UsageError, match=f"no plan.toml; name one of the 1 runs in it, like .*{one.name}"):
+        RunFolder.open(tmp_path / "runs")
+    with pytest.raises(UsageError, match="is a file; name the run's folder"):
+        RunFolder.open(one.path / "plan.toml")
+
+
 def test_the_nearest_run_is_offered(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, PLAN, environment={}, now=NOW)
     with pytest.raises(UnknownName, match=f"did you mean '{folder.name}'"):
         RunFolder.open(tmp_path / folder.name.replace("deit", "diet"))
-    with pytest.raises(UnknownName):
+    with pytest.raises(UsageError):
         RunFolder.open(tmp_path / "nowhere" / "run")

@@ -9,7 +9,8 @@ from tests.study.made import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
 
 from stagewright.errors import UsageError
 from stagewright.study import Findings, Results
-from stagewright.study.memory import Options, study
+from stagewright.study.load import choose_study
+from stagewright.study.memory import Options, next_size, study
 from stagewright.study.memory_findings import conclude
 
 
@@ -128,3 +129,43 @@ def test_parts_follow_from_the_options() -> None:
         "fit-forecast",
         "fit-data",
     ]
+
+
+@pytest.mark.parametrize(
+    ("forecast", "true", "least", "tried"),
+    [
+        (7, 7, 1, [7, 8]),
+        (7, 6, 1, [7, 6]),
+        (7, 8, 1, [7, 8, 10, 9]),
+        (7, 16, 1, [7, 8, 10, 14, 22, 18, 16, 17]),
+        (3, 1, 2, [3, 2]),
+        (2, 0, 2, [2]),
+    ],
+)
+def test_sizes_are_tried_until_one_runs_and_the_next_does_not(
+    forecast: int, true: int, least: int, tried: list[int]
+) -> None:
+    ran: dict[int, bool] = {}
+    size: int | None = forecast
+    while size is not None:
+        ran[size] = size <= true
+        size = next_size(ran, least)
+    assert list(ran) == tried
+    assert max((one for one, fits in ran.items() if fits), default=0) == (true if true >= least else 0)
+
+
+def test_sizes_suit_cores_and_are_larger_on_gpus() -> None:
+    cores = choose_study("memory", {"devices": ("cpu:0", "cpu:1")}, quick=False)
+    gpus = choose_study("memory", {"devices": ("cuda:0", "cuda:1"), "batch": 4}, quick=False)
+    assert (cores.options["model"], cores.options["memory_bytes"]) == ("gpt-layers:6", 256 << 20)
+    assert (gpus.options["model"], gpus.options["batch"]) == ("gpt-layers:12", 4)
+    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:3"
+
+
+def test_what_it_takes_is_known_before_it_begins() -> None:
+    def minutes(**given: object) -> float:
+        return sum(part.expected_s for part in choose_study("memory", given, quick=False).parts) / 60
+
+    assert 5 < minutes() < 20  # 8.5 minutes, as measured
+    assert minutes(model="gpt-layers:12", batch=16) > 2 * minutes()
+    assert minutes(rounds=1) < 0.7 * minutes()

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import pipeline_rows, pipeline_run, row, write_run
@@ -13,6 +14,7 @@ from runs import pipeline_rows, pipeline_run, row, write_run
 from stagewright.errors import UsageError
 from stagewright.report.timeline import trace_timeline
 from stagewright.store import RunFolder
+from stagewright.store.journal import Journal, RecordedStep
 from stagewright.trace.breakdown import breakdown
 from stagewright.trace.read import read_trace
 
@@ -57,10 +59,10 @@ def test_a_run_without_events(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no events of worker 0; run its plan again: torchrun --nproc-per-node 1"):
         read_trace(folder)
     folder.finish("failed", {})
-    with pytest.raises(UsageError, match="the run failed before they were written"):
+    with pytest.raises(UsageError, match="the run failed before one of its recorded steps had ended"):
         read_trace(folder)
     (folder.path / "result.json").unlink()
-    with pytest.raises(UsageError, match="it still runs, or was killed"):
+    with pytest.raises(UsageError, match="has no events of worker 0 yet: no step that is recorded has ended"):
         read_trace(folder)
 
 
@@ -98,14 +100,33 @@ def test_a_run_that_failed(tmp_path: Path) -> None:
 def test_a_failed_run_whose_worker_was_killed(tmp_path: Path) -> None:
     folder = broken_run(tmp_path)
     (folder.worker(1).path / "events.parquet").unlink()
-    with pytest.raises(UsageError, match="no events of worker 1: the run failed before they were written"):
+    with pytest.raises(UsageError, match="of worker 1: the run failed before one of its recorded steps had ended"):
         read_trace(folder)
     trace = read_trace(folder, unfinished=True)
     assert [worker.rank for worker in trace.workers] == [0]
     assert breakdown(trace, 1)[0].step_s == 8
     (folder.worker(0).path / "events.parquet").unlink()
-    with pytest.raises(UsageError, match="no events of worker 0: the run failed before they were written"):
+    with pytest.raises(UsageError, match="of worker 0: the run failed before one of its recorded steps had ended"):
         read_trace(folder, unfinished=True)
+
+
+def test_a_worker_that_was_killed_after_a_whole_step(tmp_path: Path) -> None:
+    """It is in that step, and not in the one of the fault, of which the other one tells alone."""
+    folder = broken_run(tmp_path)
+    (folder.worker(1).path / "events.parquet").unlink()
+    journal = Journal(folder.worker(1).path)
+    names = ("kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note")
+    whole, *rows = pipeline_rows()[1]
+    events: list[Any] = [tuple(one[name] for name in names) for one in rows]
+    begin_s, end_s = whole["start_s"], whole["end_s"]
+    journal.append(RecordedStep(step=0, note=None, begin_s=begin_s, end_s=end_s, events=events))
+    journal.close()
+    assert read_trace(folder).steps == (0,)
+    trace = read_trace(folder, unfinished=True)
+    assert (trace.steps, trace.num_steps, trace.unfinished_step) == ((0, 1), 2, 1)
+    assert [share.worker for share in breakdown(trace, 0)] == [0, 1]
+    assert [(share.worker, share.step_s) for share in breakdown(trace, 1)] == [(0, 8)]
+    assert trace_timeline(trace, 1, "it").lanes == ("worker 0", "worker 1")
 
 
 def test_events_of_an_older_version(tmp_path: Path) -> None:

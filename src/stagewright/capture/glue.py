@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from stagewright.capture.context import GradMode
 from stagewright.capture.symbols import follows_from_batch, has_known_shape
 
-__all__ = ["Glue", "analyse"]
+__all__ = ["Glue", "analyse", "is_view"]
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "exponential", "rrelu", "uniform")
 _HEAVY = ("matmul", "linear", "einsum", "conv", "attention", "lstm", "gru", "rnn", "fft", "bilinear", "tensordot")
@@ -84,7 +84,7 @@ class Glue:
         """Whether a node may be computed again behind a cut that lies before position ``boundary``."""
         if node in self.pinned:
             return False
-        if _is_view(node):
+        if is_view(node):
             return True  # a view of what was sent sees the same writes
         at = self.position[node]
         return not any(self.written_between(source, at, boundary) for source in node.all_input_nodes)
@@ -94,7 +94,7 @@ class Glue:
         if not self.is_tensor(node) or not has_known_shape(node.meta["val"]):
             return False
         later = self.written_between(node, boundary - 1, len(self.nodes))
-        return not later or self.alias_set[node] is node or not _is_view(node)
+        return not later or self.alias_set[node] is node or not is_view(node)
 
 
 def analyse(graph: fx.Graph, model: nn.Module) -> Glue:
@@ -153,6 +153,6 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_view(node: fx.Node) -> bool:
     """Whether a node only looks at another one's storage, without writing."""
     return not node.meta.get("mutates") and node.op == "call_function" and _viewed(node) is not None

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.assemble import Assembled
+from stagewright.capture.between import RecordedPiece, record_pieces
 from stagewright.capture.context import all_left
 from stagewright.capture.crossing import crossings
 from stagewright.capture.glue import Glue, analyse
@@ -214,6 +215,12 @@ class UnitGraph:
                         number += 1
                     env[node] = run(*node_args, **node_kwargs)
 
+    def record_between(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedPiece]:
+        """Run the graph step by step; yield what is done between units, with the unit that it goes with."""
+        graph = self._in_current_mode()
+        inputs = graph.flatten(args, dict(kwargs or {}))
+        return record_pieces(graph._glue, graph.model, graph._assembled.constants, graph._crossings, inputs)
+
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The user's arguments as the flat list that the first stage takes, checked against the example."""
         expected = self._assembled.in_spec.children()[1].context
@@ -272,6 +279,11 @@ class UnitGraph:
     def unflatten(self, results: Sequence[Any]) -> Any:
         """The last stage's flat results in the structure that the model returns."""
         return pytree.tree_unflatten(list(results), self._assembled.out_spec)
+
+    def example_result(self) -> Any:
+        """What the model returns, as capture saw it: tensors without values, which tell shape and type."""
+        (output,) = (node for node in self._assembled.graph.nodes if node.op == "output")
+        return self.unflatten([one.meta["val"] if isinstance(one, fx.Node) else one for one in output.args[0]])
 
     def _check_input(self, at: int, leaf: Any, example: Any) -> None:
         """One input against the traced one: sizes may differ only where the batch's may."""

@@ -27,6 +27,7 @@ from stagewright.cli.split import split
 from stagewright.cli.study import study
 from stagewright.cli.trace import trace
 from stagewright.cli.train import train
+from stagewright.cli.usage import is_refusal, refusal
 from stagewright.cli.watch import watch
 from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
@@ -75,16 +76,34 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; an error that we raised ends it with one sentence."""
+    """Run the command line; an error that we raised ends it with one sentence, as does what typer refuses."""
     try:
-        app()
+        code = app(prog_name="stagewright", standalone_mode=False)
     except StagewrightError as error:
         print(f"stagewright: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except SystemExit as ending:  # typer makes one of Ctrl-C, without a word
-        if ending.code == 130:
-            print("stagewright: interrupted", file=sys.stderr)
-        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has left: nothing to add
         sys.exit(1)
+    except Exception as error:
+        full = _out_of_memory(error)
+        if full is not None:
+            print(f"stagewright: {full}", file=sys.stderr)
+            sys.exit(full.exit_code)
+        if not is_refusal(error):
+            raise
+        if type(error).__name__ != "NoArgsIsHelpError":  # then its help was shown
+            print(f"stagewright: {refusal(error)}", file=sys.stderr)
+        sys.exit(2)
+    if code == 130:  # typer makes it of Ctrl-C, without a word
+        print("stagewright: interrupted", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _out_of_memory(error: Exception) -> StagewrightError | None:
+    """What to tell of torch's error that a device is full; None of any other."""
+    if "torch" not in sys.modules:
+        return None
+    from stagewright.cluster.refusal import refusal_of
+
+    return refusal_of(error, who="stagewright", doing=" ".join(sys.argv[1:2]))

@@ -24,6 +24,7 @@ from stagewright.cli.options import (
     begin,
 )
 from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
 
 __all__ = ["codecs"]
@@ -92,6 +93,8 @@ def bench(
     for name in chosen:
         check_codec(name)
     rates = [parse_rate(one) for one in links.split(",")]
+    if min(rates) <= 0:
+        raise UsageError(f"--links {links}: a link of rate 0 can't be judged; use rates above it, like 1Gbit/s")
     if plot is not None:
         from stagewright.report.figure_file import check_figure_path
 
@@ -116,7 +119,7 @@ def bench(
 
     loaded = choice.load(place)
     graph = choice.capture(loaded)
-    for line in (*loaded.notes, *graph.notes):
+    for line in choice.notes(loaded, graph):
         note(f"note: {line}")
     places = even_cuts(graph, stages) if cuts is None else cut_indices(graph, [one.strip() for one in cuts.split(",")])
     with progress(f"measuring codecs on {model}") as report:

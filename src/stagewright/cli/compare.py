@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,19 +19,25 @@ from stagewright.cli.options import (
     SequenceLength,
     Units,
     Weights,
+    devices_of,
 )
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.codec.name import check_codec
 from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
-from stagewright.plan.check import BATCH_NORMS, DTYPES, check_choice
+from stagewright.plan.check import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice, check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.quantity import parse_bytes
-from stagewright.zoo import catalogue
+from stagewright.user_code import is_own
+from stagewright.zoo.check import check_name
+
+if TYPE_CHECKING:
+    from stagewright.plan.value import Plan
 
 __all__ = ["compare"]
 
 _HOW = "How it runs"
+_BATCH = 32
 
 
 def compare(
@@ -44,7 +51,10 @@ def compare(
             help="Names with commas, meshes after spaces: 'serial,data data=2,pipeline=2'.", rich_help_panel=_HOW
         ),
     ] = "serial,data,tensor,pipeline",
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.", rich_help_panel=_HOW)] = 32,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples in a step, over all workers. \\[default: 32]", rich_help_panel=_HOW),
+    ] = None,
     microbatches: Annotated[int, typer.Option(min=1, help="Of a pipeline.", rich_help_panel=_HOW)] = 8,
     schedule: Annotated[str, typer.Option(help="Of a pipeline.", rich_help_panel=_HOW)] = "1f1b",
     policy: Annotated[
@@ -89,22 +99,22 @@ def compare(
     units: Units = "auto",
 ) -> None:
     """Run one batch under each strategy, prove each equal to serial, and show what it gives."""
-    if ":" not in model:
-        catalogue.entry(model)
+    check_name(model, weights)
     check_choice("schedule", schedule, SCHEDULES)
+    check_choice("way to recompute", recompute, RECOMPUTES)
     check_choice("batch norm mode", batch_norm, BATCH_NORMS)
     check_choice("dtype", dtype or "float32", DTYPES)
     for name in (codec, codec_backward):
         if name is not None:
             check_codec(name)
     begin_importing()
-    from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import compare as run_all
     from stagewright.engine.compare import strategy_plans
-    from stagewright.plan.value import ModelSpec, Plan
+    from stagewright.engine.resolve import check_cuts
+    from stagewright.plan.here import check_here
+    from stagewright.plan.value import AXES, ModelSpec, Plan
 
-    named = tuple(re.split(r"[;,]\s*(?=cpu|cuda)", devices))
-    names = default_devices(int(devices)) if devices.isdigit() else named
+    names = devices_of(devices)
     spec = ModelSpec(
         name=model,
         weights=weights,
@@ -123,7 +133,7 @@ def compare(
     }
     plan = Plan(
         model=spec,
-        batch=batch,
+        batch=_BATCH if batch is None else batch,
         split=policy,
         cuts=tuple(cut or ()),
         units=units,
@@ -136,10 +146,26 @@ def compare(
         warmup=warmup,
         **base,
     )
-    chosen = [name for word in strategies.split() for name in ([word] if "=" in word else word.split(","))]
+    words = [name for word in strategies.split() for name in ([word] if "=" in word else re.split("[,;]", word))]
+    chosen = [name for name in words if name]
     if not chosen:
-        raise UsageError("no strategy was named; write for example --strategies 'serial pipeline'")
-    plans = strategy_plans(plan, chosen, len(names), microbatches)
+        raise UsageError(f"--strategies {strategies!r} names none; write for example --strategies 'serial pipeline'")
+    for name in chosen:
+        if "=" not in name:
+            check_choice("strategy", name, ("serial", *AXES))
+    plans = list(dict.fromkeys(strategy_plans(plan, chosen, len(names), microbatches)))
+    check_here(plan)
+    _refuse_if_none_can_be(plans)
+    named_units = units not in ("auto", "leaf")
+    for one in [one for one in plans if one.cuts or named_units][:1]:
+        check_cuts(one)
+    if len(names) == 1 and len(chosen) > 1:
+        note(f"one device, {names[0]}, leaves nothing to compare: serial alone is run; give two, like --devices 2")
+    if batch is None and is_own(model):
+        note(
+            f"a step has {_BATCH} samples, as for every model (--batch sets another): rows of {model}'s example are "
+            "repeated, or some left out"
+        )
 
     def tell(one: Plan, text: str) -> None:
         note(f"{one.mesh.strategy}: {text} …")
@@ -161,3 +187,15 @@ def compare(
         raise typer.Exit(1)
     if any(row["equal"] is False for row in rows):
         raise typer.Exit(3)
+
+
+def _refuse_if_none_can_be(plans: Sequence[Plan]) -> None:
+    """The first refusal where every plan is refused; a table has room for a few."""
+    found = []
+    for one in plans:
+        try:
+            check_plan(one)
+            return
+        except UsageError as error:
+            found.append(error)
+    raise found[0]

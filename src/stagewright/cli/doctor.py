@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stagewright.cli.options import Json
+from stagewright.cli.options import Json, check_output
 from stagewright.cli.screen import note, print_json, screen
 
 __all__ = ["doctor"]
@@ -26,6 +26,8 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Show this machine: cores, memory, GPUs, backends, versions; write its cluster file."""
+    if output is not None:
+        check_output(output, "-o")
     from stagewright.cluster.file import write_cluster
     from stagewright.cluster.machine import default_devices, probe_machine
     from stagewright.cluster.probe import cluster_of, measure_link

@@ -12,11 +12,13 @@ from stagewright.cli.forecast_options import (
     ClusterFile,
     Devices,
     FreeCommunication,
+    Fresh,
     InfiniteDevices,
     Innermost,
     Latency,
     PerfectBalance,
     Rescale,
+    note_profile,
     prepared_from,
     what_if,
 )
@@ -41,6 +43,7 @@ def explain(
     rescale: Rescale = False,
     innermost: Innermost = "pipeline",
     repeats: Repeats = 5,
+    fresh: Fresh = False,
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -68,6 +71,7 @@ def explain(
         cache=cache_dir,
         no_cache=no_cache,
         repeats=repeats,
+        fresh=fresh,
     )
     from stagewright.planner.explain import explain_plan, explain_run
 
@@ -106,3 +110,4 @@ def explain(
     console = screen()
     console.print(waterfall_table(found.parts, title))
     console.print(f"What would gain most: {advice}", markup=False)
+    note_profile(prepared.measured.profile)

@@ -13,6 +13,7 @@ import typer
 from stagewright.cli.fabric_options import places_of, token_of, with_late, workload_of
 from stagewright.cli.options import Json
 from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
 from stagewright.quantity import parse_bytes, parse_s
 
@@ -144,6 +145,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Send a workload between hosts, or between processes here, and show what it took."""
+    from stagewright.fabric.connections import check_congestion
     from stagewright.fabric.coordinator import Settings
     from stagewright.fabric.distribution import Threshold
     from stagewright.fabric.lab.session import current_lab
@@ -166,6 +168,10 @@ def run(
         if given and engine != "sockets":
             raise UsageError(f"{option} needs the sockets engine; {engine} makes its own connections")
     lab = current_lab() if hosts is None else None
+    if congestion is not None and hosts is None:
+        check_congestion(congestion)
+    if engine == "nccl" and hosts is None and not has_gpu():
+        raise UsageError("--engine nccl needs a GPU, and this machine shows none: use gloo or sockets")
     places = places_of(hosts, lab)
     limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
     number = ranks if ranks is not None else len(places) if places else 4

@@ -75,12 +75,11 @@ def workload_of(
     collective(algorithm, number)  # an unknown name is told before anything is loaded
     if model is not None:
         from stagewright.fabric.from_model import from_model, num_trials
-        from stagewright.zoo import catalogue
+        from stagewright.zoo.check import check_name
 
         if algorithm not in ALL_REDUCE:
             raise UsageError(f"gradients are all-reduced; {algorithm!r} does not: use one of {', '.join(ALL_REDUCE)}")
-        if ":" not in model:
-            catalogue.entry(model)
+        check_name(model)
         steps = num_trials(*schooling)
         from stagewright import zoo
 

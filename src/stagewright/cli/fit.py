@@ -71,6 +71,8 @@ def fit(
     if what == "sequence" and (entry is None or "sequence_length" not in entry.options):
         raise UsageError(f"{model} takes no sequences: use --what batch")
     limit = parse_bytes(memory)
+    if limit < 1:
+        raise UsageError(f"--memory {memory}: nothing fits in no memory; write it like 8GiB")
     from stagewright.plan.check import OPTIMIZERS
     from stagewright.plan.schedules import SCHEDULES
     from stagewright.plan.value import ModelSpec, OptimizerSpec, Plan

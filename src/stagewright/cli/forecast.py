@@ -12,11 +12,13 @@ from stagewright.cli.forecast_options import (
     ClusterFile,
     Devices,
     FreeCommunication,
+    Fresh,
     InfiniteDevices,
     Innermost,
     Latency,
     PerfectBalance,
     Rescale,
+    note_profile,
     prepared_from,
     what_if,
 )
@@ -53,6 +55,7 @@ def forecast(
     rescale: Rescale = False,
     innermost: Innermost = "pipeline",
     repeats: Repeats = 5,
+    fresh: Fresh = False,
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -79,6 +82,7 @@ def forecast(
         cache=cache_dir,
         no_cache=no_cache,
         repeats=repeats,
+        fresh=fresh,
     )
     prepared = what_if(
         prepared,
@@ -120,6 +124,5 @@ def forecast(
     for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
         console.print(line, no_wrap=True)
     console.print(forecast_summary(found), markup=False)
-    profile = prepared.measured.profile
-    note(f"from a profile of micro-batches of {profile.batch_size} on {profile.device}; times: {profile.source}")
-    note_coverage(profile.coverage)
+    note_profile(prepared.measured.profile)
+    note_coverage(prepared.measured.profile.coverage)

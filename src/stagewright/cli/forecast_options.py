@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli.screen import note, progress
-from stagewright.quantity import parse_rate, parse_s
+from stagewright.quantity import format_age, parse_rate, parse_s
 
 if TYPE_CHECKING:
     from stagewright.plan.value import Plan
     from stagewright.planner.forecasting import Prepared
+    from stagewright.profile.value import Profile
 
 _IF = "What if"
 _WHERE = "Where"
@@ -39,7 +40,18 @@ FreeCommunication = Annotated[
 ]
 Bandwidth = Annotated[str | None, typer.Option(help="Of every link, like 10Gbit/s.", rich_help_panel=_IF)]
 Latency = Annotated[str | None, typer.Option(help="Of every link, like 1us.", rich_help_panel=_IF)]
-Devices = Annotated[int | None, typer.Option(min=1, help="As many devices, all alike.", rich_help_panel=_IF)]
+Devices = Annotated[
+    int | None,
+    typer.Option(min=1, help="As many devices, all alike.", rich_help_panel=_IF),
+]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        help="Measure the model again and keep that, instead of taking what is kept.",
+        rich_help_panel="How it is measured",
+    ),
+]
 InfiniteDevices = Annotated[
     bool,
     typer.Option(
@@ -60,12 +72,12 @@ def prepared_from(
     cache: str | None,
     no_cache: bool,
     repeats: int,
+    fresh: bool = False,
 ) -> Prepared:
     """Measure what is missing and bring it together; refuses wrong files before anything is measured."""
     from stagewright.cluster.file import read_cluster
     from stagewright.cluster.machine import default_devices
     from stagewright.errors import UnknownName
-    from stagewright.forecast.terms import EngineTerms
     from stagewright.plan.value import AXES
     from stagewright.planner.calibrate import load_calibration
     from stagewright.planner.forecasting import check_kind, prepare
@@ -82,13 +94,21 @@ def prepared_from(
         check_kind(plan.devices[0] if plan.devices else default_devices(1)[0], chosen, rescale)
     calibration = load_calibration(cache, progress=note)
     with progress(f"measuring {plan.model.name}") as report:
-        measured = measure_model(plan, cache=False if no_cache else cache or True, repeats=repeats, progress=report)
+        measured = measure_model(
+            plan, cache=False if no_cache else cache or True, repeats=repeats, fresh=fresh, progress=report
+        )
     if chosen is None:
         chosen = calibration.cluster(plan.mesh.num_workers)
-    # The executor's work is the same everywhere; how cores slow each other down is this machine's.
-    alike = calibration.kind == chosen.devices[0].kind
-    terms = calibration.terms if alike else EngineTerms(action_s=calibration.terms.action_s)
-    return prepare(plan, measured, chosen, terms, innermost=innermost, rescale=rescale)
+    return prepare(plan, measured, chosen, calibration.terms_on(chosen), innermost=innermost, rescale=rescale)
+
+
+def note_profile(profile: Profile) -> None:
+    """Say where the times are from, how old they are, and how to have others."""
+    where = f"micro-batches of {profile.batch_size} on {profile.device}"
+    if profile.source == "cache":
+        note(f"from a profile of {where}, measured {format_age(profile.age_s)} ago; --fresh measures again")
+    else:
+        note(f"from a profile of {where}; times: {profile.source}")
 
 
 def what_if(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
-from stagewright.zoo import catalogue
+from stagewright.zoo.check import check_name
 
 if TYPE_CHECKING:
     from stagewright.capture import UnitGraph
@@ -34,6 +36,8 @@ __all__ = [
     "Units",
     "Weights",
     "begin",
+    "check_output",
+    "devices_of",
     "numbers",
 ]
 
@@ -126,17 +130,50 @@ class ModelChoice:
         units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
         return capture(model.module, model.args, model.kwargs, units=units)
 
+    def notes(self, model: Model, graph: UnitGraph) -> list[str]:
+        """What the user should know about how the model was made, whose loss it has, and how it was captured."""
+        from stagewright.zoo.loss import loss_source
+        from stagewright.zoo.model import LOSS_NOTES
+
+        source = loss_source(model.loss, graph.example_result())
+        return [*model.notes, *([LOSS_NOTES[source]] if source in LOSS_NOTES else []), *graph.notes]
+
 
 def begin(model: str, text: str | None) -> Device:
-    """Check a plain model name and pin this process to a device, before torch is imported.
+    """Check a model's name and pin this process to a device, before torch is imported.
 
     Without a device's name it is the first core that this process may use.
     """
-    if ":" not in model:
-        catalogue.entry(model)
+    check_name(model)
     device = Device.parse(text if text is not None else f"cpu:{min(available_cores())}")
     pin_process(device)
     return device
+
+
+def devices_of(text: str) -> tuple[str, ...]:
+    """The devices that `--devices` asks for: how many (one core or GPU each), or their names."""
+    if text.strip().isdigit():
+        if int(text) < 1:
+            raise UsageError(f"--devices {text}: must be at least 1")
+        from stagewright.cluster.machine import default_devices
+
+        return default_devices(int(text))
+    names = tuple(name.strip() for name in re.split(r"[;,]\s*(?=cpu|cuda)", text))
+    for name in names:
+        if not name.startswith(("cpu", "cuda")):
+            raise UsageError(
+                f"--devices {text!r}: {name!r} is neither a number of devices nor a device; write 2, or cpu:0,cpu:1"
+            )
+        Device.parse(name)
+    return names
+
+
+def check_output(path: Path, option: str) -> None:
+    """UsageError where no file can be written there: before the work whose result it is."""
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: that is a folder; name a file in it, like {path / 'cluster.toml'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first: mkdir -p {path.parent}")
 
 
 def numbers(text: str, what: str) -> list[float]:

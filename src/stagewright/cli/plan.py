@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.forecast_options import ClusterFile, Innermost, Rescale
+from stagewright.cli.forecast_options import ClusterFile, Fresh, Innermost, Rescale
 from stagewright.cli.options import (
     CacheDir,
     ImageSize,
@@ -22,6 +22,7 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import note, print_json, progress, screen
 from stagewright.errors import UsageError
+from stagewright.quantity import format_age
 from stagewright.zoo import catalogue
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def plan(
     units: Units = "auto",
     rescale: Rescale = False,
     innermost: Innermost = "pipeline",
-    repeats: Repeats = 3,
+    repeats: Repeats = 5,
+    fresh: Fresh = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Search data × tensor × pipeline × micro-batches × schedule × recomputation × shard for the quickest plan."""
@@ -115,9 +117,10 @@ def plan(
             raise UsageError("--analytic needs the hardware: give --cluster FILE")
         source = _analytic(base, chosen, efficiency)
     else:
-        source, chosen, terms = _measured(base, chosen, cache_dir, repeats, rescale)
+        source, chosen, terms = _measured(base, chosen, cache_dir, repeats, rescale, fresh)
     from stagewright.planner.link_codecs import measured_codec
     from stagewright.planner.search import search
+    from stagewright.planner.verify import NUM_VERIFIED
 
     known = {name: measured_codec(name, dtype, 1 << 20) for name in names}
     found = search(
@@ -130,6 +133,7 @@ def plan(
         recomputes=ways,
         codecs=known,
         innermost=innermost,  # type: ignore[arg-type]
+        num_sharp=NUM_VERIFIED if verify else 1,
         progress=note,
     )
     verified = None
@@ -144,16 +148,19 @@ def plan(
         write_plan(best.plan, output)
         note(f"wrote {output}")
     if json:
-        print_json(_data(model, batch, found, verified))
+        print_json(_data(base, found, verified))
         return
     from stagewright.report.plan_table import plan_remarks, plan_table, verified_table
 
     console = screen()
-    console.print(plan_table(found, f"{model}: batch {batch} on {chosen.num_devices} devices, forecast"))
+    title = f"{model}: batch {batch}, {dtype}, {optimizer}, on {chosen.num_devices} devices, forecast"
+    console.print(plan_table(found, title))
     if verified is not None:
         console.print(verified_table(verified))
     for line in plan_remarks(found):
         console.print(line, markup=False)
+    if not analytic:
+        _note_sizes(best.plan, source)
 
 
 def _check(kind: str, names: list[str], known: Any) -> None:
@@ -180,7 +187,7 @@ def _analytic(base: Plan, cluster: Cluster, efficiency: float) -> Source:
 
 
 def _measured(
-    base: Plan, cluster: Cluster | None, cache: str | None, repeats: int, rescale: bool
+    base: Plan, cluster: Cluster | None, cache: str | None, repeats: int, rescale: bool, fresh: bool
 ) -> tuple[Source, Cluster, Any]:
     from stagewright.cluster.machine import default_devices, probe_machine, spread_cores
     from stagewright.planner.calibrate import load_calibration
@@ -201,17 +208,33 @@ def _measured(
     def measure(plan: Plan, size: int) -> MeasuredModel:
         layers = f" as one of {plan.mesh.tensor}" if plan.mesh.tensor > 1 else ""
         with progress(f"measuring {plan.model.name}, {size} samples{layers}") as report:
-            return measure_model(plan, size=size, cache=cache or True, repeats=repeats, progress=report)
+            return measure_model(plan, size=size, cache=cache or True, repeats=repeats, fresh=fresh, progress=report)
 
     # The largest is what each replica of plain data parallel computes at once, as far as that can be measured soon.
     small = 1 if base.batch < 4 else 2
     large = max(small, min(64, base.batch // min(cluster.num_devices, base.batch)))
-    source = MeasuredSource(plan=replace(base, devices=(device,)), small=small, large=large, measure=measure)
-    alike = calibration.kind == cluster.devices[0].kind
-    return source, cluster, calibration.terms if alike else replace(calibration.terms, crowding=0.0)
+    source = MeasuredSource(
+        plan=replace(base, devices=(device,)), small=small, large=large, repeats=repeats, measure=measure
+    )
+    return source, cluster, calibration.terms_on(cluster)
 
 
-def _data(model: str, batch: int, found: Any, verified: Any) -> dict[str, Any]:
+def _note_sizes(best: Plan, source: Source) -> None:
+    """Say how the best plan was measured, and whether a forecast of it will be the same."""
+    from stagewright.planner.measure import chunk_sizes
+
+    size, tensor = max(chunk_sizes(best)), best.mesh.tensor
+    profile = source.model(size, tensor).profile
+    if profile.source == "line":
+        note(
+            f"micro-batches of {size} would take long to measure, so that the best plan is forecast from smaller ones; "
+            "`stagewright forecast` measures them"
+        )
+    elif profile.source == "cache":
+        note(f"the best plan's profile was measured {format_age(profile.age_s)} ago; --fresh measures again")
+
+
+def _data(base: Plan, found: Any, verified: Any) -> dict[str, Any]:
     """The JSON of this verb (documented in docs/json.md)."""
 
     def row(one: Any) -> dict[str, Any]:
@@ -233,9 +256,12 @@ def _data(model: str, batch: int, found: Any, verified: Any) -> dict[str, Any]:
         }
 
     return {
-        "model": model,
-        "batch": batch,
+        "model": base.model.name,
+        "batch": base.batch,
+        "dtype": base.dtype,
+        "optimizer": base.optimizer.name,
         "best": [row(one) for one in found.best],
+        "serial": row(found.serial),
         "data_parallel": None if found.data_parallel is None else row(found.data_parallel),
         "losers": found.losers,
         "num_plans": found.num_plans,

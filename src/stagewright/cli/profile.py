@@ -63,7 +63,7 @@ def profile(
 
     loaded = choice.load(place)
     graph = choice.capture(loaded)
-    for line in (*loaded.notes, *graph.notes):
+    for line in choice.notes(loaded, graph):
         note(f"note: {line}")
     with progress(f"measuring {model} on {place}") as report:
         result = measure(

@@ -33,6 +33,15 @@ def report(
     forecast: Annotated[
         bool, typer.Option("--forecast", help="Measure the models here and forecast the runs beside what they took.")
     ] = False,
+    newest: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Of the runs, the newest so many. \\[default: 40]",
+            show_default=False,
+        ),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Of the page. \\[default: models and strategies]")] = None,
     cache_dir: CacheDir = None,
     json: Json = False,
@@ -41,6 +50,7 @@ def report(
     from stagewright.cluster.atomic_file import save_text
     from stagewright.report.page.build import build_report
     from stagewright.report.page.html import page_html
+    from stagewright.report.page.runs import MOST_RUNS
 
     for path, option in ((output, "-o"), (markdown, "--markdown")):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
@@ -53,7 +63,7 @@ def report(
 
         usual: dict[str, Any] = {"cluster": None, "rescale": False, "innermost": "pipeline", "no_cache": False}
         forecaster = make_forecaster(partial(prepared_from, **usual, cache=cache_dir, repeats=5))
-    made = build_report(runs, title=title, forecaster=forecaster)
+    made = build_report(runs, title=title, forecaster=forecaster, newest=newest or MOST_RUNS)
     content = page_html(made.page)
     save_text(content, output)
     if markdown is not None:
@@ -80,11 +90,14 @@ def report(
                 "fabric_runs": [str(one.path) for one in made.found.fabrics],
                 "studies": [str(one) for one in made.found.studies],
                 "damaged": list(made.found.damaged),
+                "left_out": made.found.num_left_out,
                 "markdown": None if markdown is None else str(markdown),
                 "figures": [str(path) for path in drawn],
             }
         )
         return
+    if made.found.left_out:
+        note(made.found.left_out)
     for reason in made.found.damaged:
         note(f"left out: {reason}")
     note(f"{output}: {format_bytes(size)}, {len(made.page.sections)} sections; open it in a browser")

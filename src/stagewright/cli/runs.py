@@ -35,5 +35,5 @@ def runs(
 
     screen().print(runs_table(rows))
     for row in rows:
-        if row.status in ("failed", "damaged") and row.error:
+        if row.status in ("failed", "refused", "damaged") and row.error:
             note(f"{row.name}: {row.error}")

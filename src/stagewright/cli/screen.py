@@ -35,8 +35,9 @@ def note_coverage(coverage: float) -> None:
     """Warn where the units' times do not explain the whole model's."""
     if abs(coverage - 1) > 0.1:
         note(
-            f"beware: the units sum to {coverage:.0%} of the whole model's time, so times are uncertain; use a larger "
-            "--batch or more --repeats, and a quiet machine"
+            f"beware: the units and what lies between them sum to {coverage:.0%} of the whole model's time, so times "
+            "are uncertain; measure again on a quiet machine, with more --repeats, or with a larger batch where units "
+            "take less than 100 µs"
         )
 
 

@@ -157,7 +157,7 @@ def split(
     )
     loaded = choice.load(place)
     graph = choice.capture(loaded)
-    for line in (*loaded.notes, *graph.notes):
+    for line in choice.notes(loaded, graph):
         note(f"note: {line}")
     num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
     if cut and len(cut) + 1 != num_stages:

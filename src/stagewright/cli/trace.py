@@ -178,9 +178,14 @@ def _tell_of_fault(found: Trace, plan: Plan, number: int) -> None:
     """What a trace of a failed run lacks."""
     missing = [rank for rank in range(plan.mesh.num_workers) if rank not in {one.rank for one in found.workers}]
     for rank in missing:
-        note(f"worker {rank} left no events: it was killed, or failed before its first recorded step")
+        note(f"worker {rank} left no events: it was killed, or failed before the end of its first recorded step")
     if number == found.unfinished_step:
         note(f"the run failed in step {number}: what is shown ends there; --step shows another")
+        for worker in found.workers:
+            if worker.step(number) is None:
+                last = max(set(worker.steps).intersection(found.steps), default=None)
+                shown = "" if last is None else f"; --step {last} shows it in its last whole step"
+                note(f"worker {worker.rank} was killed: what it did in step {number} is not known{shown}")
 
 
 def _print_comparison(console: Any, found: Comparison) -> None:

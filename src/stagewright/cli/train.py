@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights
+from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights, devices_of
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
 from stagewright.quantity import format_s
-from stagewright.zoo import catalogue, tasks
+from stagewright.zoo import tasks
+from stagewright.zoo.check import check_name, takes_option
 
 if TYPE_CHECKING:
     from stagewright.plan.value import Plan
@@ -55,7 +56,7 @@ def train(
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_HOW)] = None,
     devices: Annotated[
         str | None,
-        typer.Option(help="How many (one core or GPU each), or names with ;: cpu:0;cpu:1.", rich_help_panel=_HOW),
+        typer.Option(help="How many (one core or GPU each), or names: cpu:0,cpu:1.", rich_help_panel=_HOW),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="\\[default: 3]", rich_help_panel=_LEARN)] = None,
     batch: Annotated[
@@ -107,12 +108,9 @@ def train(
     units: Units = "auto",
 ) -> None:
     """Train a model on a task, with checkpoints and an evaluation after each epoch."""
-    takes_classes = True
-    if ":" not in model:
-        takes_classes = "num_classes" in catalogue.entry(model).options
+    check_name(model, weights)
     entry = tasks.entry(task)
     begin_importing()
-    from stagewright.cluster.machine import default_devices
     from stagewright.engine.training_job import TrainingOptions, find_checkpoint
     from stagewright.engine.training_job import train as run
 
@@ -136,19 +134,37 @@ def train(
             "checkpoint_every": checkpoint_every,
             "units": units if units != "auto" else None,
         },
-        num_classes=entry.num_classes if takes_classes else None,
+        num_classes=entry.num_classes if takes_option(model, "num_classes") else None,
     )
     if devices is not None:
-        names = default_devices(int(devices)) if devices.isdigit() else tuple(devices.split(";"))
-        if len(names) < chosen.mesh.num_workers:
-            raise UsageError(f"{chosen.mesh} needs {chosen.mesh.num_workers} devices, but --devices gives {len(names)}")
-        chosen = replace(chosen, devices=names[: chosen.mesh.num_workers])
+        names, count = devices_of(devices), chosen.mesh.num_workers
+        if len(names) < count:
+            raise UsageError(
+                f"{chosen.mesh} needs {count} devices, but --devices gives {len(names)}; use --devices {count}"
+            )
+        chosen = replace(chosen, devices=names[:count])
+    _check(chosen, task, data_dir)
+    if export is not None and export.exists() and not export.is_dir():
+        raise UsageError(f"--export {export}: that is a file; name a folder, which is made if it is not there")
+    if tokenizer is not None and not tokenizer.expanduser().is_dir():
+        raise UsageError(f"--tokenizer {tokenizer}: there is no such folder; name one that has tokenizer.json")
+    plans = [
+        replace(chosen, task=task, seed=seed, model=replace(chosen.model, seed=seed))
+        for seed in _seeds(seeds, chosen.seed)
+    ]
+    named = None if start is None else _checkpoint_of(start)
+    begun = [named or (find_checkpoint(root, one) if resume else None) for one in plans]
+    if resume and not any(begun):
+        raise UsageError(
+            f"--resume: no run in {root} has a checkpoint of {model} on {task} with batch {chosen.batch} and seed "
+            f"{' or '.join(str(one.seed) for one in plans)}; leave --resume out to start anew (--checkpoint-every 100 "
+            "keeps checkpoints)"
+        )
     results: list[dict[str, Any]] = []
-    for seed in _seeds(seeds, chosen.seed):
-        one = replace(chosen, task=task, seed=seed, model=replace(chosen.model, seed=seed))
-        found = _checkpoint_of(start) if start is not None else find_checkpoint(root, one) if resume else None
+    for one, found in zip(plans, begun, strict=True):
+        seed = one.seed
         if resume and found is None:
-            note(f"seed {seed}: no checkpoint under {root} fits; starting anew")
+            note(f"seed {seed}: no checkpoint in {root} fits; starting anew")
         elif found is not None:
             note(f"seed {seed}: going on from {found}")
         options = TrainingOptions(
@@ -194,7 +210,9 @@ def _plan(
         return Plan(**{**defaults, **given, "model": ModelSpec(num_classes=num_classes, **named), "optimizer": spec})
     found = read_plan(path)
     if found.model.name != named["name"]:
-        raise UsageError(f"{path} is a plan for {found.model.name!r}, not for {named['name']!r}")
+        raise UsageError(
+            f"{path} is a plan for {found.model.name!r}, not for {named['name']!r}; name that one, or leave --plan out"
+        )
     if {"mesh", "schedule", "cuts"} & given.keys():  # what the file says of stages is of its own mesh
         given = {"cuts": (), "stages": None, "placement": "auto", "devices": (), **given}
     if found.epochs is None and "epochs" not in given:
@@ -203,6 +221,21 @@ def _plan(
         named["num_classes"] = num_classes
     spec = replace(found.optimizer, **learned)
     return replace(found, **given, model=replace(found.model, **named), optimizer=spec, training=True)
+
+
+def _check(plan: Plan, task: str, data_dir: Path | None) -> None:
+    """Refuse what can't be trained here before there is a run: the plan, its model, the task and its data."""
+    from stagewright.engine.resolve import check_cuts
+    from stagewright.plan.check import check_plan
+    from stagewright.plan.here import check_here
+    from stagewright.zoo.tasks import check_task
+
+    named = replace(plan, task=task)
+    check_plan(named)
+    about = check_here(named)
+    check_task(task, plan.model.name, plan.model.load() if about is None else about, data_dir=data_dir)
+    if plan.cuts or plan.units not in ("auto", "leaf"):
+        check_cuts(named)
 
 
 def _seeds(text: str | None, default: int) -> list[int]:
@@ -223,7 +256,10 @@ def _checkpoint_of(path: Path) -> Path:
         return path
     found = latest(path / "checkpoints")
     if found is None:
-        raise UsageError(f"{path} is neither a checkpoint nor a run that has one; name a folder below runs/")
+        raise UsageError(
+            f"{path} is neither a checkpoint nor a run that has one; name a folder below runs/ that was made with "
+            "--checkpoint-every"
+        )
     return found
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 _PAGE = "The page"
-_ENDED = ("done", "failed", "interrupted", "killed")
+_ENDED = ("done", "failed", "refused", "interrupted", "killed")
 _VIEW_S = 0.2  # between two pictures in the terminal
 _LINE_S = 5.0  # between two lines where there is no terminal
 

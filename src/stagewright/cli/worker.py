@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,11 @@ def worker(
     ] = None,
 ) -> None:
     """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
-    from stagewright.engine.worker import start_worker
+    from stagewright.engine.worker import Place, start_worker
+    from stagewright.plan.file import read_plan
+    from stagewright.plan.here import check_named
 
+    if job is None:
+        found, rank = read_plan(plan), Place.of(os.environ).rank
+        check_named(found.model, found.devices[rank] if rank < len(found.devices) else None)
     start_worker(plan, run_folder, job, hang_s)

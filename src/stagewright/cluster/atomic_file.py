@@ -15,6 +15,8 @@ __all__ = ["save_text"]
 def save_text(content: str, path: str | Path) -> None:
     """Writes a text file beside its place and moves it there."""
     path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"can't write {path}: it is a folder; name a file in it")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         try:

@@ -66,6 +66,8 @@ _CLUSTER: dict[str, Reader] = {
 
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster in a file."""
+    if not Path(path).exists():
+        raise UsageError(f"there is no cluster file {path}; `stagewright doctor -o {path}` writes this machine's")
     values = read_table(load_toml(path), _CLUSTER, str(path), required=["devices"])
     return _made(Cluster, values, str(path))
 

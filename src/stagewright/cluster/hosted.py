@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["ROOM", "is_hosted", "is_visitor", "resident", "room_of", "settle", "visiting"]
+__all__ = ["ROOM", "is_hosted", "is_visitor", "may_stay", "resident", "room_of", "settle", "visiting"]
 
 ROOM = 4
 """A model moves to a device that has so many times its bytes: its weights, twice their gradients (capture compares
@@ -61,7 +62,16 @@ def settle(module: nn.Module, place: torch.device, room_bytes: int | None = None
         for name, buffer in one._buffers.items():
             if buffer is not None:
                 one._buffers[name] = buffer.to(place)
+    _without_room.add(module)
     return module
+
+
+_without_room: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def may_stay(module: nn.Module) -> bool:
+    """Whether ``settle`` found no room for a module: where others have parameters on the host, they were forgotten."""
+    return module in _without_room
 
 
 def is_hosted(module: nn.Module, place: torch.device) -> bool:

@@ -144,8 +144,14 @@ def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]
     cores = spread_cores()
     if num_workers > len(cores) and not share:
         raise UsageError(
-            f"{num_workers} devices were asked for, but this machine has {len(cores)} cores; use fewer, or share cores "
-            f"by naming them: --devices {','.join(['cpu:0'] * num_workers)}"
+            f"{num_workers} devices were asked for, but this machine has {len(cores)} cores; use {len(cores)} or "
+            "fewer, or name cores more than once to share them, which gains no time: --devices "
+            f"{','.join(f'cpu:{cores[at % len(cores)]}' for at in range(min(num_workers, 2 * len(cores), 8)))}"
+            + (
+                ""
+                if num_workers <= 8
+                else ",… (what more devices would give is forecast: `stagewright plan --cluster`)"
+            )
         )
     return tuple(f"cpu:{cores[worker % len(cores)]}" for worker in range(num_workers))
 

@@ -43,6 +43,8 @@ Reader: TypeAlias = Callable[[object, str], Any]
 
 def load_toml(path: str | Path) -> dict[str, Any]:
     """The file's content; an error names the file, and the line where it is not TOML."""
+    if Path(path).is_dir():
+        raise UsageError(f"{path} is a folder; name a TOML file in it, like {Path(path) / 'plan.toml'}")
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -66,7 +68,7 @@ def read_table(
     values = {key: readers[key](value, f"{where}: {key}") for key, value in table.items()}
     for key in required:
         if key not in values:
-            raise UsageError(f"{where}: {key} is missing")
+            raise UsageError(f"{where}: {key} is missing; add it, as [{key}] or {key} = …")
     return values
 
 

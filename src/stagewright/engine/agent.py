@@ -25,6 +25,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stagewright.cluster.device import Device, has_gpu
+from stagewright.cluster.host_memory import kills_for_memory
 from stagewright.engine.copies import end_importing, imported_ahead
 from stagewright.engine.fault import Doing, Fault, FaultKind, read_doing, worker_folder
 from stagewright.engine.watch import STARTING, ProgressClock, blame, is_stopped
@@ -130,6 +131,7 @@ class Agent(LocalElasticAgent):
         self._timeout_s = timeout_s
         self._on_poll = on_poll
         self._all_ended = False
+        self._kills = kills_for_memory()
         self._begun_s = time.monotonic()
         self._clock = ProgressClock(hang_s, self._begun_s)
 
@@ -209,9 +211,17 @@ class Agent(LocalElasticAgent):
         code = self._processes()[worker].exitcode
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-            hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-            return self._fault(worker, "killed", f"{name}{hint}")
+            return self._fault(worker, "killed", name + (self._about_memory() if name == "SIGKILL" else ""))
         return self._fault(worker, "exited", f"exit code {code}", _tail(worker_folder(self._folder, worker)))
+
+    def _about_memory(self) -> str:
+        """Whether it was the system that killed a worker, as far as that can be told."""
+        if kills_for_memory() == self._kills:
+            return " (the system may have run out of memory)"
+        return (
+            f" (the system ran out of memory and killed a process; each of {self._plan.mesh.num_workers} workers "
+            "builds the whole model before it keeps its part: use fewer here, a smaller batch or more machines)"
+        )
 
     def _fault(self, worker: int | None, kind: FaultKind, message: str, where: str = "") -> Fault:
         known = worker is not None and worker < len(self._plan.devices)

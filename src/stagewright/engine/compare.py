@@ -72,7 +72,7 @@ def run_plan(
         folder.finish("interrupted")
         raise
     except BaseException as error:
-        folder.finish("failed", {"error": str(error)})
+        folder.give_up(error)
         raise
     folder.finish("done", result)
     return result

@@ -214,6 +214,10 @@ class _Replicated(DataParallel):
 
         def take(future: Any) -> torch.Tensor:
             done()
+            if (
+                flat.is_cuda
+            ):  # NCCL's work holds its tensor until somebody waits, or its watchdog comes by: one bucket more
+                work.wait()
             return future.value()[0]  # type: ignore[no-any-return]
 
         return work.get_future().then(take)  # type: ignore[no-any-return]

@@ -8,7 +8,8 @@ plan that has not passed here.
     relative difference of a tensor = largest |found - expected| / largest |expected|
 
 On a GPU both run with the full precision of float32: torch lets convolutions round to TF32 there, by kernels that it
-chooses anew for each memory layout, which alone may differ by a thousandth.
+chooses anew for each memory layout, which alone may differ by a thousandth. And with convolutions that add in the same
+order each time: others differ from one run of serial to the next.
 
 For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
 rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.
@@ -34,6 +35,8 @@ from stagewright.codec.header import DTYPES
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.dropout import generators_of, key_stage, random_key
 from stagewright.engine.link_codec import FakeLink
+from stagewright.zoo.loss import loss_source
+from stagewright.zoo.model import LossSource
 
 __all__ = ["TOLERANCES", "Equality", "Part", "Reference", "compare_with", "full_precision", "make_reference"]
 
@@ -76,6 +79,8 @@ class Reference:
     """After the step."""
     outputs: list[list[torch.Tensor]] = field(default_factory=list)
     """The tensors of the model's result, one list a micro-batch, replica by replica."""
+    loss_source: LossSource = "given"
+    """Whose loss it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +109,16 @@ class Equality:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Without TF32 or less, which torch may use for float32, most of all on a GPU."""
+    """Without TF32 or less, which torch may use for float32, most of all on a GPU; and the same at each run."""
     cudnn: Any = torch.backends.cudnn
+    same = cudnn.deterministic, cudnn.benchmark
     kinds: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     before = [one.fp32_precision for one in kinds]
     older: tuple[str, bool] | None = None
     with suppress(RuntimeError):  # torch has an older way to say it, and refuses to read that where both were used
         older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
     try:
+        cudnn.deterministic, cudnn.benchmark = True, False
         if older is not None:
             torch.set_float32_matmul_precision("highest")
             cudnn.allow_tf32 = False
@@ -120,6 +127,7 @@ def full_precision() -> Iterator[None]:
                 one.fp32_precision = "ieee"
         yield
     finally:
+        cudnn.deterministic, cudnn.benchmark = same
         if older is not None:
             torch.set_float32_matmul_precision(older[0])
             cudnn.allow_tf32 = older[1]
@@ -161,6 +169,7 @@ def make_reference(
             for part in own:
                 with torch.set_grad_enabled(training), _attention(plain_attention):
                     result = run(part)
+                    found.loss_source = loss_source(loss, result)
                     value = loss(result, part.target) * part.weight
                 if training and value.requires_grad:
                     value.backward()  # type: ignore[no-untyped-call]

@@ -232,7 +232,8 @@ class Fault:
         """Who, what, doing what; then the traceback and where to read on."""
         who = "the run" if self.worker is None else f"worker {self.worker}"
         who += f" ({self.device})" if self.device else ""
-        lines = [f"{who} {_VERBS[self.kind]}: {self.message}"]
+        refused = self.kind == "raised" and self.exit_code == UsageError.exit_code
+        lines = [f"{who} {'refused' if refused else _VERBS[self.kind]}: {self.message}"]
         if str(self.doing):
             lines.append(f"  at: {self.doing}")
         if log is not None:

@@ -19,10 +19,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from stagewright.engine.tensor_layers import shards_of
+from stagewright.engine.tensor_layers import ShardLayout, shards_of
 from stagewright.errors import UsageError
 
-__all__ = ["full_gradients", "full_state_dict", "full_values", "load_full_state_dict", "unwrapped"]
+__all__ = ["full_gradients", "full_state_dict", "full_value", "full_values", "load_full_state_dict", "unwrapped"]
 
 
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -50,10 +50,18 @@ def full_values(
     full: dict[int, torch.Tensor] = {}
     for name, value in held.items():
         if id(value) not in full:
-            whole = value.full_tensor() if isinstance(value, DTensor) else value
-            whole = shards[name].full(whole) if name in shards and whole.ndim else whole
-            full[id(value)] = whole if whole is value or place is None else whole.to(place)
+            full[id(value)] = full_value(value, shards.get(name), place)
     return {name: full[id(value)] for name, value in held.items()}
+
+
+def full_value(
+    value: torch.Tensor, layout: ShardLayout | None = None, place: torch.device | None = None
+) -> torch.Tensor:
+    """One full tensor from the part that this worker holds, put together in a place; itself where it is whole."""
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    if layout is not None and whole.ndim:
+        return layout.full(whole, place)
+    return whole if whole is value or place is None else whole.to(place)
 
 
 @torch.no_grad()

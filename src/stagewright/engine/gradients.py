@@ -1,11 +1,12 @@
 """Sum gradients over the workers that hold the same parameter: replicas (the data axis) and stages with tied weights.
 
-    a stage's last backward ──► buckets of its gradients, all-reduced while others still work ──► copied back at the end
+    a stage's last backward ──► buckets of its gradients, all-reduced while others still work ──► there at the end
     tied weights (an embedding and its head on two workers) ──► summed once over their holders, after that
 
 Losses are weighted by samples over the whole batch, so gradients are *summed*, not averaged: a replica with fewer
 samples counts for less by itself. Where a worker has one stage and backward is not split, a bucket leaves inside the
-last backward pass, as soon as its last gradient is there; otherwise when its stage is done.
+last backward pass, as soon as its last gradient is there; otherwise when its stage is done. From then on gradients are
+views of their bucket: nothing is copied back, and memory holds one bucket more than the gradients, not all of them.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ class _Bucket:
     waiting: int = 0
     flat: torch.Tensor | None = None
     work: Any = None
+
+    def values(self) -> list[torch.Tensor]:
+        """Each parameter's part of the bucket, in its shape."""
+        assert self.flat is not None
+        parts = torch.split(self.flat[: -len(self.parameters)], [one.numel() for one in self.parameters])
+        return [part.view(one.shape) for part, one in zip(parts, self.parameters, strict=True)]
 
 
 class GradientSum:
@@ -123,12 +130,14 @@ class GradientSum:
 
         So buckets are of one length on all replicas, and a parameter that no sample of any replica used keeps none.
         """
+        had = [one.grad is not None for one in bucket.parameters]
         parts = [(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket.parameters]
         first = bucket.parameters[0]
-        marks = torch.tensor(
-            [one.grad is not None for one in bucket.parameters], dtype=first.dtype, device=first.device
-        )
-        bucket.flat = torch.cat([*parts, marks])
+        bucket.flat = torch.cat([*parts, torch.tensor(had, dtype=first.dtype, device=first.device)])
+        del parts
+        for parameter, value, there in zip(bucket.parameters, bucket.values(), had, strict=True):
+            if there:
+                parameter.grad = value
         num_bytes = bucket.flat.numel() * bucket.flat.element_size()
         self._num_bytes += num_bytes
         done = recorder.beside(num_bytes, "data")
@@ -147,7 +156,7 @@ class GradientSum:
                     start = recorder.now()
                     bucket.work.wait()
                     recorder.add("collective", start, note="data")
-                    self._put_back(bucket)
+                    self._give(bucket)
                 bucket.work, bucket.flat, bucket.waiting = None, None, 0
         for parameter, group in self._tied:
             if parameter.grad is None:
@@ -163,17 +172,15 @@ class GradientSum:
         return sent
 
     @staticmethod
-    def _put_back(bucket: _Bucket) -> None:
+    def _give(bucket: _Bucket) -> None:
+        """A gradient to parameters that had none here, where another replica had one."""
         assert bucket.flat is not None
+        if all(one.grad is not None for one in bucket.parameters):
+            return
         marks = bucket.flat[-len(bucket.parameters) :].tolist()
-        at = 0
-        for parameter, mark in zip(bucket.parameters, marks, strict=True):
-            value = bucket.flat[at : at + parameter.numel()].view_as(parameter)
-            at += parameter.numel()
+        for parameter, value, mark in zip(bucket.parameters, bucket.values(), marks, strict=True):
             if mark and parameter.grad is None:
-                parameter.grad = value.clone()
-            elif mark and parameter.grad is not None:
-                parameter.grad.copy_(value)
+                parameter.grad = value
 
     def close(self) -> None:
         """Take the hooks off."""

@@ -6,7 +6,8 @@
     pooler.weight (unused)    pooler.weight                              none: kept aside              0
 
 The owner is who writes and sends a value: the first holder of replica 0, first along the tensor axis. Make it before
-the stages are built, for that frees what other workers hold. All that gathers must be called on every worker.
+the stages are built, for that frees what other workers hold. All that gathers must be called on every worker, and goes
+to the host tensor by tensor: a device that holds a part of the model needs room for one tensor more.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.context import WorkerContext
-from stagewright.engine.full_state import full_values
-from stagewright.engine.tensor_layers import shards_of
+from stagewright.engine.full_state import full_value
+from stagewright.engine.tensor_layers import ShardLayout, shards_of
 from stagewright.errors import UsageError
 
 if TYPE_CHECKING:
     from stagewright.engine.replica import Replica
 
 __all__ = ["HeldState"]
+
+_HOST = torch.device("cpu")
 
 
 class HeldState:
@@ -74,33 +77,48 @@ class HeldState:
         found |= self._aside
         return {name: found[name] for name in self.owners if name in found}
 
-    def full(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Full tensors of what this worker holds for its parameters: values or an optimiser's averages."""
-        assert self._replica is not None
-        plain = {name: value for name, value in values.items() if name in self._aside}
-        rest = {name: value.detach() for name, value in values.items() if name not in plain}
-        return plain | full_values(self._replica.model.module, rest, torch.device("cpu"))
-
-    def owned(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def owned(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Those of some values that this worker must write."""
-        place = self._context.pipeline
-        return {name: value for name, value in values.items() if self.writes and self.owners[name] == place}
+        return {name: value for name, value in values.items() if self._owns(name)}
 
-    def everything(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every canonical name with its full value, one after the other, on every worker."""
-        context = self._context
-        full = self.full(self.held())
+    def owned_in_full(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Full tensors of those of its values, or of an optimiser's averages, that this worker must write.
+
+        What was gathered is on the host; what was whole is where it was.
+        """
+        shards, found = self._shards, {}
+        for name, value in values.items():
+            full = self._full(name, value, shards)
+            if self._owns(name):
+                found[name] = full
+            del full  # not to be held beside the next
+        return found
+
+    def everything(self, *, wanted: bool = True) -> dict[str, torch.Tensor]:
+        """A copy of every canonical name's full value on the host, on every worker; none where not ``wanted``."""
+        context, shards, held = self._context, self._shards, self.held()
+        found: dict[str, torch.Tensor] = {}
         for name, place in self.owners.items():
-            shape, dtype = self.shapes[name]
-            value = full.get(name)
+            value = self._full(name, held[name], shards) if name in held else None
             if context.mesh.num_workers > 1:
                 owner = context.mesh.rank(0, 0, place)
                 if value is None or context.rank != owner:
+                    del value  # before there is another
+                    shape, dtype = self.shapes[name]
                     value = torch.empty(shape, dtype=dtype, device=context.torch_device)
-                value = value.detach().to(context.torch_device).contiguous()
+                value = value.to(context.torch_device).contiguous()
                 dist.broadcast(value, src=owner)
             assert value is not None
-            yield name, value.detach()
+            if wanted:
+                found[name] = value.to(_HOST, copy=True)
+            del value
+        return found
+
+    def _owns(self, name: str) -> bool:
+        return self.writes and self.owners[name] == self._context.pipeline
+
+    def _full(self, name: str, value: torch.Tensor, shards: Mapping[str, ShardLayout]) -> torch.Tensor:
+        return value if name in self._aside else full_value(value.detach(), shards.get(name), _HOST)
 
     @torch.no_grad()
     def put(self, name: str, target: torch.Tensor, full: torch.Tensor) -> None:
@@ -125,7 +143,7 @@ class HeldState:
         return value
 
     @property
-    def _shards(self) -> Mapping[str, Any]:
+    def _shards(self) -> Mapping[str, ShardLayout]:
         assert self._replica is not None
         return shards_of(self._replica.model.module) if self._context.mesh.tensor > 1 else {}
 

@@ -42,12 +42,13 @@ from stagewright.engine.pipeline import StepOutcome
 from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
+from stagewright.engine.whole_batch import WholeBatch, try_whole_batch
 from stagewright.plan.bound import bubble_bound
-from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.plan.value import Mesh, OptimizerSpec, Plan
 from stagewright.store.run import RunFolder
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference"]
+__all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference", "whole_batch"]
 
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -68,7 +69,14 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         plan = chosen
         if context.rank == 0:
             run_folder.write_plan(plan)
-    reference = serial_reference(plan, model, graph, context) if context.rank == 0 else None
+    reference, about_loss = None, {}
+    if context.rank == 0:
+        reference = serial_reference(plan, model, graph, context)
+        whole = whole_batch(plan, model, graph, context, reference)
+        about_loss = {
+            "loss_source": reference.loss_source,
+            "whole_batch": None if whole is None else whole.to_dict(),
+        }
     activity.begin("build stages")
     replica = Replica(plan, model, context, graph)
     with replica.memory.refusals():
@@ -77,7 +85,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     # What was built stays: the collector need not look through it again and again while steps are timed.
     gc.collect()
     gc.freeze()
-    result: dict[str, Any] = {"worker": context.rank, "equality": equality.to_dict()}
+    result: dict[str, Any] = {"worker": context.rank, "equality": equality.to_dict(), **about_loss}
     with run_folder.worker(context.rank) as folder, replica.memory.refusals():
         measure = _measure_training if plan.training else _measure_inference
         result |= measure(replica, batch, folder)
@@ -118,6 +126,35 @@ def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: Worker
             cuts=cut_indices(graph, plan.cuts),
             links=fake_links(plan),
             plain_attention=plan.mesh.tensor > 1,
+        )
+
+
+def whole_batch(
+    plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext, reference: Reference
+) -> WholeBatch | None:
+    """The loss of the batch in one piece beside that of the plan's pieces; None where it is whole, or can't be told.
+
+    A stand-in for a loss is not looked at: it knows nothing of samples.
+    """
+    place = context.torch_device
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    parts = Dealer(plan, model, graph).parts(batch, place)
+    if len(parts) == 1 or reference.loss_source == "stand-in":
+        return None
+    activity.begin("loss of the whole batch")
+    undivided = dataclasses.replace(plan, mesh=Mesh(), microbatches=1)
+    (whole,) = Dealer(undivided, model, graph).parts(batch, place)
+    coded = any(codec != "none" for link in fake_links(plan) for codec in link)
+    with visiting(model.module, place), full_precision():
+        return try_whole_batch(
+            model.module,
+            parts,
+            whole,
+            model.loss,
+            known=None if coded else reference.loss,
+            dtype=plan.dtype,
+            device=place,
+            memory_bytes=plan.memory_bytes,
         )
 
 
@@ -246,13 +283,14 @@ def _measure_inference(replica: Replica, batch: Batch, folder: Any) -> dict[str,
         held = held_bytes(replica.context.torch_device)
         folder.append_metrics(step=number, seconds=seconds[-1], batches=plan.steps, total=repeats, memory_bytes=held)
     recorder.close()
+    memory = replica.memory.report().to_dict()  # of the stream, without the loss
     _forget_traffic(replica)
     sent = replica.infer(batch).sent_bytes
     return {
         "step_s": seconds,
         "sent_bytes": {str(edge): count for edge, count in sent.items()},
         "collective_bytes": _collective_bytes(replica),
-        "memory": replica.memory.report().to_dict(),
+        "memory": memory,
     }
 
 
@@ -307,6 +345,8 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:
         "latency_s": median,
         "equal": workers[0]["equality"]["equal"],
         "equality": workers[0]["equality"],
+        "loss_source": workers[0]["loss_source"],
+        "whole_batch": workers[0]["whole_batch"],
         "peak_memory_bytes": [one["memory"]["peak_memory_bytes"] for one in workers],
         "process_peak_bytes": [one["memory"]["process_peak_bytes"] for one in workers],
         "memory": [one["memory"]["peak"] for one in workers],

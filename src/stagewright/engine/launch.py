@@ -24,7 +24,7 @@ from stagewright.engine.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.fault import root_cause, worker_folder
 from stagewright.engine.watch import HANG_S
 from stagewright.engine.worker import DEFAULT_JOB, launched_worker
-from stagewright.errors import RunError
+from stagewright.errors import RunError, StagewrightError
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
 
@@ -59,7 +59,7 @@ def launch(
         # Of an earlier try in this folder.
         for name in (
             *("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"),
-            *("events.parquet", "events.jsonl"),
+            *("events.parquet", "events.jsonl", "events.journal", "events.before.journal"),
         ):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
     with _agent_log(folder / "launcher.log"), _own_signals():
@@ -86,6 +86,9 @@ def launch(
         agent.verdict = root_cause(agent.faults)
     if agent.verdict is not None:
         agent.verdict.write(folder / "fault.json")
+        with contextlib.suppress(StagewrightError):  # a disk may be full: the fault itself is what counts
+            for worker in range(num_workers):
+                run_folder.worker(worker).settle_events()
         blamed = agent.verdict.worker
         log = None if blamed is None else worker_folder(run_folder.path, blamed) / "log.txt"
         raise agent.verdict.error(log)

@@ -27,6 +27,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import nn
 
+from stagewright.cluster.refusal import wanted_of
 from stagewright.errors import RunError
 from stagewright.quantity import format_bytes
 
@@ -230,17 +231,11 @@ class MemoryTracker:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def out_of_memory(self, needed_bytes: int) -> RunError:
+    def _out_of_memory(self, needed: str) -> RunError:
         """The error of a worker that needs more than it may have, or more than there is."""
-        needed = "more needed than there is"
-        if self.limit_bytes is not None and needed_bytes:
-            needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
-            if needed == allowed:  # as good as: only the bytes tell them apart
-                needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"
-            needed = f"{needed} needed, {allowed} allowed"
         use = _use(self._walked, self._new_gradients, self._kept_bytes)
         return RunError(
-            f"worker {self.worker} is out of memory: {needed}; {use}; "
+            f"worker {self.worker} is out of memory: {needed}; {f'{use}; ' if use.total_bytes else ''}"
             "use more micro-batches, recomputation or more stages"
         )
 
@@ -251,7 +246,7 @@ class MemoryTracker:
             yield
         except torch.OutOfMemoryError as error:
             self.update()
-            raise self.out_of_memory(0) from error
+            raise self._out_of_memory(wanted_of(error, self.limit_bytes)) from error
 
     def _pack(self, tensor: torch.Tensor) -> _Kept:
         # Detached: an operation that saves its own result would keep itself alive.
@@ -284,7 +279,10 @@ class MemoryTracker:
 
     def _check(self, needed_bytes: int) -> None:
         if self.limit_bytes is not None and needed_bytes > self.limit_bytes:
-            raise self.out_of_memory(needed_bytes)
+            needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
+            if needed == allowed:  # as good as: only the bytes tell them apart
+                needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"
+            raise self._out_of_memory(f"{needed} needed, {allowed} allowed")
 
 
 class _Storage:

@@ -33,6 +33,7 @@ from stagewright.errors import UsageError
 from stagewright.plan.check import check_plan
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import OptimizerSpec, Plan
+from stagewright.zoo.loss import model_loss
 from stagewright.zoo.model import Batch, Model
 
 __all__ = ["parallelize"]
@@ -43,14 +44,15 @@ def parallelize(
     example: Batch | Sequence[Any],
     *,
     plan: Plan | str | Path,
-    loss: Callable[[Any, Any], torch.Tensor],
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
     optimizer: MakeOptimizer | OptimizerSpec | None = None,
 ) -> Trainer:
     """This worker's part of a model, ready to train.
 
     Every worker makes the same model (the same seed) and calls this with the same ``example``: a ``Batch``, or the
-    model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples. ``optimizer`` is
-    given this worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
+    model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples; without one it is
+    the model's own: the scalar ``loss`` in its result, or a result that is one scalar. ``optimizer`` is given this
+    worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
     """
     chosen = plan if isinstance(plan, Plan) else read_plan(plan)
     if not chosen.training:
@@ -60,8 +62,11 @@ def parallelize(
     module = settle(model, context.torch_device, chosen.memory_bytes)
     if not module.training:
         module.train()
-    wrapped = _as_model(module, as_batch(example), loss, context.torch_device)
-    return Trainer(chosen, wrapped, context, optimizer=optimizer)
+    wrapped = _as_model(module, as_batch(example), loss or model_loss, context.torch_device)
+    trainer = Trainer(chosen, wrapped, context, optimizer=optimizer)
+    if loss is None:
+        model_loss(trainer.replica.graph.example_result())  # refused before the first step
+    return trainer
 
 
 def _as_model(

@@ -10,7 +10,8 @@ event on the current stream instead, and nothing is waited for: times are resolv
 from its own first event, before which the device was idle. Of a long training run the last steps are kept.
 
 A run that fails still has what was recorded: ``rest`` gives it, with the step that was under way, to whoever ends the
-worker. It waits for nothing, not even for the device.
+worker. It waits for nothing, not even for the device. A worker that is killed can give nothing: so each step also goes
+to a journal on the disk when it ends, on CUDA when the device is done with it.
 
 Events of one stream are nested or disjoint: computing and waiting are one thread's, and a collective that runs beside
 them counts from when the one before it is done.
@@ -23,10 +24,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from stagewright.store.journal import Journal, RecordedStep, rows_of
 from stagewright.store.worker import UNFINISHED
 
 if TYPE_CHECKING:
@@ -79,6 +82,13 @@ class Recorder:
         self._current: _Step | None = None
         self._is_taken = True
         self._waiting: tuple[Mark, str] | None = None
+        self._folder: Path | None = None
+        self._journal: Journal | None = None
+        self._unwritten: deque[_Step] = deque()
+
+    def keep_in(self, folder: Path) -> None:
+        """Write each step that is recorded after the next ``open`` to a journal in this worker's folder, too."""
+        self._folder = folder
 
     def open(
         self,
@@ -89,18 +99,26 @@ class Recorder:
     ) -> None:
         """Forget what was recorded and record the coming steps, of which the last ``most_steps`` are kept.
 
-        ``clock``: read instead of the device's own, for whoever wants to know of each reading.
+        ``clock``: read instead of the device's own, for whoever wants to know of each reading; then no journal is kept.
         """
         on_cuda = device is not None and device.type == "cuda"
         self._clock = clock or (_cuda_mark if on_cuda else time.perf_counter)
         self._steps = deque(maxlen=most_steps)
+        self._unwritten = deque(maxlen=most_steps)
         self._current = None
         self._open = True
         self._is_taken = False
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Journal(self._folder, most_steps) if self._folder is not None and clock is None else None
 
     def close(self) -> None:
         """Record no more; what was recorded stays."""
         self._open = False
+        if self._journal is not None:
+            self._write_past()
+            self._journal.close()
+            self._journal = None
 
     @property
     def is_recording(self) -> bool:
@@ -113,6 +131,7 @@ class Recorder:
         if not self._open:
             yield
             return
+        self._write_past()
         self.now = self._clock
         one = _Step(number, note, time.perf_counter(), self.now())
         self._events, self._current = one.events, one
@@ -121,6 +140,9 @@ class Recorder:
             one.end = self.now()
             self._steps.append(one)
             self._current = None
+            if self._journal is not None:
+                self._unwritten.append(one)
+                self._write_past()
         finally:
             self.now, self._events = _nothing, None
             self.stage = self.microbatch = self._waiting = None
@@ -169,7 +191,7 @@ class Recorder:
         self._is_taken = True
         if self._clock is _cuda_mark:
             torch.cuda.synchronize()
-        return [row for one in self._steps for row in _rows(one)]
+        return [row for one in self._steps for row in rows_of(_resolved(one))]
 
     def rest(self, doing: Doing) -> list[dict[str, Any]]:
         """What no one has asked for yet, with the step under way and, in it, what is being done now.
@@ -178,10 +200,23 @@ class Recorder:
         """
         if self._is_taken:
             return []
-        found = [row for one in list(self._steps) if _is_past(one.end) for row in _rows(_past(one))]
+        found = [row for one in list(self._steps) if _is_past(one.end) for row in rows_of(_resolved(_past(one)))]
         if self._current is not None:
             found += _unfinished(_past(self._current), doing, on_cuda=self._clock is _cuda_mark)
         return found
+
+    def _write_past(self) -> None:
+        """Hand over to the journal what the device is done with; nothing is waited for."""
+        while self._unwritten and self._journal is not None and _is_past(self._unwritten[0].end):
+            one = self._unwritten[0]
+            if not isinstance(one.begin, float):
+                try:
+                    done = [_in_seconds(one, event) for event in list(one.events)]
+                except RuntimeError:
+                    return  # the end of one, on another stream, is still to come
+                one.events[: len(done)] = done  # for ``rows``, too; others may add to the list
+            self._unwritten.popleft()
+            self._journal.append(_resolved(one))
 
 
 def _past(step: _Step) -> _Step:
@@ -193,46 +228,33 @@ def _unfinished(step: _Step, doing: Doing, *, on_cuda: bool) -> list[dict[str, A
     """A step as far as it came; what is under way began when the last event ended."""
     last_s = max((_seconds(step, one[5]) for one in step.events), default=_seconds(step, step.begin))
     end_s = last_s if on_cuda else max(last_s, time.perf_counter())
-    found = list(_rows(replace(step, end=end_s, note=UNFINISHED)))
+    events = list(step.events)
     kind = next((kind for words, kind in _KINDS.items() if doing.action.startswith(words)), None)
     if kind is not None:
         stream = "receive" if kind == "receive" else "compute"
-        event = (kind, stream, doing.stage, doing.microbatch, 0, 0, None, None, UNFINISHED)
-        found.append(_row(step.number, event, last_s, end_s))
-    return found
+        events.append((kind, stream, doing.stage, doing.microbatch, last_s, end_s, None, None, UNFINISHED))
+    return list(rows_of(_resolved(replace(step, end=end_s, note=UNFINISHED, events=events))))
 
 
 def _is_past(mark: Mark) -> bool:
     return isinstance(mark, float) or bool(mark.query())
 
 
-def _rows(step: _Step) -> Iterator[dict[str, Any]]:
-    begin_s, end_s = _seconds(step, step.begin), _seconds(step, step.end)
-    yield _row(step.number, ("step", "compute", None, None, 0, 0, None, None, step.note), begin_s, end_s)
-    timed = [(_seconds(step, one[4]), min(end_s, _seconds(step, one[5])), one) for one in step.events]
-    free_s = begin_s
-    for at, (start_s, stop_s, one) in sorted(enumerate(timed), key=lambda each: each[1][1]):
-        if one[1] == "collective":
-            timed[at] = (max(start_s, free_s), stop_s, one)
-            free_s = stop_s
-    for start_s, stop_s, one in sorted(timed, key=lambda each: (each[0], -each[1])):
-        yield _row(step.number, one, start_s, stop_s)
+def _resolved(step: _Step) -> RecordedStep:
+    """A step in seconds; the device must be done with it."""
+    if isinstance(step.begin, float):
+        return RecordedStep(step=step.number, note=step.note, begin_s=step.begin, end_s=step.end, events=step.events)
+    return RecordedStep(
+        step=step.number,
+        note=step.note,
+        begin_s=step.begun_s,
+        end_s=_seconds(step, step.end),
+        events=[_in_seconds(step, one) for one in step.events],
+    )
 
 
-def _row(number: int, event: _Event, start_s: float, end_s: float) -> dict[str, Any]:
-    kind, stream, stage, microbatch, _, _, num_bytes, peer, note = event
-    return {
-        "step": number,
-        "kind": kind,
-        "stream": stream,
-        "stage": stage,
-        "microbatch": microbatch,
-        "start_s": start_s,
-        "end_s": end_s,
-        "bytes": num_bytes,
-        "peer": peer,
-        "note": note,
-    }
+def _in_seconds(step: _Step, event: _Event) -> _Event:
+    return (*event[:4], _seconds(step, event[4]), _seconds(step, event[5]), *event[6:])
 
 
 def _seconds(step: _Step, mark: Mark) -> float:

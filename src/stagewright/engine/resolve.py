@@ -16,26 +16,30 @@ from stagewright.cluster.device import Device
 from stagewright.cluster.machine import default_devices
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.fault import activity
+from stagewright.engine.host_room import check_builds
 from stagewright.engine.microbatch import shares
 from stagewright.engine.replica import capture_for, cut_indices, on_device
 from stagewright.plan.check import check_plan
+from stagewright.plan.here import check_here
 from stagewright.plan.value import Plan
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 from stagewright.split.registry import find_policy
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["agreed_cuts", "resolve_plan"]
+__all__ = ["agreed_cuts", "check_cuts", "resolve_plan"]
 
 
 def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = None) -> Plan:
-    """The plan with devices and cuts; measures the model where the split's policy needs times."""
+    """The plan with devices and cuts, able to run here; measures the model where the split's policy needs times."""
     if not plan.devices:
         plan = replace(plan, devices=default_devices(plan.mesh.num_workers))
     check_plan(plan)
+    check_here(plan)
     if plan.cuts or plan.num_stages == 1:
         return plan
     find_policy(plan.split)
+    check_builds(plan.model, plan.mesh.num_workers)
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
@@ -45,6 +49,13 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     del model, graph
     device.give_back()  # workers need the room
     return replace(plan, cuts=cuts)
+
+
+def check_cuts(plan: Plan) -> None:
+    """UsageError where the model has not the units or the cuts that the plan names; builds and captures the model."""
+    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
+    model.module.train(plan.training)
+    cut_indices(capture_for(plan, model), plan.cuts)
 
 
 def agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:

@@ -47,9 +47,12 @@ class ShardLayout:
         parts = [one.chunk(self.axis.num_workers, self.dim)[self.axis.index] for one in self._sections(full)]
         return torch.cat(parts, self.dim).contiguous()
 
-    def full(self, part: torch.Tensor) -> torch.Tensor:
-        """The full tensor, from every worker's part; every worker of the axis must call this."""
-        held = [self._sections(one) for one in self.axis.all_gather(part)]
+    def full(self, part: torch.Tensor, place: torch.device | None = None) -> torch.Tensor:
+        """The full tensor, from every worker's part; every worker of the axis must call this.
+
+        ``place``: where it is put together, for a device may have room for the parts alone.
+        """
+        held = [self._sections(one if place is None else one.to(place)) for one in self.axis.all_gather(part)]
         return torch.cat([one[section] for section in range(self.num_sections) for one in held], self.dim)
 
     def _sections(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -24,6 +24,7 @@ from torch import nn
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.cluster.hosted import visiting
+from stagewright.cluster.refusal import refusals
 from stagewright.engine.checkpoint import Checkpoint, write_checkpoint, write_safetensors
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
@@ -71,18 +72,19 @@ class Trainer:
         *,
         optimizer: MakeOptimizer | OptimizerSpec | None = None,
     ) -> None:
-        activity.begin("capture")
-        with visiting(model.module, context.torch_device):
-            graph = capture_for(plan, model)
-            _try_sizes(graph, model, plan)
-            with in_eval_mode(model.module):
-                evaluation_graph = capture_for(plan, model)
-                _try_sizes(evaluation_graph, model, plan)
-        if not plan.cuts and plan.num_stages > 1:
-            activity.begin("split")
-            plan = replace(plan, cuts=agreed_cuts(plan, model, graph, context))
-        example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-        plan = with_chosen_codecs(plan, model, graph, context, example)
+        with refusals(f"worker {context.rank}", lambda: activity.action, plan.memory_bytes):
+            activity.begin("capture")
+            with visiting(model.module, context.torch_device):
+                graph = capture_for(plan, model)
+                _try_sizes(graph, model, plan)
+                with in_eval_mode(model.module):
+                    evaluation_graph = capture_for(plan, model)
+                    _try_sizes(evaluation_graph, model, plan)
+            if not plan.cuts and plan.num_stages > 1:
+                activity.begin("split")
+                plan = replace(plan, cuts=agreed_cuts(plan, model, graph, context))
+            example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+            plan = with_chosen_codecs(plan, model, graph, context, example)
         activity.begin("build stages")
         self.plan, self.model, self.context = plan, model, context
         self._state = HeldState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
@@ -127,7 +129,8 @@ class Trainer:
 
     def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
         """Loss and results of one batch in eval mode; nothing changes."""
-        return self._evaluator.evaluate(as_batch(batch))
+        with self.replica.memory.refusals():
+            return self._evaluator.evaluate(as_batch(batch))
 
     def predict(self, batches: Iterable[Batch | Sequence[Any]]) -> Iterator[list[Any]]:
         """The model's results for a stream of batches in eval mode, which may have no end; nothing changes.
@@ -139,8 +142,11 @@ class Trainer:
         return self._evaluator.stream(one if isinstance(one, Batch) else _inputs(one) for one in batches)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The plain model's state in full, on every worker; tied names share one tensor."""
-        found = dict(self._state.everything())
+        """A copy of the plain model's state in full, on the host, on every worker; tied names share one tensor.
+
+        It is gathered tensor by tensor: a device needs room for one more than it holds.
+        """
+        found = self._state.everything()
         return {name: found[canonical] for name, canonical in self._state.canonical.items()}
 
     def save(self, path: str | Path, *, content: Mapping[str, Any] | None = None) -> None:
@@ -151,7 +157,7 @@ class Trainer:
         scalars: dict[str, Any] = {}
         for key, values in self._optimizer_values().items():
             is_tensor = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-            tensors |= {f"{key}/{name}": value for name, value in state.owned(state.full(is_tensor)).items()}
+            tensors |= {f"{key}/{name}": value for name, value in state.owned_in_full(is_tensor).items()}
             rest = {name: value for name, value in values.items() if name not in is_tensor}
             scalars |= {f"{key}/{name}": value for name, value in state.owned(rest).items()}
         kind = type(self.optimizer).__name__ if self.optimizer is not None else None
@@ -159,7 +165,7 @@ class Trainer:
             path,
             rank=self.context.rank,
             together=self._together,
-            model=state.owned(state.full(state.held())),
+            model=state.owned_in_full(state.held()),
             optimizer=tensors,
             scalars=scalars,
             codec=self.replica.codecs.state() if self.replica.codecs is not None else {},
@@ -209,7 +215,7 @@ class Trainer:
     def export(self, path: str | Path) -> Path:
         """Write ``model.safetensors`` (and the configuration of a transformers model) into a folder."""
         folder = Path(path)
-        found = {name: value.cpu() for name, value in self._state.everything() if self.context.rank == 0}
+        found = self._state.everything(wanted=self.context.rank == 0)
         if self.context.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             hidden = folder / ".model.safetensors.partial"

@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -325,7 +325,9 @@ def train(
         folder.finish("interrupted")
         raise
     except BaseException as error:
-        folder.finish("failed", {"error": str(error)})
+        with suppress(Exception):
+            poll()  # what was written just before a fault
+        folder.give_up(error)
         raise
     folder.finish("done", result)
     return result

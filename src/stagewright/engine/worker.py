@@ -30,13 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 from stagewright.cluster.device import Device, has_gpu, keep_freed_memory, pin_process
 from stagewright.cluster.machine import spread_cores
+from stagewright.cluster.refusal import refusals
 from stagewright.engine.fault import Fault, activity, worker_folder
+from stagewright.engine.host_room import check_builds
 from stagewright.engine.process import ProcessMark
 from stagewright.engine.watch import HANG_S, StoreWatch
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
-from stagewright.store.run import RunFolder
+from stagewright.store.run import RunFolder, Status
 from stagewright.store.worker import WorkerFolder
 
 if TYPE_CHECKING:
@@ -171,7 +173,9 @@ def run_worker(
         activity.begin("join")
         from stagewright.engine.context import make_context
         from stagewright.engine.process_group import join_group
+        from stagewright.engine.recorder import recorder
 
+        recorder.keep_in(worker_folder(run_folder, place.rank))
         # The watch knows more: this ends a wait only where the watch itself is gone.
         options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * hang_s)}
         if place.store is None:
@@ -181,7 +185,9 @@ def run_worker(
         function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         context = make_context(plan.mesh, place.rank, device)
         activity.begin("begin")
-        function(plan, context, folder)
+        _check_host(plan, place, function)
+        with refusals(f"worker {place.rank}", lambda: activity.action, plan.memory_bytes):
+            function(plan, context, folder)
         activity.begin("finish")
         if place.launcher is None:
             _conclude(function, plan, store, place, folder)
@@ -216,6 +222,13 @@ def _check(plan: Plan, path: Path, place: Place) -> None:
         raise UsageError(f"{path} names {len(plan.devices)} devices for {wanted} workers; name one for each")
 
 
+def _check_host(plan: Plan, place: Place, job: Callable[..., None]) -> None:
+    """Refuse, once a machine, a model that its workers can't build side by side."""
+    if place.local_rank != 0 or not job.__module__.startswith("stagewright."):  # another's job may load no model
+        return
+    check_builds(plan.model, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 class _Record:
     """Where this worker's fault is written, as soon as that is known."""
 
@@ -243,7 +256,8 @@ class _Record:
             fault.write(self.folder / "error.json")
             if self.place.rank == 0 and self.place.launcher is None:  # no launcher does it
                 with contextlib.suppress(OSError):
-                    RunFolder(self.folder.parents[1]).finish("failed", {"error": fault.text()})
+                    status: Status = "refused" if fault.exit_code == UsageError.exit_code else "failed"
+                    RunFolder(self.folder.parents[1]).finish(status, {"error": fault.text()})
         path = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if path:  # torchrun shows this as the root cause
             about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}

@@ -16,10 +16,11 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from stagewright.errors import RunError
+from stagewright.errors import RunError, UsageError
 
-__all__ = ["Connections", "congestion_control", "listen", "receive_exactly"]
+__all__ = ["Connections", "check_congestion", "congestion_control", "listen", "receive_exactly"]
 
 _MAGIC = b"SWF1"
 _HELLO = struct.Struct("<4s16sHH")
@@ -136,6 +137,19 @@ def _configure(connection: socket.socket, options: Mapping[str, object] | None) 
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         except OSError as error:
             raise RunError(f"can't use congestion control {congestion!r} here: {error.strerror}") from None
+
+
+def check_congestion(name: str) -> None:
+    """UsageError where this host's kernel does not let us use a congestion control; names those that it has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        try:
+            trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError as error:
+            known = ""
+            with contextlib.suppress(OSError):
+                known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text(encoding="ascii").strip()
+            offer = f"use one of {', '.join(known.split())}" if known else "leave --congestion out"
+            raise UsageError(f"can't use congestion control {name!r} here: {error.strerror}; {offer}") from None
 
 
 def congestion_control(connection: socket.socket) -> str:

@@ -68,7 +68,10 @@ class FabricFolder:
             beside = path.parent.iterdir() if path.parent.is_dir() else ()
             known = sorted((one.name for one in beside if (one / "fabric.json").is_file()), reverse=True)
             if not known:
-                raise UsageError(f"{path} is not the folder of a fabric run, and there is none in {path.parent}")
+                raise UsageError(
+                    f"{path} is not the folder of a fabric run, and there is none in {path.parent}; make one with: "
+                    "stagewright fabric run --sizes 1MiB"
+                )
             raise UnknownName("fabric run", path.name, known, hint=f"(in {path.parent})")
         return cls(path)
 

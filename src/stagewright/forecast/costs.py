@@ -4,8 +4,9 @@
     backward   units + tensor collectives (+ the forward again) (+ adding up)   encoding, device time of messages
     message    latency + bytes · ratio / bandwidth
 
-A profile is of one micro-batch; unequal micro-batches cost by their share of its samples. The units' times are scaled
-so that they sum to the whole model's, measured in the same rounds: what is computed between units is shared out.
+A profile is of one micro-batch; unequal micro-batches cost by their share of its samples. What is computed between
+units is in their times. These are scaled so that they sum to the whole model's, measured in the same rounds: what
+caches and the model's own code make of it is shared out.
 """
 
 from __future__ import annotations
@@ -112,6 +113,8 @@ class PlanCosts:
     common: tuple[tuple[int, int, int], ...] = ()
     # The whole batch's inputs, where the first unit keeps its micro-batch of them: parts of one tensor, held as one.
     batch_bytes: int = 0
+    # The model's results for one micro-batch of the profiled size.
+    result_bytes: int = 0
     # Bytes that the busiest worker gives to the tensor axis in a step.
     tensor_bytes: int
     # Time of the whole batch on one device alone, by the same profile.
@@ -257,7 +260,7 @@ def plan_costs(
     tensor_group, data_group = topology.group("tensor"), topology.group("data")
     sizes_seen = {one for unit in traffic for one in (*unit.forward_bytes, *unit.backward_bytes)}
     sum_s = {one: all_reduce_s(tensor_group, one) for one in sizes_seen}
-    workers = plan.stage_workers
+    workers, alone = plan.stage_workers, _alone([unit.parameter_bytes for unit in units])
     several = _in_several([unit.parameter_bytes for unit in units], bounds)
     common = [one for one in several if workers[one[1]] == workers[one[2]]]
     there: dict[int, int] = {}  # gradients of a unit that a later stage of its worker makes, whose backward comes first
@@ -295,7 +298,7 @@ def plan_costs(
                 gradient_rise_bytes=_rise(
                     units, first, last, there, 0 if plan.recomputes(index) else model_terms.loss_kept_bytes
                 ),
-                gathered_bytes=max(unit.parameter_bytes.total for unit in own) if plan.shard else 0,
+                gathered_bytes=_gathered(own, alone[first : last + 1], parameter_bytes) if plan.shard else 0,
                 work=stage_work(
                     units,
                     first,
@@ -305,6 +308,7 @@ def plan_costs(
                     training=plan.training,
                     # Of several micro-batches the sums of gradients are whole until the last.
                     held_share=1 / plan.mesh.data if plan.shard and len(sizes) == 1 else 1.0,
+                    gathered=alone if plan.shard else (),
                 ),
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
@@ -327,6 +331,7 @@ def plan_costs(
         tied_bytes=sum(size for _, _, _, size in several) - sum(size for _, _, _, size in common),
         common=tuple(one[1:] for one in common),
         batch_bytes=_batch_bytes(plan, profile),
+        result_bytes=units[-1].output_bytes,
         serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
         crowded=crowded,
     )
@@ -391,6 +396,19 @@ def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[in
         level += units[at].parameter_bytes.added(first) - there.get(at, 0) - units[at].kept_bytes.added(first)
         highest = max(highest, level)
     return highest
+
+
+def _alone(held: Sequence[Amount]) -> list[int]:
+    """Bytes of each unit's parameters where no other unit has any of them: FSDP2 gathers such a unit by itself."""
+    shared = {index for at, one in enumerate(held) for earlier, _ in one.shares for index in (earlier, at)}
+    return [0 if at in shared else one.total for at, one in enumerate(held)]
+
+
+def _gathered(own: Sequence[UnitProfile], alone: Sequence[int], parameter_bytes: int) -> int:
+    """Whole parameters all along a pass: what is not gathered alone; on a CPU, which tells no more, two units."""
+    if any(unit.forward_working_bytes for unit in own):
+        return parameter_bytes - sum(alone)
+    return 2 * max(unit.parameter_bytes.total for unit in own)
 
 
 def _keeps(unit: UnitProfile, input_bytes: int) -> bool:

@@ -74,7 +74,7 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
     buffers = sum(stages[index].buffer_bytes for index in own)
     messages = _posted(costs, worker)
-    gathered = 2 * max((stages[index].gathered_bytes for index in own), default=0)
+    gathered = max((stages[index].gathered_bytes for index in own), default=0)
     terms = costs.model_terms
     tells = any(stages[index].work != NO_WORK for index in own)
     # Replicas of one stage have their gradients in buckets, which stay.
@@ -127,7 +127,9 @@ def _changes(
     """
     if not costs.plan.training:
         own = [stage for stage in costs.stages if stage.worker == worker]
-        work = int(max(costs.shares) * max(stage.work.forward_bytes for stage in own))
+        # Whoever takes results from a stream has the last one while the next is made.
+        work = max(stage.work.forward_bytes for stage in own) + (costs.result_bytes if costs.stages[-1] in own else 0)
+        work = int(max(costs.shares) * work) if any(stage.work != NO_WORK for stage in own) else 0
         changed = [work, -work] if work else []
         return np.zeros(len(changed)), np.array(changed, dtype=np.int64), 0, work
     moments: list[float] = []
@@ -155,8 +157,12 @@ def _changes(
         start, end = float(times.start_s[node]), float(times.end_s[node])
         rises = stage.work.forward_bytes
         if kind != FORWARD:
-            makes = index not in seen and not in_place
+            makes = index not in seen and not in_place and (kind != BACKWARD_INPUT or at_once)
             rises = stage.work.first_backward_bytes if makes else stage.work.later_backward_bytes
+            if kind == BACKWARD_INPUT and not at_once:
+                rises = stage.work.input_backward_bytes
+            elif kind == BACKWARD_WEIGHT and index > 0:
+                rises = 0 if makes else stage.work.weight_backward_bytes
         if rises:
             rises = int(share * rises)
             most = max(most, rises)
@@ -168,6 +174,13 @@ def _changes(
             changes.append((kept + (whole if chunk == 0 else 0), 0))
         elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
             ends = kind != BACKWARD_INPUT or at_once
+            # Between both halves of a backward the weights' gradients wait for those of results.
+            waits = int(share * stage.kept_bytes * costs.model_terms.split_held_share)
+            if kind == BACKWARD_INPUT and not ends and waits:
+                moments.append(end)
+                changes.append((waits, 0))
+            elif kind == BACKWARD_WEIGHT and index > 0:
+                kept += waits
             extra = int(share * stage.again_bytes) if again and ends else 0
             if extra:
                 # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so

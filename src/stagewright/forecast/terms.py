@@ -35,6 +35,8 @@ class ModelTerms:
     # How much longer a backward in two halves takes than its parts in one piece: the inputs' half, the weights'.
     split_input: float = 1.0
     split_weight: float = 1.0
+    # What is held between its halves beside what forward kept, as a share of that. 0 on a CPU.
+    split_held_share: float = 0.0
     # Averaging batch norm's running statistics over replicas: work of the device, and bytes that are summed.
     statistics_s: float = 0.0
     statistics_bytes: int = 0

@@ -1,6 +1,7 @@
 """What if: the same plan with one thing changed, and the parts of its distance to the ideal.
 
-    serial / n ─► imbalance ─► bubble ─► repeated work ─► recomputation ─► transfer ─► collectives ─► overhead ─► step
+    serial / n ─► imbalance ─► bubble ─► repeated work ─► split backward ─► recomputation ─► transfer
+               ─► collectives ─► overhead ─► step        (of a pipeline alone: smaller pieces, not repeated work)
 
 Each arrow switches one thing on and forecasts again; a part is the difference, so that parts add up exactly.
 """
@@ -21,7 +22,11 @@ __all__ = ["PARTS", "Part", "Parts", "explain_parts", "perfectly_balanced", "wit
 PARTS: dict[str, str] = {
     "imbalance": "the busiest worker has more to compute than the mean of all",
     "bubble": "fill and drain: workers wait for the first micro-batch, and have no more after the last",
-    "repeated work": "what every worker does and one alone would do once: whole layers, the optimiser's step",
+    "repeated work": "what every worker does and one alone would do once: the optimiser's step, layers that are not "
+    "shared; and what smaller shares take longer for each sample",
+    "smaller pieces": "what micro-batches take beyond their share of the whole batch on one device; less than nothing "
+    "where small pieces are quicker",
+    "split backward": "a backward in two halves, which takes longer than in one piece",
     "recomputation": "running forward again in the backward pass",
     "transfer": "messages between stages that computing does not hide",
     "collectives": "sums and gathers over data and tensor peers that computing does not hide",
@@ -83,6 +88,7 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
     mean, most = sum(busy) / len(busy) / repeats, max(busy) / repeats
     path = step_seconds(silent)
     ideal = serial / num_devices
+    halved = step_seconds(replace(silent, model_terms=_without_statistics(costs)))
     rebuilt = replace(_bare(costs, recompute=True), model_terms=costs.model_terms)
     silent_s, linked_s = step_seconds(without_communication(rebuilt)), step_seconds(_links_only(rebuilt))
     rebuilt_s, step = step_seconds(rebuilt), step_seconds(costs)
@@ -90,8 +96,9 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
     steps = [
         ("imbalance", most - mean),
         ("bubble", path - most),
-        ("repeated work", mean - ideal),
-        ("recomputation", silent_s - path),
+        (_repeated(costs), mean - ideal),
+        ("split backward", halved - path),
+        ("recomputation", silent_s - halved),
         ("transfer", linked_s - silent_s),
         ("collectives", rebuilt_s - linked_s),
         ("overhead", step - rebuilt_s),
@@ -105,6 +112,12 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
         step_s=step,
         parts=tuple(Part(name=name, seconds=seconds) for name, seconds in steps),
     )
+
+
+def _repeated(costs: PlanCosts) -> str:
+    """What it is called that workers compute more, in all, than one alone: stages of a pipeline repeat nothing."""
+    mesh = costs.plan.mesh
+    return "smaller pieces" if mesh.data == mesh.tensor == 1 else "repeated work"
 
 
 def _busy(costs: PlanCosts, chunks: float) -> list[float]:

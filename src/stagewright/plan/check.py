@@ -106,7 +106,7 @@ def _check_numbers(plan: Plan) -> None:
 def _check_optimizer(optimizer: OptimizerSpec) -> None:
     check_choice("optimizer", optimizer.name, OPTIMIZERS)
     if not (math.isfinite(optimizer.learning_rate) and optimizer.learning_rate > 0):
-        raise UsageError(f"learning_rate = {optimizer.learning_rate}, but must be above 0")
+        raise UsageError(f"learning_rate = {optimizer.learning_rate}, but must be above 0, like 0.001")
     if not 0 <= optimizer.momentum < 1:
         raise UsageError(f"momentum = {optimizer.momentum}, but must be at least 0 and below 1")
     if optimizer.momentum and optimizer.name != "sgd":
@@ -118,6 +118,11 @@ def _check_optimizer(optimizer: OptimizerSpec) -> None:
 def _check_batch(plan: Plan) -> None:
     least = plan.microbatches * plan.mesh.data
     if plan.batch < least:
+        if plan.microbatches == 1:
+            raise UsageError(
+                f"a batch of {plan.batch} can't be shared by {plan.mesh.data} replicas: use batch = {least} or more, "
+                "or fewer replicas"
+            )
         replicas = f" on each of {plan.mesh.data} replicas" if plan.mesh.data > 1 else ""
         raise UsageError(
             f"a batch of {plan.batch} can't be cut into {plan.microbatches} micro-batches{replicas}: "

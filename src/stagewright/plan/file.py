@@ -88,6 +88,8 @@ _PLAN: dict[str, Reader] = {
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file, checked."""
+    if not Path(path).exists():
+        raise UsageError(f"there is no plan {path}; `stagewright plan MODEL -o {path}` makes one")
     return plan_from_table(load_toml(path), str(path))
 
 

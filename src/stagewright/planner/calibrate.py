@@ -74,6 +74,14 @@ class Calibration:
         links = Links(intra_host=self.link, collective=self.collective, sums=self.sums)
         return Cluster(devices=groups, links=links)
 
+    def terms_on(self, cluster: Cluster) -> EngineTerms:
+        """The engine's own costs on a cluster.
+
+        The executor's work is the same everywhere; how cores slow each other down is this machine's.
+        """
+        alike = self.kind == cluster.devices[0].kind
+        return self.terms if alike else EngineTerms(action_s=self.terms.action_s)
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -86,9 +86,9 @@ def explain_run(prepared: Prepared, folder: RunFolder) -> Explanation:
 
 
 def serial_of(folder: RunFolder) -> float | None:
-    """A step of the newest serial run of the same batch beside this one; None where there is none."""
+    """A step of the serial run that this one is to be compared with, of those beside it; None where there is none."""
     found = serial_beside(folder)
-    return None if found is None else float((found.result() or {})["latency_s"])
+    return None if found is None else found.latency_s
 
 
 def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:

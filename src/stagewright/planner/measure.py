@@ -33,16 +33,19 @@ from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Plan
 from stagewright.planner.lone_tensor import split_alone, watch_traffic
-from stagewright.planner.split_backward import split_factors
+from stagewright.planner.split_backward import split_halves
+from stagewright.planner.terms_cache import KeptTerms, TermsCache
+from stagewright.profile.identity import profile_key
 from stagewright.profile.measure import profile as measure_units
 from stagewright.profile.replay import memory_rise
 from stagewright.profile.storage import model_storages, storage_of
 from stagewright.profile.value import Profile
 from stagewright.zoo.model import Model
 
-__all__ = ["MeasuredModel", "chunk_sizes", "load_captured", "measure_model"]
+__all__ = ["REPEATS", "MeasuredModel", "chunk_sizes", "load_captured", "measure_model"]
 
 Progress = Callable[[int, int, str], None]
+REPEATS = 5  # rounds of measuring, wherever no other number is asked for: so that all take the same profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +74,35 @@ def measure_model(
     *,
     size: int | None = None,
     cache: str | Path | bool = True,
-    repeats: int = 5,
+    repeats: int = REPEATS,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> MeasuredModel:
-    """Measure the plan's model at the size of its largest micro-batch, on the plan's first device."""
+    """Measure the plan's model at the size of its largest micro-batch, on the plan's first device.
+
+    What the cache has is taken from there, unless it is to be `fresh`.
+    """
     device = Device.parse(plan.devices[0] if plan.devices else default_devices(1)[0])
     try:
-        return _measure(plan, device, size, cache, repeats, progress)
+        return _measure(plan, device, size, cache, repeats, fresh, progress)
     finally:
         device.give_back()
 
 
 def _measure(
-    plan: Plan, device: Device, size: int | None, cache: str | Path | bool, repeats: int, progress: Progress | None
+    plan: Plan,
+    device: Device,
+    size: int | None,
+    cache: str | Path | bool,
+    repeats: int,
+    fresh: bool,
+    progress: Progress | None,
 ) -> MeasuredModel:
     tensor, whole = None, None
     place = device.torch_device()
     model, graph = load_captured(plan, device, size)
 
-    def measured(progress: Progress | None) -> Profile:
+    def measured(progress: Progress | None, part: str = "whole layers") -> Profile:
         return measure_units(
             graph,
             model.args,
@@ -99,29 +112,53 @@ def _measure(
             repeats=repeats,
             training=plan.training,
             cache=cache,
+            fresh=fresh,
+            part=part,
             progress=progress,
         )
 
+    part = "whole layers"
+
     if plan.mesh.tensor > 1:
         tensor_plan(graph.model, plan.mesh.tensor)  # refuses before anything is measured
-        whole = measured(None)
+        whole, part = measured(None), f"one of {plan.mesh.tensor} workers"
         axis = split_alone(graph, plan.mesh.tensor)
         with preserved(graph.model), hosted.visiting(graph.model, place):
             tensor = watch_traffic(graph, axis, model.args, model.kwargs)
         if len(tensor) != len(graph.calls):
             raise UsageError(f"{plan.model.name} calls units inside units: its tensor axis can't be forecast")
-    profile = measured(progress)
-    with device.pinned(), preserved(graph.model):
-        if plan.training:
-            terms = _terms(graph, model, plan, repeats, place)
-        else:
+    profile = measured(progress, part)
+    if not plan.training:
+        with device.pinned():
             terms = ModelTerms(workspace_bytes=_workspace_bytes(place))
+        return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+    store = TermsCache(None if cache is True else Path(cache)) if cache is not False else None
+    key: dict[str, str] = {}
+    kept: KeptTerms | None = None
+    if store is not None:
+        name = plan.model.name
+        key = profile_key(
+            graph, model.args, model.kwargs, name=name, device=device, repeats=repeats, training=True, part=part
+        )
+        key["optimizer"] = repr(plan.optimizer)
+        # Terms of a profile that is no longer there are not of these units.
+        kept = store.terms(key) if profile.source == "cache" else None
+    with device.pinned(), preserved(graph.model):
+        known = kept or KeptTerms(terms=_terms(graph, model, plan, repeats, place), halves=False)
         # A size is given by who asks for many plans, of any schedule. What does not fit is never there as a whole.
-        halves = size is not None or SCHEDULES[plan.schedule].splits_backward
-        if plan.training and halves and not hosted.is_hosted(graph.model, place):
-            first, second = split_factors(graph, model, profile, repeats)
-            terms = dataclasses.replace(terms, split_input=first, split_weight=second)
-    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+        wanted = size is not None or SCHEDULES[plan.schedule].splits_backward
+        if wanted and not known.halves and not hosted.is_hosted(graph.model, place):
+            halves = split_halves(graph, model, profile, repeats)
+            terms = dataclasses.replace(
+                known.terms,
+                split_input=halves.inputs,
+                split_weight=halves.weights,
+                split_held_share=halves.held_share,
+            )
+            known = KeptTerms(terms=terms, halves=True)
+    if store is not None and known != kept:
+        store.save_terms(key, known)
+    return MeasuredModel(profile=profile, terms=known.terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
 
 
 def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[Model, UnitGraph]:

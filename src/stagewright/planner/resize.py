@@ -40,14 +40,16 @@ def resized_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
         if plan.batch < along * plan.microbatches:
             raise UsageError(
                 f"a batch of {plan.batch} in {plan.microbatches} micro-batches gives work to at most "
-                f"{plan.batch // plan.microbatches} replicas, not {along}: use fewer devices or a larger batch"
+                f"{plan.batch // plan.microbatches} replicas, not {along}: use --devices "
+                f"{plan.batch // plan.microbatches * each}, --infinite-devices, or a larger batch in the plan"
             )
         return replace(plan, mesh=replace(mesh, data=along), devices=())
     stages = along * on_worker
     if stages > num_units:
         raise UsageError(
             f"{plan.model.name} has {num_units} units and so at most {num_units} stages, not {stages}: "
-            f"use --devices {num_units // on_worker * mesh.tensor} or finer units"
+            f"use --devices {num_units // on_worker * mesh.tensor}, --infinite-devices, or finer units in the plan "
+            '(units = "leaf")'
         )
     least = SCHEDULES[plan.schedule].least_microbatches(stages, along)
     chunks = min(max(plan.microbatches, least), plan.batch)

@@ -5,7 +5,9 @@
     the best meshes under GPipe or 1F1B ─► the same with the other schedules, exactly
 
 The bound of worker w: what it computes, after the forwards before it and before the backwards behind them. It never
-exceeds the forecast, so that nothing better is thrown away. Plain data parallel is always forecast, to stand beside.
+exceeds the forecast, so that nothing better is thrown away. One device alone and plain data parallel are always
+forecast, to stand beside. Sizes of micro-batches between those that were measured lie on a line; the best plan's own is
+measured at last, and that of the next one if this makes another the best.
 """
 
 from __future__ import annotations
@@ -86,6 +88,8 @@ class Found:
 
     # The best, best first.
     best: list[Ranked] = field(default_factory=list)
+    # One device alone, which speed-ups are over: the quickest that fits, or else the quickest.
+    serial: Ranked | None = None
     # Plain data parallel over all devices, fitting or not; None where the batch is too small.
     data_parallel: Ranked | None = None
     # How many plans there were, how many were forecast exactly, how many did not fit.
@@ -112,9 +116,10 @@ def search(
     innermost: Axis = "pipeline",
     most_tensor: int = 64,
     num_devices: int | None = None,
+    num_sharp: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Found:
-    """The best plans for a model and a batch on a cluster."""
+    """The best plans for a model and a batch on a cluster; the first `num_sharp` by measurements of their own size."""
     begun = time.perf_counter()
     maker = _Maker(base, source, cluster, terms or EngineTerms(), innermost)
     count = num_devices or cluster.num_devices
@@ -126,8 +131,8 @@ def search(
     candidates = [one for plan, codec in choices if (one := maker.candidate(plan, codec, known[codec])) is not None]
     if progress is not None:
         progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begun:.1f} s …")
-    # One serial to compare with: the quickest way that one device has been seen or computed to take.
-    maker.serial_s = min((one.costs.serial_s for one in candidates), default=None)
+    found.serial = _serial(maker, base)
+    maker.serial_s = found.serial.forecast.step_s
     candidates = [replace(one, costs=maker.same_serial(one.costs)) for one in candidates]
     nearest = maker.unfit
     most = max(top, _LEAST_RANKED)
@@ -145,6 +150,7 @@ def search(
                 more += [candidate] if candidate is not None else []
     for strategy, seconds in _rank(maker, more, found, most, nearest).items():
         least_s[strategy] = min(seconds, least_s.get(strategy, math.inf))
+    _sharpen(maker, found, num_sharp)
     del found.best[top:]
     found.num_plans = len(candidates) + len(more) + maker.num_unfit
     found.num_unfit += maker.num_unfit
@@ -184,6 +190,19 @@ def _rank(
             del found.best[most:]
         least_s[strategy] = min(seconds, least_s.get(strategy, math.inf))
     return least_s
+
+
+def _sharpen(maker: _Maker, found: Found, count: int) -> None:
+    """Measure the sizes of the first plans' own micro-batches, until the first ones are such."""
+    while found.best:
+        sizes = dict.fromkeys((max(chunk_sizes(one.plan)), one.plan.mesh.tensor) for one in found.best[:count])
+        sharpened = {one for one in sizes if maker.source.sharpen(*one)}
+        if not sharpened:
+            return
+        for at, one in enumerate(found.best):
+            if (max(chunk_sizes(one.plan)), one.plan.mesh.tensor) in sharpened:
+                found.best[at] = maker.again(one)
+        found.best = sorted((one for one in found.best if one.forecast.fits), key=lambda one: one.forecast.step_s)
 
 
 def _choices(
@@ -323,6 +342,14 @@ class _Maker:
                 self._cuts[key] = None
         return self._cuts[key]
 
+    def again(self, one: Ranked) -> Ranked:
+        """The same plan, by what is known of its size by now."""
+        costs = self.costs(
+            one.plan, self.topology(one.plan.mesh), chunk_sizes(one.plan), (one.costs.codecs or (PLAIN,))[0]
+        )
+        candidate = Candidate(plan=one.plan, costs=self.same_serial(costs), bound_s=0.0, codec=one.codec)
+        return self.exact(candidate)
+
     def exact(self, candidate: Candidate) -> Ranked:
         return Ranked(
             plan=candidate.plan,
@@ -385,24 +412,43 @@ def least_memory(costs: PlanCosts) -> str | None:
     return None
 
 
+def _serial(maker: _Maker, base: Plan) -> Ranked:
+    """One device, the fastest of the cluster: in as many micro-batches as is quickest there, and fits if any do."""
+    fastest = max(maker.cluster.devices, key=lambda one: one.speed)
+    alone = Topology(mesh=Mesh(), cluster=replace(maker.cluster, devices=(replace(fastest, count=1, hosts=1),)))
+    found = []
+    for chunks in _numbers(base.batch):
+        plan = _plain(base, Mesh(), chunks)
+        costs = maker.costs(plan, alone, chunk_sizes(plan))
+        one = maker.exact(Candidate(plan=plan, costs=costs, bound_s=0.0))
+        forecast = replace(one.forecast, serial_s=one.forecast.step_s, speedup=1.0)
+        found.append(replace(one, forecast=forecast, costs=replace(costs, serial_s=forecast.step_s)))
+    return min(found, key=lambda one: (not one.forecast.fits, one.forecast.step_s))
+
+
+def _plain(base: Plan, mesh: Mesh, chunks: int) -> Plan:
+    """Without anything that could be chosen beside."""
+    return replace(
+        base,
+        mesh=mesh,
+        microbatches=chunks,
+        schedule="1f1b",
+        recompute="none",
+        shard=False,
+        stages=None,
+        cuts=(),
+        placement="auto",
+        devices=(),
+    )
+
+
 def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
     """Replicas alone: whole if they fit, else with the fewest micro-batches that do, else as they are."""
     if base.batch < count:
         return None
     found: Ranked | None = None
     for chunks in _numbers(-(-base.batch // count)):
-        plan = replace(
-            base,
-            mesh=Mesh(data=count),
-            microbatches=chunks,
-            schedule="1f1b",
-            recompute="none",
-            shard=False,
-            stages=None,
-            cuts=(),
-            placement="auto",
-            devices=(),
-        )
+        plan = _plain(base, Mesh(data=count), chunks)
         try:
             check_plan(plan)
         except UsageError:

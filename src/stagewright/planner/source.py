@@ -13,7 +13,7 @@ from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.measure import MeasuredModel, measure_model
+from stagewright.planner.measure import REPEATS, MeasuredModel, measure_model
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile
 
 __all__ = ["MeasuredSource", "Source", "between"]
@@ -32,6 +32,9 @@ class Source(Protocol):
     def model(self, size: int, tensor: int) -> MeasuredModel:
         """What a micro-batch of that size costs."""
 
+    def sharpen(self, size: int, tensor: int) -> bool:
+        """Take that size from a measurement of its own from now on; False where nothing is changed by that."""
+
 
 @dataclass(slots=True, kw_only=True)
 class MeasuredSource:
@@ -42,6 +45,10 @@ class MeasuredSource:
     # The sizes of micro-batches that are measured.
     small: int
     large: int
+    # Measuring a further size may take as long as this, by what is known of it.
+    longest_s: float = 60.0
+    # Rounds of measuring.
+    repeats: int = REPEATS
     # Measures a plan's model at a size.
     measure: Callable[[Plan, int], MeasuredModel] = lambda plan, size: measure_model(plan, size=size)
     _found: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
@@ -67,8 +74,22 @@ class MeasuredSource:
         """Why layers can't be divided among so many."""
         return self._refused.get(tensor)
 
+    def sharpen(self, size: int, tensor: int) -> bool:
+        if (size, tensor) in self._found or self.seconds_of(size, tensor) > self.longest_s:
+            return False
+        self._at(size, tensor)
+        return True
+
+    def seconds_of(self, size: int, tensor: int) -> float:
+        """About how long it takes to measure a size: each round runs the model whole, and its units one by one."""
+        profile = self.model(size, tensor).profile
+        once = sum(unit.total_s for unit in profile.units) * size / profile.batch_size
+        return 3 * (self.repeats + 2) * once
+
     def model(self, size: int, tensor: int) -> MeasuredModel:
-        if self.small == self.large or size == self.small:
+        if (size, tensor) in self._found:
+            return self._found[size, tensor]
+        if self.small == self.large:
             return self._at(self.small, tensor)
         if (size, tensor) not in self._lines:
             self._lines[size, tensor] = between(self._at(self.small, tensor), self._at(self.large, tensor), size)
@@ -115,11 +136,13 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
             crossing_bytes=round(line(one.crossing_bytes, other.crossing_bytes)),
             forward_working_bytes=round(line(one.forward_working_bytes, other.forward_working_bytes)),
             backward_working_bytes=round(line(one.backward_working_bytes, other.backward_working_bytes)),
+            glue_s=line(one.glue_s, other.glue_s),
         )
 
     profile: Profile = replace(
         first,
         batch_size=size,
+        source="line",
         units=tuple(unit(one, other) for one, other in zip(first.units, second.units, strict=True)),
         whole_forward=time(first.whole_forward, second.whole_forward),
         whole_backward=time(first.whole_backward, second.whole_backward),
@@ -134,6 +157,7 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
         accumulate_s_per_byte=(mine.accumulate_s_per_byte + theirs.accumulate_s_per_byte) / 2,
         split_input=(mine.split_input + theirs.split_input) / 2,
         split_weight=(mine.split_weight + theirs.split_weight) / 2,
+        split_held_share=(mine.split_held_share + theirs.split_held_share) / 2,
         statistics_s=(mine.statistics_s + theirs.statistics_s) / 2,
         statistics_bytes=mine.statistics_bytes,
         loss_forward_working_bytes=round(line(mine.loss_forward_working_bytes, theirs.loss_forward_working_bytes)),

@@ -4,12 +4,14 @@
     in halves      ◄── inputs' gradients ──  ◄ weights' ►     counts as the weights', as if halving cost nothing
 
 torch walks the graph to find what the weights hang on, keeps it, and begins anew for each group of weights. So both
-halves are measured as the engine does them, on the model behind its first unit, beside the whole.
+halves are measured as the engine does them, on the model behind its first unit, beside the whole. Between them what
+forward kept is still there, and with it the gradients that the weights wait for: a GPU's allocator tells how much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -17,14 +19,25 @@ import torch
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
 from stagewright.profile.replay import Stopwatch
-from stagewright.profile.value import Profile
+from stagewright.profile.value import Profile, amount_of
 from stagewright.zoo.model import Model
 
-__all__ = ["split_factors"]
+__all__ = ["Halves", "split_halves"]
 
 
-def split_factors(graph: UnitGraph, model: Model, profile: Profile, rounds: int) -> tuple[float, float]:
-    """How much longer each half takes than the profile's units say: of the inputs' gradients, of the weights'.
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A backward pass in two halves, beside one in one piece."""
+
+    # How much longer each half takes than the profile's units say.
+    inputs: float = 1.0
+    weights: float = 1.0
+    # What is held between them beside what forward kept, as a share of that; 0 where no allocator tells.
+    held_share: float = 0.0
+
+
+def split_halves(graph: UnitGraph, model: Model, profile: Profile, rounds: int) -> Halves:
+    """Both halves, measured.
 
     The shortest of some rounds, for a ratio of two of them is spoilt by anything that disturbs one.
     """
@@ -32,12 +45,16 @@ def split_factors(graph: UnitGraph, model: Model, profile: Profile, rounds: int)
     inputs_s = sum(unit.backward_input.median_s for unit in units)
     weights_s = sum(unit.backward_weight.median_s for unit in units)
     if not inputs_s or not weights_s:
-        return 1.0, 1.0
+        return Halves()
     try:
         taken = [_round(graph, model) for _ in range(rounds + 1)][1:]
     except RuntimeError:  # a backward that torch can't split: a run would say so
-        return 1.0, 1.0
-    return _factors(taken, inputs_s, weights_s) if all(taken) else (1.0, 1.0)
+        return Halves()
+    if not all(taken):
+        return Halves()
+    kept = amount_of([unit.kept_bytes for unit in profile.units], 1, len(profile.units) - 1)
+    held = max(0.0, taken[0][3] / kept) if kept else 0.0
+    return Halves(*_factors([one[:3] for one in taken], inputs_s, weights_s), held)
 
 
 def _factors(taken: Sequence[tuple[float, ...]], inputs_s: float, weights_s: float) -> tuple[float, float]:
@@ -48,14 +65,17 @@ def _factors(taken: Sequence[tuple[float, ...]], inputs_s: float, weights_s: flo
 
 
 def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
-    """Seconds of the whole backward and of both halves; () where no gradient travels back to the first unit."""
+    """Seconds of the whole backward and of both halves, and bytes that come to be held between these.
+
+    () where no gradient travels back to the first unit.
+    """
     parameters = [one for one in model.module.parameters() if one.requires_grad]
     with torch.no_grad():
         crossing = graph.stage(0, 0)(*graph.flatten(model.args, model.kwargs))
     stage = graph.stage(1, len(graph.calls) - 1)
     found: list[float] = []
-
-    stopwatch = Stopwatch(parameters[0].device)
+    place = parameters[0].device
+    stopwatch = Stopwatch(place)
     for split in (False, True):
         values = [
             value.detach().requires_grad_() if needed else value
@@ -70,7 +90,19 @@ def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
         calls: list[Callable[[], object]] = [partial(backward_whole, held, given)]
         if split:
             calls = [partial(backward_inputs, held, given, parameters), partial(backward_weights, held, parameters)]
-        found += [stopwatch.time([call])[1] for call in calls]
+        before = _allocated(place)
+        for call in calls:
+            results, seconds = stopwatch.time([call])
+            found.append(seconds)
+            if len(found) == 2:  # after the first half; the inputs' gradients travel on
+                travels = sum(one.numel() * one.element_size() for one in results[0])  # type: ignore[attr-defined]
+                held_bytes = _allocated(place) - before - travels
+            del results
         for one in parameters:
             one.grad = None
-    return tuple(found)
+    return *found, held_bytes
+
+
+def _allocated(place: torch.device) -> int:
+    """Bytes that a GPU's allocator has given out; 0 on a CPU, which does not tell."""
+    return int(torch.cuda.memory_allocated(place)) if place.type == "cuda" else 0

@@ -18,8 +18,9 @@ from stagewright.errors import RunError, UsageError
 from stagewright.planner.calibrate import load_calibration
 from stagewright.planner.search import Ranked
 
-__all__ = ["Verified", "VerifiedPlan", "verify"]
+__all__ = ["NUM_VERIFIED", "Verified", "VerifiedPlan", "verify"]
 
+NUM_VERIFIED = 3  # plans that are run
 _TOLERANCE = 0.1
 
 
@@ -27,8 +28,14 @@ _TOLERANCE = 0.1
 class VerifiedPlan:
     """A plan that was run."""
 
-    # Its mesh, as text.
+    # Its place among the best, from 1.
+    place: int
+    # What tells it from the others: its mesh as text, and the rest.
     mesh: str
+    microbatches: int
+    schedule: str
+    recompute: str
+    shard: bool
     # A step, predicted and measured.
     forecast_s: float
     measured_s: float
@@ -75,7 +82,7 @@ def verify(
     ranked: Sequence[Ranked],
     root: str | Path,
     *,
-    count: int = 3,
+    count: int = NUM_VERIFIED,
     cache: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Verified:
@@ -83,18 +90,23 @@ def verify(
     tell = progress or (lambda text: None)
     found: list[VerifiedPlan] = []
     left_out: list[str] = []
-    for one in ranked[:count]:
+    for place, one in enumerate(ranked[:count], start=1):
         plan = one.plan
         try:
             devices = default_devices(plan.mesh.num_workers)
-            tell(f"running {plan.mesh}, {plan.microbatches} micro-batches …")
+            tell(f"running plan {place}: {plan.mesh}, {plan.microbatches} micro-batches …")
             result = run_plan(replace(plan, devices=devices), root)
         except (UsageError, RunError) as error:
-            left_out.append(f"{plan.mesh}: {str(error).splitlines()[0]}")
+            left_out.append(f"plan {place}, {plan.mesh}: {str(error).splitlines()[0]}")
             continue
         found.append(
             VerifiedPlan(
+                place=place,
                 mesh=str(plan.mesh),
+                microbatches=plan.microbatches,
+                schedule=plan.schedule,
+                recompute=str(plan.recompute),
+                shard=plan.shard,
                 forecast_s=one.forecast.step_s,
                 measured_s=result["latency_s"],
                 forecast_memory_bytes=max(worker.memory.counted_bytes for worker in one.forecast.workers),

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["library_versions", "profile_key", "structure_digest"]
 
-_METHOD = "pinned, freed memory kept"  # how units are timed: another way gives other times
+_METHOD = (
+    "pinned, freed memory kept, with what lies between units"  # how units are timed: another way gives other times
+)
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 
@@ -51,8 +53,9 @@ def profile_key(
     device: Device,
     repeats: int,
     training: bool,
+    part: str = "whole layers",
 ) -> dict[str, str]:
-    """Everything that the profile of this graph depends on, by name."""
+    """Everything that the profile of this graph depends on, by name; `part`: what of its layers the model holds."""
     return {
         "model": name,
         "structure": structure_digest(graph.model),
@@ -65,6 +68,7 @@ def profile_key(
         "threads": str(device.num_threads),
         "hardware": device.hardware_name(),
         "training": str(training),
+        "part": part,
         "repeats": str(repeats),
         "method": _METHOD,
         **{f"{library} version": version for library, version in library_versions().items()},

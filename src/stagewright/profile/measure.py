@@ -1,13 +1,14 @@
 """Measure a model unit by unit: time, memory and multiply-accumulates of every call, and of the whole model.
 
 Units are timed alone, on the inputs that they got in a real run, in rounds over all units and the whole model, so that
-a slow phase of the machine hits all of them alike. Calls that are alike in class, inputs, parameters and work (the
+a slow phase of the machine hits all of them alike. So is what the model does between them, which counts with the unit
+in whose stage it runs. Calls that are alike in class, inputs, parameters and work (the
 blocks of a transformer) cost the same, so they share their samples. The model is left as it was: buffers, random
 numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what a training step
 keeps.
 
 Of a model that does not fit on its device (``cluster.hosted``) each unit is there while it is measured; the whole model
-is not measured then.
+and what lies between units are not measured then.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import torch
 from stagewright.capture.macs import count_macs
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.device import Device
-from stagewright.cluster.hosted import is_hosted, resident, visiting
+from stagewright.cluster.hosted import is_hosted, may_stay, resident, visiting
 from stagewright.errors import UsageError
 from stagewright.profile.cache import ProfileCache
 from stagewright.profile.identity import library_versions, profile_key
 from stagewright.profile.kept import Kept, watch_kept
-from stagewright.profile.replay import Replay, Stopwatch
+from stagewright.profile.replay import Replay, Stopwatch, added
 from stagewright.profile.storage import model_storages, tensors_in
 from stagewright.profile.value import Amount, Profile, UnitProfile, amounts_of_held
 
@@ -51,13 +52,16 @@ def profile(
     repeats: int = 5,
     training: bool = True,
     cache: bool | str | Path = True,
+    fresh: bool = False,
+    part: str = "whole layers",
     progress: Progress | None = None,
 ) -> Profile:
     """What every unit of the captured model costs on a device, measured or taken from the cache.
 
     With `training`, forward and backward are measured; without, forward alone and without gradients. Modules
     stay in the mode (`train()` or `eval()`) that they are in. `cache` is a folder, True for the usual one, or
-    False. `progress(done, total, name)` is called before each step of the work and once at its end.
+    False; with `fresh` what is there is not read, but replaced. `part` says what of its layers the model holds.
+    `progress(done, total, name)` is called before each step of the work and once at its end.
     """
     device = Device.parse(device) if isinstance(device, str) else device
     kwargs = dict(kwargs or {})
@@ -65,8 +69,8 @@ def profile(
     store = ProfileCache(None if cache is True else Path(cache)) if cache is not False else None
     source = "measured"
     if store is not None:
-        key = profile_key(graph, args, kwargs, name=name, device=device, repeats=repeats, training=training)
-        found, refusal = store.load(key)
+        key = profile_key(graph, args, kwargs, name=name, device=device, repeats=repeats, training=training, part=part)
+        found, refusal = (None, "") if fresh else store.profile(key)
         if found is not None:
             # Another core or GPU of the same kind costs the same.
             return replace(found, device=device.text)
@@ -84,7 +88,7 @@ def profile(
         progress=progress or (lambda done, total, step: None),
     )
     if store is not None:
-        store.save(key, measured)
+        store.save_profile(key, measured)
     return measured
 
 
@@ -101,12 +105,17 @@ def _check(
         raise UsageError(f"repeats is {repeats}, but at least 1 is needed")
     target = device.torch_device()
     inputs = tensors_in((tuple(args), dict(kwargs)))
-    hosted = inputs and is_hosted(graph.model, target)
-    for tensor in inputs if hosted else [*graph.model.parameters(), *inputs]:
+    for tensor in inputs:
         if tensor.device != target:
             raise UsageError(
-                f"the model or its inputs are on {tensor.device}, but {device} is asked for; "
-                f'move both with .to("{target}") and capture again'
+                f"inputs of the model are on {tensor.device}, but {device} is asked for; "
+                f'move them and the model with .to("{target}") and capture again'
+            )
+    for name, parameter in graph.model.named_parameters():
+        if parameter.device != target and not (inputs and parameter.device.type == "cpu" and may_stay(graph.model)):
+            raise UsageError(
+                f"the model's {name} is on {parameter.device}, but {device} is asked for; move the model with "
+                f'.to("{target}") and capture again; one without room there, with stagewright.cluster.hosted.settle'
             )
     if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
         raise UsageError("no parameter of the model needs a gradient; profile it with training=False (--inference)")
@@ -140,9 +149,11 @@ def _measure(
             )
             whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
             replays = _replays(graph, args, kwargs, kept, steps, training=training)
+            glue = [] if hosted else _glue_replays(graph, args, kwargs, training=training)
+        steps.more((repeats + 1) * len(glue))
         with _no_garbage_collection():
             for current_round in range(repeats + 1):
-                for replay in replays if hosted else (whole, *replays):
+                for replay in (*(() if hosted else (whole,)), *replays, *(one for _, one in glue)):
                     steps.next(replay.name)
                     with resident(replay.module, place):
                         if current_round:
@@ -164,7 +175,7 @@ def _measure(
         dtype=_dtype(graph, args, kwargs),
         batch_size=batch_size,
         training=training,
-        units=_units(graph, batch_size, replays, kept, recompute_kept, working),
+        units=_units(graph, batch_size, replays, glue, kept, recompute_kept, working),
         whole_forward=whole_forward,
         whole_backward=whole_backward,
         whole_macs=whole_macs,
@@ -200,10 +211,25 @@ def _replays(
     return replays
 
 
+def _glue_replays(
+    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
+) -> list[tuple[int, Replay]]:
+    """What lies between units, each piece with the unit that it goes with."""
+    found = []
+    with torch.set_grad_enabled(training), preserved(graph.model):
+        for piece in graph.record_between(tuple(args), dict(kwargs)):
+            needs = [one.requires_grad for one in tensors_in((piece.args, {}))]
+            name = f"before {graph.calls[piece.unit].name}"
+            replay = Replay(name, piece.module, piece.args, {}, training=training, needs_gradient=needs)
+            found.append((piece.unit, replay))
+    return found
+
+
 def _units(
     graph: UnitGraph,
     batch_size: int,
     replays: Sequence[Replay],
+    glue: Sequence[tuple[int, Replay]],
     kept: Sequence[Kept],
     recompute_kept: Sequence[int],
     working: Sequence[tuple[int, int]],
@@ -222,6 +248,12 @@ def _units(
     units = []
     for index, call in enumerate(graph.calls):
         forward, backward_input, backward_weight = replays[index].times(alike[replays[index].likeness])
+        glue_s = 0.0
+        for piece in (one for unit, one in glue if unit == index):
+            passes = piece.times()
+            forward = added(forward, passes[0])
+            backward_input = added(backward_input, added(*passes[1:]))
+            glue_s += sum(one.median_s for one in passes)
         units.append(
             UnitProfile(
                 name=call.name,
@@ -240,6 +272,7 @@ def _units(
                 crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
                 forward_working_bytes=working[index][0],
                 backward_working_bytes=working[index][1],
+                glue_s=glue_s,
             )
         )
     return tuple(units)
@@ -264,6 +297,9 @@ class _Steps:
     def next(self, name: str) -> None:
         self._progress(self._done, self._total, name)
         self._done += 1
+
+    def more(self, count: int) -> None:
+        self._total += count
 
     def finish(self, name: str) -> None:
         self._progress(self._total, self._total, name)

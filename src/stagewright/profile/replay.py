@@ -22,7 +22,7 @@ from stagewright.capture.macs import MacCounter
 from stagewright.profile.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
 from stagewright.profile.value import Time
 
-__all__ = ["Replay", "Stopwatch", "memory_rise", "time_of"]
+__all__ = ["Replay", "Stopwatch", "added", "memory_rise", "time_of"]
 
 Result = TypeVar("Result")
 
@@ -50,6 +50,11 @@ def memory_rise(call: Callable[[], Result], device: torch.device) -> tuple[Resul
     result = call()
     torch.cuda.synchronize(device)
     return result, int(torch.cuda.max_memory_allocated(device)) - int(before)
+
+
+def added(one: Time, other: Time) -> Time:
+    """One after the other."""
+    return Time(median_s=one.median_s + other.median_s, spread_s=one.spread_s + other.spread_s)
 
 
 class Stopwatch:

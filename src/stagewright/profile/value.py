@@ -96,9 +96,10 @@ class UnitProfile:
     buffer_bytes: int
     # Multiply-accumulates of one forward pass.
     macs: int
-    # One forward pass.
+    # One forward pass, with the operations between units that run in its stage.
     forward: Time
-    # The backward pass as far as the gradients of the unit's inputs need it; 0 where no input needs one.
+    # The backward pass as far as the gradients of the unit's inputs need it; 0 where no input needs one. That of the
+    # operations between units is in it.
     backward_input: Time
     # The rest of the backward pass: the gradients of the unit's parameters.
     backward_weight: Time
@@ -115,6 +116,8 @@ class UnitProfile:
     forward_working_bytes: int = 0
     # … and of a backward pass, gradients among it.
     backward_working_bytes: int = 0
+    # Of the times above, what the operations between units take.
+    glue_s: float = 0.0
 
     @property
     def backward_s(self) -> float:
@@ -144,6 +147,7 @@ class UnitProfile:
             "crossing_bytes": self.crossing_bytes,
             "forward_working_bytes": self.forward_working_bytes,
             "backward_working_bytes": self.backward_working_bytes,
+            "glue_s": self.glue_s,
         }
 
     @classmethod
@@ -165,6 +169,7 @@ class UnitProfile:
             crossing_bytes=int(data["crossing_bytes"]),
             forward_working_bytes=int(data.get("forward_working_bytes", 0)),
             backward_working_bytes=int(data.get("backward_working_bytes", 0)),
+            glue_s=float(data.get("glue_s", 0.0)),
         )
 
 
@@ -217,8 +222,11 @@ class Profile:
     whole_macs: int
     # Versions of the libraries that were measured with.
     versions: dict[str, str]
-    # Where these are from: "cache", "measured", or "measured: …" and why the cache was refused. Not saved.
+    # Where these are from: "cache", "measured", "measured: …" and why the cache was refused, or "line" between two
+    # that were. Not saved.
     source: str = field(default="measured", compare=False)
+    # How long ago it was measured, where it is from the cache. Not saved.
+    age_s: float = field(default=0.0, compare=False)
 
     @property
     def has_whole(self) -> bool:
@@ -230,6 +238,12 @@ class Profile:
         """The units' times, summed, over the whole model's time: 1 where the units explain the whole."""
         whole_s = self.whole_forward.median_s + self.whole_backward.median_s
         return sum(unit.total_s for unit in self.units) / whole_s if whole_s else 1.0
+
+    @property
+    def glue_share(self) -> float:
+        """The share of the units' times that is what lies between them."""
+        summed_s = sum(unit.total_s for unit in self.units)
+        return sum(unit.glue_s for unit in self.units) / summed_s if summed_s else 0.0
 
     @property
     def parameters(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from stagewright.quantity import format_bytes, format_s
+from stagewright.report.loss_notes import loss_notes
 from stagewright.report.unequal import unequal_sentence
 
-__all__ = ["compare_remarks", "compare_table", "sent_bytes"]
+__all__ = ["compare_remarks", "compare_table", "refusal_reason", "sent_bytes"]
+
+_WHO = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
 
 
 def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
@@ -29,7 +33,7 @@ def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
         chunks = f"{row['batch']} ({row['microbatches']})" if row["microbatches"] > 1 else str(row["batch"])
         head = [escape(row["strategy"]), str(row["workers"]), chunks, row["schedule"] or "–"]
         if "error" in row:
-            table.add_row(*head, *["–"] * 6, "[red]refused[/red]" if row["refused"] else "[red]failed[/red]")
+            table.add_row(*head, *["–"] * 6, "[yellow]refused[/yellow]" if row["refused"] else "[red]failed[/red]")
             continue
         speedup, share, sent = row["speedup"], row["share_of_bound"], sent_bytes(row)
         table.add_row(
@@ -52,13 +56,15 @@ def sent_bytes(row: Mapping[str, Any]) -> int:
 
 
 def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each row: how close it is to serial, or why there is none."""
+    """A line for each row: how close it is to serial, or why there is none; then what to know about the loss."""
     found = []
     for row in rows:
         if "error" in row:
-            word = "refused" if row["refused"] else "failed"
+            if row["refused"]:
+                found.append(f"{row['strategy']} refused: {refusal_reason(str(row['error']))}")
+                continue
             first, *rest = str(row["error"]).splitlines()
-            found.append(f"{row['strategy']} {word}: {first}")
+            found.append(f"{row['strategy']} failed: {first}")
             found.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
             continue
         equality = row["equality"]
@@ -72,7 +78,12 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             traffic += [f"{size} to {axis} collectives" for axis, size in _sizes(_summed(row)).items()]
             sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
             found.append(f"{row['strategy']}: equal to serial {close}; peak memory of each worker {memory}{sent}")
-    return found
+    return found + [f"note: {line}" for line in loss_notes(rows)]
+
+
+def refusal_reason(error: str) -> str:
+    """Why something can't be: the sentence alone, whichever worker was the first to say it."""
+    return _WHO.sub("", error.partition("\n")[0], count=1)
 
 
 def _summed(row: Mapping[str, Any]) -> dict[str, int]:

@@ -15,9 +15,10 @@ __all__ = ["forecast_summary", "link_use_table", "worker_table"]
 def forecast_summary(forecast: Forecast) -> str:
     """The figures that count, in one line."""
     fits = "" if forecast.fits else "; DOES NOT FIT"
+    alone = "one device" if forecast.microbatches == 1 else "one device in the same micro-batches"
     return (
         f"step {format_s(forecast.step_s)}, {forecast.samples_per_s:.4g} samples/s, "
-        f"speed-up {forecast.speedup:.2f} × over one device ({format_s(forecast.serial_s)}), "
+        f"speed-up {forecast.speedup:.2f} × over {alone} ({format_s(forecast.serial_s)}), "
         f"peak memory {format_bytes(forecast.peak_memory_bytes)}{fits}"
     )
 

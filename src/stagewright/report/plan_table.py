@@ -13,7 +13,7 @@ __all__ = ["plan_remarks", "plan_table", "verified_table"]
 
 
 def plan_table(found: Found, title: str) -> Table:
-    """The best first; plain data parallel last, always."""
+    """The best first; below them what they are beside, always: one device alone, and plain data parallel."""
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column("", justify="right")
     table.add_column("mesh", style="bold", no_wrap=True)
@@ -25,21 +25,24 @@ def plan_table(found: Found, title: str) -> Table:
     table.add_column("what it loses by")
     for place, one in enumerate(found.best, start=1):
         table.add_row(str(place), *_cells(one))
-    if found.data_parallel is not None and all(_key(one) != _key(found.data_parallel) for one in found.best):
+    known = [one.plan for one in found.best]
+    beside = [one for one in (found.serial, found.data_parallel) if one is not None and one.plan not in known]
+    if beside:
         table.add_section()
-        table.add_row("", *_cells(found.data_parallel), style="dim")
+    for one in beside:
+        table.add_row("", *_cells(one), style="dim")
     return table
 
 
-def _key(one: Ranked) -> tuple[object, ...]:
-    return str(one.plan.mesh), one.plan.microbatches, one.plan.recompute, one.plan.shard
+def _mesh(mesh: str, shard: bool) -> str:
+    return mesh + (" sharded" if shard else "")
 
 
 def _cells(one: Ranked) -> list[str]:
     forecast, plan = one.forecast, one.plan
     memory = format_bytes(forecast.peak_memory_bytes) + ("" if forecast.fits else " (too much)")
     return [
-        str(plan.mesh) + (" sharded" if plan.shard else ""),
+        _mesh(str(plan.mesh), plan.shard),
         str(plan.microbatches),
         plan.schedule if plan.mesh.pipeline > 1 else "–",
         str(plan.recompute),
@@ -65,11 +68,12 @@ def plan_remarks(found: Found) -> list[str]:
     else:
         gain = found.data_parallel.forecast.step_s / found.best[0].forecast.step_s
         lines.append(f"the best is {gain:.2f} × as fast as plain data parallel")
+    lines.append("speed-up is over one device alone; memory has the optimiser's states in it")
     return lines
 
 
 def verified_table(verified: Verified) -> Table:
-    """Predicted beside measured."""
+    """Predicted beside measured; a plan has the number that it has among the best."""
     table = Table(
         title="run on this machine",
         caption=f"regret of taking the first: {verified.regret:.1%}"
@@ -80,13 +84,21 @@ def verified_table(verified: Verified) -> Table:
         title_justify="left",
         caption_justify="left",
     )
+    table.add_column("", justify="right")
     table.add_column("mesh", style="bold")
+    table.add_column("micro-batches", justify="right")
+    table.add_column("schedule")
+    table.add_column("recompute")
     for name in ("forecast", "measured", "error", "memory forecast", "measured memory"):
         table.add_column(name, justify="right")
     table.add_column("equal")
     for one in verified.plans:
         table.add_row(
-            one.mesh,
+            str(one.place),
+            _mesh(one.mesh, one.shard),
+            str(one.microbatches),
+            one.schedule if "pipeline" in one.mesh else "–",
+            one.recompute,
             format_s(one.forecast_s),
             format_s(one.measured_s),
             f"{one.error:+.1%}",

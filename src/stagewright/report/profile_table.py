@@ -54,6 +54,8 @@ def profile_table(profile: Profile) -> Table:
         if profile.training:
             whole += f", backward {format_s(profile.whole_backward.median_s)}"
         summed = f"; units sum to {profile.coverage:.1%} of its time"
+    if profile.glue_share >= 0.005:
+        summed += f", {profile.glue_share:.1%} of that for what lies between them and runs in their stages"
     table.caption = f"{whole}, {format_count(profile.whole_macs)} MACs{summed}"
     table.caption_justify = "left"
     return table

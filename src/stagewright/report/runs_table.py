@@ -13,7 +13,14 @@ from stagewright.store.index import RunRow
 
 __all__ = ["runs_table"]
 
-_STYLES = {"done": "green", "failed": "red", "damaged": "red", "interrupted": "yellow", "unfinished": "yellow"}
+_STYLES = {
+    "done": "green",
+    "failed": "red",
+    "damaged": "red",
+    "refused": "yellow",
+    "interrupted": "yellow",
+    "unfinished": "yellow",
+}
 
 
 def runs_table(rows: Sequence[RunRow]) -> Table:

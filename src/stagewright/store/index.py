@@ -36,7 +36,7 @@ class RunRow:
 
     # The folder, relative to the root.
     name: str
-    # done, failed, interrupted, unfinished (goes on, or was killed) or damaged.
+    # done, failed, refused (what was asked for can't be), interrupted, unfinished (goes on, or was killed) or damaged.
     status: str
     # When it began, in ISO 8601.
     begun: str | None = None

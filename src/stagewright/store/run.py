@@ -4,7 +4,8 @@
       plan.toml                     the resolved plan: runs again from here
       environment.json              versions, processor, GPUs
       workers/0/metrics.jsonl       one line a step, on the disk as soon as it is written
-      workers/0/events.parquet      what it did when, and memory.parquet: what it held; written when the worker ends
+      workers/0/events.journal      what it did when, step by step: of a worker that goes on, or was killed
+      workers/0/events.parquet      the same, and memory.parquet: what it held; written when the worker ends
       workers/0/clock.json          how its times are to be read beside those of the other workers
       result.json                   written when the run ends; without it the run goes on, or was killed
 
@@ -33,7 +34,9 @@ from stagewright.store.worker import WorkerFolder
 
 __all__ = ["RunFolder", "Status", "run_name"]
 
-Status: TypeAlias = Literal["done", "failed", "interrupted"]
+Status: TypeAlias = Literal["done", "failed", "refused", "interrupted"]
+
+_MAKE_ONE = "`stagewright runs` lists those that there are, `stagewright compare mlp-mnist --devices 2` makes some"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,7 @@ class RunFolder:
         """The folder of a run that exists; where it does not, the error offers the nearest one."""
         path = Path(path)
         if not (path / "plan.toml").is_file():
-            beside = path.parent.iterdir() if path.parent.is_dir() else ()
-            known = sorted((one.name for one in beside if (one / "plan.toml").is_file()), reverse=True)
-            raise UnknownName("run", path.name, known, hint=f"(in {path.parent})")
+            raise _no_run(path)
         return cls(path)
 
     @property
@@ -114,6 +115,11 @@ class RunFolder:
         ended = datetime.now().astimezone().isoformat(timespec="milliseconds")
         save_text(_json({"status": status, "ended": ended, **(result or {})}), self.path / "result.json")
 
+    def give_up(self, error: BaseException) -> None:
+        """The last word on a run that raised: it failed, or was refused where what was asked for can't be."""
+        refused = isinstance(error, UsageError)
+        self.finish("refused" if refused else "failed", {"error": str(error)})
+
     def result(self) -> dict[str, Any] | None:
         """What came of it; None where the run has not ended."""
         return _read_json(self.path / "result.json")
@@ -124,6 +130,30 @@ def run_name(plan: Plan, begun: datetime) -> str:
     model = re.sub(r"[^A-Za-z0-9._]+", "-", plan.model.name).strip("-._")[-40:].strip("-._") or "model"
     axes = [f"{axis}-{plan.mesh.size(axis)}" for axis in AXES if plan.mesh.size(axis) > 1]
     return "-".join([begun.strftime("%Y-%m-%d-%H%M%S"), model, *(axes or ["serial"])])
+
+
+def _no_run(path: Path) -> UsageError:
+    """Why a path is no run: what is missing there, the runs in it or beside it, how to get one."""
+    if path.is_file():
+        return UsageError(f"{path} is a file; name the run's folder, such as {path.parent}")
+    inside, beside = _runs_in(path), _runs_in(path.parent)
+    if path.is_dir():
+        wrong = f"{path} is no run's folder: it has no plan.toml"
+        if inside:
+            return UsageError(f"{wrong}; name one of the {len(inside)} runs in it, like {path / inside[0]}")
+        deeper = _runs_in(path / "runs")
+        if deeper:
+            return UsageError(f"{wrong}; its runs are in {path / 'runs'}: name one, like {path / 'runs' / deeper[0]}")
+        return UsageError(f"{wrong}, and no run is in it; {_MAKE_ONE}")
+    if beside:
+        return UnknownName("run", path.name, beside, hint=f"(in {path.parent})")
+    return UsageError(f"unknown run {path.name!r}: there is no folder {path}, and no run in {path.parent}; {_MAKE_ONE}")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """The names of the runs in a folder, the newest first."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((one.name for one in found if (one / "plan.toml").is_file()), reverse=True)
 
 
 def _move(folder: Path, wanted: Path) -> Path:

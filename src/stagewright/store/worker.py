@@ -2,7 +2,7 @@
 
 Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
 readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, or the worker is in a hurry
-because the run has failed, JSON lines.
+because the run has failed, JSON lines. Of a worker that was killed there is its journal (``journal.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from stagewright.cluster.atomic_file import save_text
 from stagewright.errors import RunError
+from stagewright.store.journal import read_journal, remove_journal, rows_of
 
 __all__ = ["UNFINISHED", "WorkerFolder"]
 
@@ -70,15 +71,24 @@ class WorkerFolder:
         ``quickly``: as JSON lines, for a worker that is being ended; importing pyarrow may take a second.
         """
         if not quickly:
-            return self._write_rows("events", events)
+            path = self._write_rows("events", events)
+            remove_journal(self.path)
+            return path
         path = self.path / "events.jsonl"
         save_text("".join(json.dumps(dict(row)) + "\n" for row in events), path)
         (self.path / "events.parquet").unlink(missing_ok=True)  # of an earlier run in this folder
         return path
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, each as a row; none where the worker has not ended."""
-        return self._rows("events")
+        """All events, each as a row; of a worker that was killed, or goes on, those of whole steps."""
+        return self._rows("events") if self._has_events else _journalled(self.path)
+
+    def settle_events(self) -> None:
+        """Writes the events of a worker that was killed as it would have; no journal is left."""
+        rows = [] if self._has_events else _journalled(self.path)
+        if rows:
+            self.write_events(rows)
+        remove_journal(self.path)
 
     def write_memory(self, rows: Iterable[Mapping[str, Any]]) -> Path:
         """Writes what was held in one step over time."""
@@ -129,6 +139,10 @@ class WorkerFolder:
             self._metrics = None
 
     @property
+    def _has_events(self) -> bool:
+        return any((self.path / f"events.{ending}").is_file() for ending in ("parquet", "jsonl"))
+
+    @property
     def _metrics_path(self) -> Path:
         return self.path / "metrics.jsonl"
 
@@ -139,6 +153,10 @@ class WorkerFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _journalled(folder: Path) -> list[dict[str, Any]]:
+    return [row for step in read_journal(folder) for row in rows_of(step)]
 
 
 def _ends_in_half_a_line(path: Path) -> bool:

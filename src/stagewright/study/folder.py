@@ -79,7 +79,10 @@ class StudyFolder:
         """The folder of a study that exists."""
         folder = cls(Path(path))
         if not (folder.path / "study.json").is_file():
-            raise UsageError(f"{path} is not a study's folder: it has no study.json")
+            raise UsageError(
+                f"{path} is not a study's folder: it has no study.json; name one below studies/, or leave --resume out "
+                "to begin a study"
+            )
         folder.about()
         return folder
 

@@ -8,6 +8,7 @@ num_samples      so many of the training split, equally many of each class â”€â–
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -127,6 +128,8 @@ def choose_lesson(
     if task not in LESSONS:
         raise UnknownName("task of this study", task, LESSONS)
     lesson = LESSONS[task]
+    if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise UsageError(f"--learning-rate {learning_rate}: must be above 0, like {lesson.learning_rate}")
     if tasks.entry(task).folder and data is None:
         raise UsageError(
             f"the task {task!r} needs its data: give --data DIR with {tasks.entry(task).folder}/ in it, or leave "

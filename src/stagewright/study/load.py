@@ -5,6 +5,8 @@ Each study is a module of this package with three names:
     Options     a frozen dataclass of plain values; its defaults are the full size
     QUICK       the defaults that --quick has instead
     study       Options -> Study
+
+and, where sizes that suit cores are too small for GPUs, ON_GPUS: the defaults that the full size has there instead.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ STUDIES = ("stages", "strategies", "codecs", "memory", "fabric")
 def choose_study(name: str, given: Mapping[str, Any], *, quick: bool) -> Study:
     """A study with the options that were given; what is None is left to the defaults, full or quick."""
     module = _module(name)
-    defaults = {"quick": True, **module.QUICK} if quick else {}
+    on_gpus = any(str(device).startswith("cuda") for device in given.get("devices") or ())
+    defaults = {"quick": True, **module.QUICK} if quick else getattr(module, "ON_GPUS", {}) if on_gpus else {}
     return load_study(name, {**defaults, **{key: value for key, value in given.items() if value is not None}})
 
 

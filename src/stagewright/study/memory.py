@@ -2,7 +2,8 @@
 
     for each round:    serial, data, tensor, pipeline, each without and with recomputation
     for each strategy: forecast, and forecast with free communication; what each worker executed
-    for each limit:    the most layers by forecast ─► run there, one more, one less … until k runs and k + 1 does not
+    for each limit:    the most layers by forecast ─► run there and one more (or less, and further) … until k runs and
+                       k + 1 does not
 
 The model is of a family with a free number of layers (`gpt-layers:N`). A stage is what is recomputed, so a worker that
 holds the whole model (serial, data, tensor) takes it as one stage a block there: it keeps what enters each block.
@@ -10,6 +11,7 @@ holds the whole model (serial, data, tensor) takes it as one stage a block there
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +24,7 @@ from stagewright.study.memory_answers import QUESTIONS
 from stagewright.study.memory_findings import conclude
 from stagewright.study.value import Bench, Part, Study
 
-__all__ = ["QUICK", "Options", "study"]
+__all__ = ["ON_GPUS", "QUICK", "Options", "next_size", "study"]
 
 QUICK: dict[str, Any] = {
     "model": "gpt-layers:3",
@@ -36,6 +38,15 @@ QUICK: dict[str, Any] = {
     "memory_bytes": 112 * 2**20,
 }
 
+# Defaults where the devices are GPUs, on which smaller sizes would measure launches and libraries' workspaces.
+ON_GPUS: dict[str, Any] = {
+    "model": "gpt-layers:12",
+    "sequence_length": 128,
+    "batch": 16,
+    "steps": 5,
+    "memory_bytes": 2**30,
+}
+
 STRATEGIES = ("data", "tensor", "pipeline")
 _BLOCK = "transformer.h."  # what blocks of the family are called, before their number
 _MOST_ATTEMPTS = 8  # runs in search of a largest size; the forecast is seldom off by more than a few layers
@@ -43,30 +54,30 @@ _MOST_ATTEMPTS = 8  # runs in search of a largest size; the forecast is seldom o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is studied; the defaults are the full size."""
+    """What is studied; the defaults are the full size for two cores: about ten minutes."""
 
     # A family with a free number of layers, and that number.
-    model: str = "gpt-layers:12"
+    model: str = "gpt-layers:6"
     # Whether defaults are the small ones.
     quick: bool = False
     # What is compared with serial: data, tensor, pipeline.
     strategies: tuple[str, ...] = STRATEGIES
     # Tokens of a sample.
-    sequence_length: int = 128
+    sequence_length: int = 64
     # Samples in a step, and micro-batches of a pipeline.
-    batch: int = 16
+    batch: int = 8
     microbatches: int = 4
     # Times that everything is run.
     rounds: int = 3
     # Timed steps of a run, and those before them.
-    steps: int = 5
+    steps: int = 3
     warmup: int = 2
     # Rounds of measuring a unit.
     repeats: int = 3
     # One device a worker.
     devices: tuple[str, ...] = ("cpu:0", "cpu:1")
     # Memory of each device while the largest number of layers is looked for.
-    memory_bytes: int = 2**30
+    memory_bytes: int = 256 * 2**20
     # Where that is found by running: a strategy, or strategy+recompute; None: everywhere, quick in a few places.
     fits: tuple[str, ...] | None = None
     # How parameters are changed.
@@ -84,6 +95,13 @@ class Options:
         for strategy in self.strategies:
             if strategy not in STRATEGIES:
                 raise UnknownName("strategy", strategy, STRATEGIES)
+        shares = {"data": 2, "pipeline": self.microbatches}
+        least = max((shares.get(strategy, 1) for strategy in self.strategies), default=1)
+        if self.batch < least:
+            raise UsageError(
+                f"a batch of {self.batch} can't be shared by two replicas and {self.microbatches} micro-batches: use "
+                f"--batch {least} or more, or fewer --microbatches"
+            )
         known = self.ways
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
@@ -145,6 +163,7 @@ class Options:
 
 def study(options: Options) -> Study:
     """The study with these options."""
+    step_s = _step_s(options)
     parts = [calibration(options.devices)]
     parts += [
         Part(
@@ -152,6 +171,7 @@ def study(options: Options) -> Study:
             about=f"what units cost as {strategy} has them, and forecasts with real and with free communication",
             run=partial(_forecast, options, strategy),
             needs=("calibration",),
+            expected_s=5 + 4 * options.repeats * step_s,
         )
         for strategy in options.all_strategies
     ]
@@ -161,6 +181,7 @@ def study(options: Options) -> Study:
             about=f"{way.replace('+recompute', ', recomputed')}, round {turn} of {options.rounds}",
             run=partial(_run, options, way),
             needs=("forecast-pipeline",) if way.startswith("pipeline") else (),
+            expected_s=_run_s(options, way, step_s),
         )
         for turn in range(1, options.rounds + 1)
         for way in options.ways
@@ -180,6 +201,7 @@ def study(options: Options) -> Study:
             about=f"which operators the workers of {strategy} executed",
             run=partial(_operators, strategy),
             needs=(f"run-{strategy}-1",),
+            expected_s=4 + 2 * step_s,
         )
         for strategy in options.strategies
     ]
@@ -197,6 +219,7 @@ def study(options: Options) -> Study:
             about=f"the most layers of {way.replace('+recompute', ', recomputed')}, found by running",
             run=partial(_fit, options, way),
             needs=("fit-forecast",),
+            expected_s=2 * _run_s(replace(options, steps=1, warmup=0), way, step_s),
         )
         for way in options.fit_ways
     ]
@@ -208,6 +231,21 @@ def study(options: Options) -> Study:
         parts=tuple(parts),
         conclude=partial(conclude, asdict(options) | {"fits": options.fit_ways}),
     )
+
+
+def _step_s(options: Options) -> float:
+    """About what a step takes on one core of those that the pages' figures are from; 0 where the devices are GPUs.
+
+    6 layers, 8 samples of 64 tokens: 0.85 s. Embeddings and the head weigh as much as a layer and a half.
+    """
+    if options.devices[0].startswith("cuda"):
+        return 0.0
+    return 0.85 * (options.num_layers + 1.5) / 7.5 * options.batch * options.sequence_length / 512
+
+
+def _run_s(options: Options, way: str, step_s: float) -> float:
+    """About what a run takes: its start, its proof (three steps) and its own steps."""
+    return 4 + (3 + options.warmup + options.steps) * step_s * (1.35 if "+" in way else 1.0)
 
 
 def _forecast(options: Options, strategy: str, bench: Bench) -> dict[str, Any]:
@@ -310,14 +348,14 @@ def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:
     attempts: list[dict[str, Any]] = []
     # Recomputing never fits fewer layers.
     plain = bench.results["fit-forecast"][way.partition("+")[0]]
-    size = max(least, int(forecast["largest"]), int(plain["largest"]))
-    while len(attempts) < _MOST_ATTEMPTS and least <= size and size not in ran:
+    size: int | None = max(least, int(forecast["largest"]), int(plain["largest"]))
+    while len(attempts) < _MOST_ATTEMPTS and size is not None:
         bench.tell(f"{size} layers")
         plan = options.plan(way, size, _cuts(options, way, size, bench))
         limited = replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0)
         attempts.append({"layers": size, **_attempt(limited, bench)})
         ran[size] = attempts[-1]["ran"]
-        size += 1 if ran[size] else -1
+        size = next_size(ran, least)
     largest = max((one for one, good in ran.items() if good), default=0)
     return {
         "largest": largest,
@@ -326,6 +364,24 @@ def _fit(options: Options, way: str, bench: Bench) -> dict[str, Any]:
         "forecast": forecast["largest"],
         "attempts": attempts,
     }
+
+
+def next_size(ran: Mapping[int, bool], least: int) -> int | None:
+    """The size to try after those that ran (or did not); None: the largest is known.
+
+    A forecast is seldom off by more than one, so one more (or less) comes first; then 2, 4, … further, until there is a
+    size that ran and one that did not; then the middle between them.
+
+        7 ran ─► 8 did not: done          7 ran ─► 8 ran ─► 10 ran ─► 14 did not ─► 12 …
+    """
+    good, bad = [size for size, fits in ran.items() if fits], [size for size, fits in ran.items() if not fits]
+    if good and bad:
+        middle = (max(good) + min(bad)) // 2
+        return None if middle == max(good) else middle
+    further: int = 1 << (len(ran) - 1)
+    if good:
+        return max(good) + further
+    return max(least, min(bad) - further) if min(bad) > least else None
 
 
 def _attempt(plan: Plan, bench: Bench) -> dict[str, Any]:

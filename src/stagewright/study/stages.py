@@ -74,13 +74,25 @@ class Options:
     def __post_init__(self) -> None:
         unknown = [mode for mode in self.modes if mode not in ("inference", "training")]
         if unknown or not self.modes:
-            raise UsageError(f"modes are inference and training, not {', '.join(unknown) or 'none'}")
+            raise UsageError(
+                f"modes are inference and training, not {', '.join(unknown) or 'none'}: use one, or both with a comma"
+            )
         if not self.stages or min(self.stages) < 2:
-            raise UsageError(f"{self.stages or 'no'} stages can't be compared with serial: give numbers from 2 up")
+            given = ", ".join(map(str, self.stages)) or "no"
+            raise UsageError(f"{given} stages can't be compared with serial: give numbers from 2 up, like 2,4")
         if self.microbatches < max(self.stages):
             raise UsageError(
                 f"{self.microbatches} micro-batches can't fill {max(self.stages)} stages: use --microbatches "
                 f"{max(self.stages)} or more, or fewer --stages"
+            )
+        if len(self.devices) < 2 and not self.oversubscribe:
+            raise UsageError(
+                f"{len(self.devices)} device runs no pipeline: give two, like --devices cpu:0,cpu:1, or --oversubscribe"
+            )
+        if self.batch < self.microbatches:
+            raise UsageError(
+                f"a batch of {self.batch} can't be cut into {self.microbatches} micro-batches: use --batch "
+                f"{self.microbatches} or more, or fewer --microbatches"
             )
 
     def plan(self, mode: str, num_stages: int, cuts: tuple[str, ...] = ()) -> Plan:

@@ -212,6 +212,8 @@ _MEANINGS = {
     "imbalance": "the slowest stage has more to do than the mean of all, and the others wait for it",
     "bubble": "stages wait for the first micro-batch, and have nothing left to do after the last",
     "repeated work": "what each worker does and one alone would do once, or faster in larger pieces",
+    "smaller pieces": "micro-batches take longer than their share of the whole batch on one device",
+    "split backward": "a backward in two halves takes longer than in one piece",
     "recomputation": "forward passes are run again",
     "transfer": "messages between stages that computing does not hide",
     "collectives": "sums over workers that computing does not hide",

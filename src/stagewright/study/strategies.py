@@ -90,9 +90,11 @@ class Options:
         if len(self.devices) < 2:
             raise UsageError(f"{len(self.devices)} device can't be shared: give two, like --devices cpu:0,cpu:1")
         if not self.workers or any(count < 2 or count % 2 for count in self.workers):
-            raise UsageError(f"{self.workers or 'no'} workers can't be compared: give even numbers, like 2,4")
+            given = ", ".join(map(str, self.workers)) or "no"
+            raise UsageError(f"{given} workers can't be compared: give even numbers, like 2,4")
         if not self.microbatches or min(self.microbatches) < 1:
-            raise UsageError(f"{self.microbatches or 'no'} micro-batches can't be: give numbers from 1 up, like 2,4,8")
+            given = ", ".join(map(str, self.microbatches)) or "no"
+            raise UsageError(f"{given} micro-batches can't be: give numbers from 1 up, like 2,4,8")
         wrong = [cut for cut in self.cuts if cut not in CUTS]
         if wrong:
             raise UsageError(f"{wrong[0]!r} is no way to cut here: use even, client, or both")

@@ -75,6 +75,8 @@ class Part:
     about: str
     # Parts whose data it reads; where one of them failed, this one is left out.
     needs: tuple[str, ...] = ()
+    # What it takes, about, on cores like those that the pages' figures are from; 0: nothing to speak of, or not known.
+    expected_s: float = 0.0
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), f"{self.name!r} can't name a part"

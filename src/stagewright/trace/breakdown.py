@@ -63,7 +63,7 @@ class WorkerShare:
 
 
 def breakdown(trace: Trace, step: int) -> tuple[WorkerShare, ...]:
-    """Every worker's step, divided."""
+    """Every worker's step, divided; a worker that was killed in it is left out."""
     check_step(trace, step)
     events = {worker.rank: worker.of_step(step) for worker in trace.workers}
     sent, wanted = _send_times(events), _wanted_times(events)
@@ -72,6 +72,7 @@ def breakdown(trace: Trace, step: int) -> tuple[WorkerShare, ...]:
     return tuple(
         _share(worker, step, events[worker.rank], sent, wanted.get(worker.rank, -math.inf), arrivals, idle)
         for worker in trace.workers
+        if worker.step(step) is not None
     )
 
 

@@ -1,13 +1,15 @@
 """Read the events of a run: every worker's file, put on worker 0's clock.
 
 workers/N/events.parquet  +  workers/N/clock.json  ─►  Trace, whose time begins with the first step
+
+Of a worker that was killed, or that still runs, there are the whole steps of its journal.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
@@ -39,7 +41,7 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
     """What all workers of a run did; one error where it can't be known.
 
     ``unfinished``: of a run that failed, also the step that was under way, and the workers that are known where one was
-    killed and wrote nothing.
+    killed before its first step had ended.
     """
     plan = folder.plan()
     found: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
@@ -74,16 +76,11 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
         )
         for rank, clock, rows in found
     )
-    common = set.intersection(*(set(worker.steps) for worker in workers))
-    if not common:
+    trace = Trace(run=str(folder.path), mesh=plan.mesh, training=plan.training, workers=workers, num_steps=0)
+    num_steps = len(trace.spans)
+    if not num_steps:
         raise UsageError(f"{folder.path} has no step that every worker has: {_again(folder, plan)}")
-    return Trace(
-        run=str(folder.path),
-        mesh=plan.mesh,
-        training=plan.training,
-        workers=workers,
-        num_steps=len(common),
-    )
+    return replace(trace, num_steps=num_steps)
 
 
 def read_clock(worker: WorkerFolder) -> WorkerClock:
@@ -142,9 +139,12 @@ def _has_failed(folder: RunFolder) -> bool:
 def _missing(folder: RunFolder, plan: Plan, rank: int) -> str:
     result = folder.result()
     if result is None:
-        return f"{folder.path} has no events of worker {rank} yet: it still runs, or was killed; they are written last"
+        return f"{folder.path} has no events of worker {rank} yet: no step that is recorded has ended"
     if result.get("status") != "done":
-        return f"{folder.path} has no events of worker {rank}: the run {result.get('status')} before they were written"
+        ended = "was interrupted" if result.get("status") == "interrupted" else "failed"
+        return (
+            f"{folder.path} has no events of worker {rank}: the run {ended} before one of its recorded steps had ended"
+        )
     return f"{folder.path} has no events of worker {rank}; run its plan again: {_again(folder, plan)}"
 
 

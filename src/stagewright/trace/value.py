@@ -12,6 +12,7 @@ stream, inside what waits; one that runs beside computing is in the stream ``col
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -125,7 +126,7 @@ class Trace:
     training: bool
     # By rank.
     workers: tuple[WorkerTrace, ...]
-    # Steps that were recorded on every worker.
+    # How many steps there are to be shown.
     num_steps: int
 
     @property
@@ -135,18 +136,25 @@ class Trace:
 
     @property
     def spans(self) -> dict[int, tuple[float, float]]:
-        """For each step, when the first worker began it and the last one ended it."""
+        """For each step that every worker has, when the first one began it and the last one ended it.
+
+        Also for the one in which the run failed: those that were killed in it tell nothing of it.
+        """
         found = [worker.steps for worker in self.workers]
-        common = sorted(set.intersection(*(set(one) for one in found))) if found else []
+        broken = self.unfinished_step
+        shown = _common(found) | (set() if broken is None else {broken})
+        spans = {step: [one[step] for one in found if step in one] for step in sorted(shown)}
         return {
-            step: (min(one[step].start_s for one in found), max(one[step].end_s for one in found)) for step in common
+            step: (min(one.start_s for one in whole), max(one.end_s for one in whole)) for step, whole in spans.items()
         }
 
     @property
     def unfinished_step(self) -> int | None:
-        """The step in which the run failed, where it did in one."""
-        broken = {one.step for worker in self.workers for one in worker.steps.values() if one.note == UNFINISHED}
-        return max(broken.intersection(self.spans), default=None)
+        """The step in which the run failed, where it did in one: the last that all know who were not killed."""
+        found = [worker.steps for worker in self.workers]
+        broken = [{step for step, event in one.items() if event.note == UNFINISHED} for one in found]
+        known = _common([one for one, own in zip(found, broken, strict=True) if own])
+        return max(known & set().union(*broken), default=None)
 
     @property
     def median_step(self) -> int:
@@ -156,3 +164,7 @@ class Trace:
         spans = whole or spans
         ordered = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
         return ordered[(len(ordered) - 1) // 2]
+
+
+def _common(steps: Sequence[Mapping[int, TraceEvent]]) -> set[int]:
+    return set.intersection(*(set(one) for one in steps)) if steps else set()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagewright.errors import UnknownName
+from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "names"]
+__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "names"]
 
 # Of a family with a free number of layers.
 MOST_LAYERS = 10_000
@@ -94,3 +94,16 @@ def entry(name: str) -> Entry:
         return _BY_NAME[name]
     except KeyError:
         raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_WAYS})") from None
+
+
+def entry_and_layers(name: str) -> tuple[Entry, int | None]:
+    """The entry of a name with its number of layers, `gpt-layers:16`; None where that is fixed."""
+    head, colon, rest = name.partition(":")
+    found = entry(head)
+    if not colon:
+        return found, found.default_layers
+    if found.default_layers is None:
+        raise UsageError(f"the model {head!r} has a fixed number of layers; write {head!r} alone")
+    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= MOST_LAYERS:
+        raise UsageError(f"{name!r}: the number of layers must be from 1 to {MOST_LAYERS}, e.g. {head}:16")
+    return found, int(rest)

@@ -11,6 +11,7 @@ from typing import Any
 from stagewright.errors import DataMissing, UsageError
 from stagewright.zoo import network
 from stagewright.zoo.blueprint import Blueprint, Options
+from stagewright.zoo.folder import local_model
 from stagewright.zoo.language import longest_sequence, pad_token
 from stagewright.zoo.model import ImageInput, ModelInput, Objective, TextInput
 from stagewright.zoo.quiet import quiet_transformers
@@ -23,15 +24,9 @@ def locate(reference: str, *, weights: bool) -> Path:
 
     Without `weights` only the small files (configuration, tokenizer) are fetched.
     """
-    if not reference:
-        raise UsageError("'hf:' names no model; write hf:org/name or hf:/a/folder")
-    folder = Path(reference).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise DataMissing(f"the folder {reference!r} holds no config.json, so it is no transformers model")
+    folder = local_model(reference)
+    if folder is not None:
         return folder
-    if reference.startswith((".", "/", "~")) or reference.count("/") > 1:
-        raise DataMissing(f"the folder {reference!r} does not exist; give hf:org/name or a folder with config.json")
     return _download(reference, ["*.json", "*.txt", "*.model"] + (["*.safetensors"] if weights else []))
 
 
@@ -49,6 +44,15 @@ def _download(reference: str, patterns: list[str]) -> Path:
             f"the model 'hf:{reference}' is not on this machine and the Hugging Face hub can't be reached; "
             "fetch it where there is a network and give its folder: hf:/path/to/folder"
         ) from None
+
+
+def refuse_weightless(reference: str, folder: Path) -> None:
+    """DataMissing where the folder has a configuration alone."""
+    if not any(folder.glob("*.safetensors")):
+        raise DataMissing(
+            f"'hf:{reference}' comes without *.safetensors; add weights='random' (--weights random) "
+            "to build it from its configuration alone"
+        )
 
 
 def blueprint(reference: str, folder: Path, options: Options) -> Blueprint:

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stagewright.errors import DataMissing, UsageError
+from stagewright.errors import UsageError
 from stagewright.zoo import catalogue, example, factory, hub, loss
 from stagewright.zoo.blueprint import Blueprint, Options
+from stagewright.zoo.folder import checked_folder
 from stagewright.zoo.model import Batch, ImageInput, Model, TextInput
 from stagewright.zoo.quiet import quiet_transformers, seeded
 from stagewright.zoo.weights import (
-    checked_folder,
     load_pretrained,
     load_state,
     normalised,
@@ -100,7 +100,7 @@ def load(
 
 
 def _from_catalogue(request: _Request) -> Model:
-    entry, layers = _entry(request.name)
+    entry, layers = catalogue.entry_and_layers(request.name)
     request.options.refuse_others(request.name, entry.options)
     builder = importlib.import_module(f"stagewright.zoo.{entry.builder}")
     blueprint: Blueprint = builder.build(entry, request.options, layers)
@@ -114,18 +114,6 @@ def _from_catalogue(request: _Request) -> Model:
         else:
             module, blueprint, notes = _with_weights(request, blueprint, request.weights)
     return _assemble(request, module, blueprint, entry.default_batch, entry.description, notes)
-
-
-def _entry(name: str) -> tuple[catalogue.Entry, int | None]:
-    head, _, rest = name.partition(":")
-    entry = catalogue.entry(head)
-    if ":" not in name:
-        return entry, entry.default_layers
-    if entry.default_layers is None:
-        raise UsageError(f"the model {head!r} has a fixed number of layers; write {head!r} alone")
-    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= catalogue.MOST_LAYERS:
-        raise UsageError(f"{name!r}: the number of layers must be from 1 to {catalogue.MOST_LAYERS}, e.g. {head}:16")
-    return entry, int(rest)
 
 
 def _with_weights(
@@ -170,12 +158,9 @@ def _from_hub(reference: str, request: _Request) -> Model:
     with seeded(request.seed), quiet_transformers():
         if request.random_weights:
             module = blueprint.make(blueprint.config)
-        elif own_weights and not any(folder.glob("*.safetensors")):
-            raise DataMissing(
-                f"{request.name!r} comes without *.safetensors; add weights='random' (--weights random) "
-                "to build it from its configuration alone"
-            )
         else:
+            if own_weights:
+                hub.refuse_weightless(reference, folder)
             source = checked_folder(request.weights, config=False) if request.weights else folder
             module, notes = load_pretrained(blueprint.make, blueprint.config, source)
     return _assemble(request, module, blueprint, 4, f"{type(module).__name__} from {reference}", notes)
@@ -200,7 +185,7 @@ def _assemble(
         )
     else:
         make_example = example.images(inputs, blueprint.num_classes or 1, seed=seed, dtype=dtype)
-    losses = {"classify": loss.classification, "next-token": loss.next_token, "none": loss.mean_square}
+    losses = {"classify": loss.classification, "next-token": loss.next_token, "none": loss.own_or_stand_in}
     made = make_example(batch_size)
     return Model(
         name=request.name,
@@ -220,9 +205,8 @@ def _assemble(
 
 
 def _from_factory(request: _Request) -> Model:
-    request.options.refuse_others(request.name, frozenset())
     with seeded(request.seed):
-        model = factory.build(request.name)
+        model = factory.build(request.name, request.options)
     if request.weights is not None:
         load_state(model.module, request.weights)
     if request.batch is not None and request.batch != model.batch_size:

@@ -20,6 +20,15 @@ Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 
 Objective: TypeAlias = Literal["classify", "next-token", "none"]
 
+LossSource: TypeAlias = Literal["given", "model", "stand-in"]
+"""Whose loss is used: the user's, the model's own, or neither."""
+
+LOSS_NOTES: dict[LossSource, str] = {
+    "model": "no loss given: the model's own is used, the scalar 'loss' that it returns",
+    "stand-in": "no loss given, and the model returns none: its outputs' distance from fixed numbers stands in",
+}
+"""What to tell of a loss that nobody gave."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:

@@ -7,35 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from stagewright.errors import DataMissing, UsageError
+from stagewright.errors import UsageError
+from stagewright.zoo.folder import checked_folder, some
 from stagewright.zoo.model import ImageInput
 from stagewright.zoo.quiet import quiet_transformers
-
-
-def checked_folder(folder: Path, *, config: bool) -> Path:
-    """`folder`, or an error that says which file is not there."""
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise DataMissing(f"the weights folder {str(folder)!r} {what}; give a folder with model.safetensors")
-    wanted = ["config.json"] if config else []
-    for name in wanted:
-        if not (folder / name).is_file():
-            raise DataMissing(f"the weights folder {str(folder)!r} holds no {name}; {_holds(folder)}")
-    if not any(folder.glob("*.safetensors")):
-        raise DataMissing(f"the weights folder {str(folder)!r} holds no *.safetensors file; {_holds(folder)}")
-    return folder
-
-
-def _holds(folder: Path) -> str:
-    found = sorted(one.name for one in folder.iterdir())
-    return f"it holds {_some(found)}" if found else "it is empty"
 
 
 def read_config(source: Path | str) -> Any:
@@ -90,15 +72,15 @@ def load_pretrained(model_class: Any, config: Any, source: Path | str) -> tuple[
     lacking = sorted(name for name in missing if not in_head(name))
     if lacking:
         raise UsageError(
-            f"the weights in {str(source)!r} lack {len(lacking)} tensors of {type(module).__name__}: {_some(lacking)}"
+            f"the weights in {str(source)!r} lack {len(lacking)} tensors of {type(module).__name__}: {some(lacking)}"
         )
     _refuse_shapes(source, {name: shapes for name, shapes in mismatched.items() if not in_head(name)})
     notes = []
     fresh = sorted(missing | mismatched.keys())
     if fresh:
-        notes.append(f"newly initialised, not in the weights: {_some(fresh)}")
+        notes.append(f"newly initialised, not in the weights: {some(fresh)}")
     if report["unexpected_keys"]:
-        notes.append(f"in the weights but not used: {_some(sorted(report['unexpected_keys']))}")
+        notes.append(f"in the weights but not used: {some(sorted(report['unexpected_keys']))}")
     return module.train(), tuple(notes)
 
 
@@ -140,8 +122,8 @@ def load_state(module: nn.Module, folder: Path) -> None:
     lacking = [name for name in own if name not in state and id(own[name]) not in saved_as_one]
     surplus = sorted(state.keys() - own.keys())
     if lacking or surplus:
-        parts = [f"lack {_some(sorted(lacking))}"] if lacking else []
-        parts += [f"hold {_some(surplus)}, which the model has not"] if surplus else []
+        parts = [f"lack {some(sorted(lacking))}"] if lacking else []
+        parts += [f"hold {some(surplus)}, which the model has not"] if surplus else []
         raise UsageError(f"the weights in {str(folder)!r} do not fit the model: they {' and '.join(parts)}")
     shapes = {name: (tuple(value.shape), tuple(own[name].shape)) for name, value in state.items()}
     _refuse_shapes(folder, {name: pair for name, pair in shapes.items() if pair[0] != pair[1]})
@@ -151,14 +133,7 @@ def load_state(module: nn.Module, folder: Path) -> None:
 def _refuse_shapes(source: Path | str, wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
     if wrong:
         each = [f"{name} {there} there, {here} in the model" for name, (there, here) in sorted(wrong.items())]
-        raise UsageError(f"the weights in {str(source)!r} have other shapes than the model: {_some(each, '; ')}")
-
-
-def _some(names: Iterable[str], separator: str = ", ") -> str:
-    """The first few names and how many more there are."""
-    names = list(names)
-    shown = separator.join(names[:4])
-    return shown if len(names) <= 4 else f"{shown}{separator}… ({len(names)} in all)"
+        raise UsageError(f"the weights in {str(source)!r} have other shapes than the model: {some(each, '; ')}")
 
 
 def first_line(error: BaseException) -> str:

@@ -46,7 +46,7 @@ def test_everything_is_there(plan: Plan) -> None:
         "loss 0.5",
         "16 samples/s",
         "bubble 20%",
-        "memory 3.00 MiB",
+        "process memory 3.00 MiB",
         "3.00 s left",
         "receive activation, micro-batch 3",
         "can't be seen from here",

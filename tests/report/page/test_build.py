@@ -145,6 +145,13 @@ def test_a_failed_run_is_on_the_page(tmp_path: Path) -> None:
     assert "worker 1 was killed" in page_html(page)
 
 
+def test_a_refused_run_does_not_look_like_a_failed_one(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, "tensor=2")
+    folder.finish("refused", {"error": "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages"})
+    page = build_report([tmp_path]).page
+    assert section(page, "what").prose == ("tensor=2 was refused, it can't be run: no heads; use data instead",)
+
+
 def test_sections_of_others_come_first(tmp_path: Path) -> None:
     picture = Picture(caption="a figure", content=b"<svg xmlns='http://www.w3.org/2000/svg'/>", kind="image/svg+xml")
     own = Section(name="mine", title="Mine", prose=("A sentence.",), items=(picture,))
@@ -248,3 +255,40 @@ def test_timelines_share_the_room_for_events(page: Page) -> None:
         "digits-vit, data=2",
         "digits-vit, pipeline=2",
     ]
+
+
+def test_rates_of_other_batches_are_other_charts(tmp_path: Path) -> None:
+    for at, (mesh, dtype) in enumerate(
+        [("serial", "float32"), ("data=2", "float32"), ("serial", "bfloat16"), ("data=2", "bfloat16")]
+    ):
+        make_run(tmp_path, mesh, dtype=dtype, number=at)
+    page = build_report([tmp_path]).page
+    charts = [one for one in section(page, "speed").items if isinstance(one, BarChart)]
+    assert [one.title for one in charts] == [
+        "digits-vit, float32: samples a second",
+        "digits-vit, bfloat16: samples a second",
+        "Speed-up over serial, against the ideal",
+    ]
+    assert [len(one.bars) for one in charts] == [2, 2, 4]
+    (table,) = section(page, "compare").items
+    assert isinstance(table, Table)
+    assert table.head[4] == "over"
+    assert [row[4] for row in table.rows] == [table.rows[at][0] for at in (0, 0, 2, 2)]
+
+
+def test_a_page_of_the_newest_says_so(tmp_path: Path) -> None:
+    for number in range(3):
+        make_run(tmp_path, events=False, number=number)
+    report = build_report([tmp_path], newest=2)
+    assert len(report.runs) == 2
+    assert report.page.subtitle.endswith(f"({report.found.left_out})")
+
+
+def test_a_fold_of_curves_alone_is_not_in_markdown() -> None:
+    chart = LineChart(name="x", title="X", x_title="x", y_title="y", lines=())
+    whole = Section(name="a", title="Curves", items=(chart, Fold(title="3 more curves", items=(chart,))))
+    other = Section(name="b", title="Words", prose=("One.",), items=(Fold(title="More", items=(chart,)),))
+    text = page_markdown(Page(title="T", subtitle="S", sections=(whole, other)))
+    assert "Curves" not in text
+    assert "<details>" not in text
+    assert "One." in text

@@ -53,6 +53,7 @@ def test_typed_again_it_is_the_same_plan(plan: Plan, tmp_path: Path, monkeypatch
         raise typer.Exit
 
     monkeypatch.setattr("stagewright.engine.compare.compare", capture)
+    monkeypatch.setattr("stagewright.cluster.device.usable_cores", lambda: set(range(8)))  # where it had been run
     words = shlex.split(again(RunFolder(tmp_path), plan))
     assert words[:2] == ["stagewright", "compare"]
     result = CliRunner().invoke(app, words[2:], catch_exceptions=False)

@@ -65,6 +65,29 @@ def test_speed_up_is_over_the_serial_run_on_the_page_or_beside(tmp_path: Path) -
     assert read_runs([serial, wrong])[1].speedup is None, "what is not equal has no speed-up"
 
 
+def test_each_run_is_set_against_its_own_comparison(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, step_s=0.1, number=0),
+        make_run(tmp_path, "pipeline=2", step_s=0.08, number=1),
+        make_run(tmp_path, step_s=0.2, number=2),
+        make_run(tmp_path, "pipeline=2", step_s=0.08, number=3),
+        make_run(tmp_path, step_s=0.4, dtype="bfloat16", number=4),
+        make_run(tmp_path, "pipeline=2", step_s=0.1, dtype="bfloat16", number=5),
+    ]
+    found = read_runs(runs)
+    assert [run.speedup for run in found] == pytest.approx([1.0, 1.25, 1.0, 2.5, 1.0, 4.0])
+    assert [run.serial for run in found] == [found[at].label for at in (0, 0, 2, 2, 4, 4)]
+    assert read_runs(runs[3:4])[0].serial == runs[2].name, "one that is not on the page goes by its folder"
+
+
+def test_of_many_runs_the_newest_are_shown(tmp_path: Path) -> None:
+    made = [make_run(tmp_path, steps=1, events=False, number=number) for number in range(3)]
+    found = find_folders([made[2].path, made[0].path, made[1].path], newest=2)
+    assert [one.path for one in found.runs] == [made[2].path, made[1].path], "in the order in which they were named"
+    assert found.left_out == "of 3 runs the newest 2 are shown and 1 older left out: use --newest 3, or name some"
+    assert find_folders([tmp_path]).left_out == ""
+
+
 def test_labels_tell_runs_apart(tmp_path: Path) -> None:
     runs = [
         make_run(tmp_path, number=0),

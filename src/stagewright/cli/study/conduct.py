@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stagewright.cli import options
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.errors import UsageError
 
@@ -60,12 +61,9 @@ StudySeed = Annotated[int | None, typer.Option("--seed", help="Of random weights
 
 def devices_of(text: str | None, most: int) -> tuple[str, ...]:
     """The devices that were named, or those that a study takes by itself."""
-    from stagewright.cluster.machine import default_devices
     from stagewright.study.load import default_devices_of_study
 
-    if text is None:
-        return default_devices_of_study(most)
-    return default_devices(int(text)) if text.isdigit() else tuple(re.split(r"[;,]\s*(?=cpu|cuda)", text))
+    return default_devices_of_study(most) if text is None else options.devices_of(text)
 
 
 def whole_numbers(text: str | None, what: str) -> tuple[int, ...] | None:
@@ -95,6 +93,7 @@ def conduct(
     """Run the study that the command is named after, here or where it was interrupted, and show what it found."""
     from stagewright.cluster.machine import probe_machine
     from stagewright.study.folder import StudyFolder
+    from stagewright.study.here import check_study
     from stagewright.study.load import choose_study, study_of_folder
     from stagewright.study.run import run_study
 
@@ -109,13 +108,19 @@ def conduct(
                 f"use stagewright study {folder.about()['study']} --resume {resume}"
             )
         chosen = study_of_folder(folder)
+        check_study(chosen)
         folder.resumed(folder.about()["command"])
     else:
         chosen = choose_study(name, given, quick=quick)
+        check_study(chosen)
         unfinished = None if fresh else StudyFolder.unfinished(root, chosen)
         if unfinished is not None:
             note(f"going on in {unfinished.path}, where this study was interrupted (--fresh begins anew)")
         folder = unfinished or StudyFolder.create(root, chosen, command=command, environment=probe_machine().to_dict())
+    left = [part for part in chosen.parts if "data" not in (folder.part(part.name) or {})]
+    expected_s = sum(part.expected_s for part in left)
+    if expected_s > 60:
+        note(f"{len(left)} parts, about {expected_s / 60:.0f} minutes on two cores; ended early, it can go on")
     numbers = {part.name: at for at, part in enumerate(chosen.parts, start=1)}
     try:
         outcome = run_study(

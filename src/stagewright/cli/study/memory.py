@@ -30,17 +30,20 @@ def memory(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Option(help="A family with free layers. \\[default: gpt-layers:12; quick: :3]", rich_help_panel=WHAT),
+        typer.Option(
+            help="A family with free layers. \\[default: gpt-layers:6; GPUs: :12; quick: :3]", rich_help_panel=WHAT
+        ),
     ] = None,
     strategies: Annotated[
         str | None,
         typer.Option(help="Beside serial. \\[default: data,tensor,pipeline]", rich_help_panel=WHAT, show_default=False),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples in a step. \\[default: 16; quick: 4]", rich_help_panel=WHAT)
+        int | None,
+        typer.Option(min=1, help="Samples in a step. \\[default: 8; GPUs: 16; quick: 4]", rich_help_panel=WHAT),
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 128; quick: 64]", rich_help_panel=WHAT)
+        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 64; GPUs: 128]", rich_help_panel=WHAT)
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of the pipeline. \\[default: 4]", rich_help_panel=WHAT)
@@ -49,7 +52,7 @@ def memory(
         str | None,
         typer.Option(
             "--memory",
-            help="Of each device, for the most layers. \\[default: 1GiB; quick: 112MiB]",
+            help="Of each device, for the most layers. \\[default: 256MiB; GPUs: 1GiB; quick: 112MiB]",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -68,7 +71,8 @@ def memory(
         typer.Option(min=1, help="Times that everything runs, in turn. \\[default: 3; quick: 1]", rich_help_panel=HOW),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Timed steps of a run. \\[default: 5; quick: 2]", rich_help_panel=HOW)
+        int | None,
+        typer.Option(min=1, help="Timed steps of a run. \\[default: 3; GPUs: 5; quick: 2]", rich_help_panel=HOW),
     ] = None,
     devices: StudyDevices = None,
     quick: Quick = False,

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.errors import RunError, UsageError
+from stagewright.fabric.connections import check_congestion
 from stagewright.fabric.lab.kernel import (
     die_with_parent,
     drop_filter,
@@ -263,6 +264,7 @@ class Lab:
 def make_lab(network: LabNetwork) -> Iterator[Lab]:
     """A lab for the time of a block; also removed where the process is told to end."""
     need_root()
+    check_congestion(network.congestion)
     remove_ownerless()
 
     def end(number: int, frame: object) -> None:

@@ -116,7 +116,7 @@ class Watcher:
             with self._news:
                 self._shown, self._number = shown, self._number + 1
                 self._news.notify_all()
-        return shown["status"] in ("done", "failed", "interrupted", "killed")
+        return shown["status"] in ("done", "failed", "refused", "interrupted", "killed")
 
 
 class LiveServer:

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 # waiting: nothing is there yet; starting: no step is done; killed: its processes are gone and left no result.
-Status: TypeAlias = Literal["waiting", "starting", "running", "done", "failed", "interrupted", "killed"]
+Status: TypeAlias = Literal["waiting", "starting", "running", "done", "failed", "refused", "interrupted", "killed"]
 # What an action is to the one who looks; idle: nothing to do, prepare: everything around the steps.
 Kind: TypeAlias = Literal["forward", "backward", "wait", "collective", "optimizer", "prepare", "idle"]
 
@@ -203,7 +203,7 @@ class LiveState:
         """How the run stands."""
         if self.result is not None:
             said = self.result.get("status", "done")
-            return said if said in ("failed", "interrupted") else "done"
+            return said if said in ("failed", "refused", "interrupted") else "done"
         if self.faults or self.verdict or self.damaged:
             return "failed"
         if self.gone_s is not None and now_s - self.gone_s >= GONE_S:
@@ -246,7 +246,7 @@ class LiveState:
         """Who broke the run and why, for people; None where it is not broken."""
         status = self.status(now_s)
         fault = self.blamed
-        if status in ("failed", "killed") and fault is not None:
+        if status in ("failed", "refused", "killed") and fault is not None:
             first, _, _ = fault.text().partition("\n")
             return {
                 "worker": fault.worker,
@@ -254,7 +254,7 @@ class LiveState:
                 "at": str(fault.doing) or None,
                 "traceback": fault.traceback or None,
             }
-        if status == "failed":
+        if status in ("failed", "refused"):
             told = str((self.result or {}).get("error") or self.damaged or "the run failed and did not say why")
             first, _, rest = told.partition("\n")
             return {"worker": None, "text": first, "at": None, "traceback": rest or None}

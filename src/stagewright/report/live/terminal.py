@@ -35,6 +35,7 @@ STATUS = {
     "running": ("running", "bold blue"),
     "done": ("finished", "bold green"),
     "failed": ("broken", "bold red"),
+    "refused": ("refused", "bold yellow"),
     "interrupted": ("interrupted", "bold yellow"),
     "killed": ("killed", "bold red"),
 }
@@ -137,7 +138,7 @@ def _figures(shown: Mapping[str, Any]) -> list[str]:
     if shown["bubble"] is not None:
         found.append(f"bubble [b]{shown['bubble']:.0%}[/b]")
     if shown["memory_bytes"] is not None:
-        found.append(f"memory [b]{format_bytes(shown['memory_bytes'])}[/b]")
+        found.append(f"{_memory_name(shown)} [b]{format_bytes(shown['memory_bytes'])}[/b]")
     if shown["remaining_s"] is not None:
         found.append(f"[b]{format_s(shown['remaining_s'])}[/b] left")
     elif shown["elapsed_s"] is not None:
@@ -157,7 +158,7 @@ def _workers(shown: Mapping[str, Any]) -> Table:
     table.add_column("device")
     table.add_column("does now", min_width=34)
     table.add_column("waits", justify="right")
-    table.add_column("memory", justify="right")
+    table.add_column(_memory_name(shown), justify="right")
     for one in shown["workers"]:
         mark = Text("■ ", style=stage_color(one["stages"][0] if one["stages"] else 0)) + Text(str(one["rank"]))
         row: list[RenderableType] = [mark]
@@ -174,6 +175,12 @@ def _workers(shown: Mapping[str, Any]) -> Table:
         ]
         table.add_row(*row)
     return table
+
+
+def _memory_name(shown: Mapping[str, Any]) -> str:
+    """What is counted: on a CPU the whole process, libraries and all; on a GPU what torch has allocated."""
+    on_gpu = any((one["device"] or "").startswith("cuda") for one in shown["workers"])
+    return "GPU memory" if on_gpu else "process memory"
 
 
 def _doing(worker: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from stagewright.report.page.forecast import forecast_section
 from stagewright.report.page.learning import learning_section
 from stagewright.report.page.memory import memory_section
 from stagewright.report.page.overview import compare_section, overview_section, plans_section
-from stagewright.report.page.runs import Found, RunData, find_folders, read_runs
+from stagewright.report.page.runs import MOST_RUNS, Found, RunData, find_folders, read_runs
 from stagewright.report.page.sections import Page, Section
 from stagewright.report.page.speed import speed_section, why_section
 from stagewright.report.page.study import study_sections
@@ -43,9 +43,13 @@ def build_report(
     title: str | None = None,
     extra: Sequence[Section] = (),
     forecaster: Forecaster | None = None,
+    newest: int = MOST_RUNS,
 ) -> Report:
-    """The page of what was named: runs, folders of runs, fabric runs, studies; `extra` sections come first of all."""
-    found = find_folders(paths)
+    """The page of what was named: runs, folders of runs, fabric runs, studies; `extra` sections come first of all.
+
+    Of the runs the newest so many are shown, and how many that leaves out is said.
+    """
+    found = find_folders(paths, newest)
     runs = read_runs(found.runs)
     if forecaster is not None:
         runs = tuple(forecaster(run) if run.is_timed else run for run in runs)
@@ -106,4 +110,5 @@ def _subtitle(runs: Sequence[RunData], found: Found) -> str:
     words = [f"{count} {name if count == 1 else plural[name]}" for count, name in counts if count]
     begun = sorted(str(run.environment["begun"])[:10] for run in runs if run.environment.get("begun"))
     when = "" if not begun else f" of {begun[0]}" if begun[0] == begun[-1] else f" from {begun[0]} to {begun[-1]}"
-    return " and ".join(words) + when
+    left_out = f" ({found.left_out})" if found.left_out else ""
+    return " and ".join(words) + when + left_out

@@ -36,7 +36,7 @@ def _item(item: Item) -> str:
             return f"{title}\n{ticks}text\n{item.text.rstrip()}\n{ticks}\n"
         case Fold():
             inside = "".join(_item(one) for one in item.items)
-            return f"\n<details><summary>{_text(item.title)}</summary>\n{inside}\n</details>\n"
+            return f"\n<details><summary>{_text(item.title)}</summary>\n{inside}\n</details>\n" if inside else ""
         case Prose():
             return f"\n**{_text(item.title)}**\n" + "".join(f"\n{_text(one)}\n" for one in item.paragraphs)
         case Picture():

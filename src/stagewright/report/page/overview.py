@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.report.compare_table import sent_bytes
+from stagewright.report.compare_table import refusal_reason, sent_bytes
+from stagewright.report.loss_notes import loss_notes
 from stagewright.report.page.runs import RunData, differences, flat_plan
 from stagewright.report.page.sections import Code, Fold, Section, Table
 from stagewright.report.unequal import unequal_sentence
@@ -33,7 +34,7 @@ def overview_section(runs: Sequence[RunData]) -> Section:
             )
         )
     head = ("run", "model", "what", "workers", "batch", "schedule", "ended", "begun")
-    failures = [f"{run.label} {run.status}: {run.result['error']}" for run in runs if run.result.get("error")]
+    failures = [_why_none(run) for run in runs if run.result.get("error")]
     going = [run.label for run in runs if run.status == "unfinished"]
     if going:
         failures.append(f"{', '.join(going)}: there is no result; the run goes on, or was killed.")
@@ -46,12 +47,21 @@ def overview_section(runs: Sequence[RunData]) -> Section:
     )
 
 
+def _why_none(run: RunData) -> str:
+    """Why a run has no figures: what was asked for can't be, or what was right went wrong."""
+    error = str(run.result["error"])
+    if run.status == "refused":
+        return f"{run.label} was refused, it can't be run: {refusal_reason(error)}"
+    return f"{run.label} {run.status}: {error}"
+
+
 def compare_section(runs: Sequence[RunData]) -> Section | None:
     """The figures that count, one row a run."""
     timed = [run for run in runs if run.is_timed]
     if not timed:
         return None
     rows, remarks = [], []
+    several = len({run.serial for run in timed if run.serial}) > 1
     for run in timed:
         result, speedup = run.result, run.speedup
         bound, sent = float(result["bound"]), sent_bytes(result)
@@ -62,6 +72,7 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
                 f"{result['samples_per_s']:.1f} ±{spread:.0f}%",
                 format_s(result["latency_s"]),
                 "–" if speedup is None else f"{speedup:.2f} ×",
+                *([run.serial or "–"] if several else []),
                 f"{bound:.2f} ×",
                 "–" if speedup is None else f"{speedup / bound:.0%}",
                 format_bytes(max(result["peak_memory_bytes"])),
@@ -71,15 +82,20 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
         )
         if not result["equal"]:
             remarks.append(_unequal(run))
+    for name in dict.fromkeys(run.plan.model.name for run in timed):
+        notes = loss_notes([run.result for run in timed if run.plan.model.name == name])
+        remarks += [f"Of {name}: {line}." for line in notes]
     if all(run.serial_s is None for run in timed):
         remarks.append(
             "There is no speed-up: no serial run of the same batch is on the page or beside these runs; "
             f"make one with: stagewright compare {timed[0].plan.model.name} --strategies serial "
             f"--batch {timed[0].plan.batch}"
         )
-    head = ("run", "samples/s", "step", "speed-up", "bound", "of the bound", "peak memory", "sent a step", "equal")
+    head = ("run", "samples/s", "step", "speed-up", *(["over"] if several else []), "bound", "of the bound")
+    head = (*head, "peak memory", "sent a step", "equal")
     note = (
-        "Speed-up is over serial on the same batch, and only for runs that were proven equal to it. The bound is what "
+        "Speed-up is over the serial run of the same comparison (the same model, batch, dtype and kind of device; of "
+        "several the last before it), and only for runs that were proven equal to it. The bound is what "
         "the plan can give at best: n, less what filling and draining a pipeline takes. Memory is that of the worker "
         "that needs most; ± is half of what the middle half of the steps spans."
     )
@@ -87,7 +103,14 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
         name="compare",
         title="Side by side",
         prose=tuple(remarks),
-        items=(Table(head=head, rows=tuple(rows), right=frozenset(range(1, 8)), note=note),),
+        items=(
+            Table(
+                head=head,
+                rows=tuple(rows),
+                right=frozenset(range(1, len(head) - 1)) - ({4} if several else set()),
+                note=note,
+            ),
+        ),
     )
 
 
@@ -115,9 +138,10 @@ def plans_section(runs: Sequence[RunData]) -> Section:
         else "The plans are the same."
     )
     shown = (Table(head=head, rows=rows, marked=frozenset(range(len(rows)))),) if rows else ()
+    common = (Fold(title=f"The same in all runs ({len(same)} keys)", items=(alike,)),) if same else ()
     return Section(
         name="plans",
         title="What differs in the plans",
         prose=(prose,),
-        items=(*shown, Fold(title=f"The same in all runs ({len(same)} keys)", items=(alike,)), whole),
+        items=(*shown, *common, whole),
     )

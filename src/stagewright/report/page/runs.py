@@ -10,7 +10,7 @@ What a run has not (an old one has no events, a failed one no result) is None wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from stagewright.fabric.run_folder import FabricFolder
 from stagewright.plan.file import plan_to_table
 from stagewright.plan.value import Plan
 from stagewright.store.run import RunFolder
-from stagewright.store.serial import is_alike, serial_beside
+from stagewright.store.serial import SerialRun, begun_s, folders_beside, own_serial, serial_runs
 
 if TYPE_CHECKING:
     from stagewright.forecast.value import Forecast
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "RunData", "differences", "find_folders", "flat_plan", "read_runs"]
 
-MOST_RUNS = 40  # more can't be compared on one page
+MOST_RUNS = 40  # unless more are asked for: a page is for comparing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,19 @@ class Found:
     studies: tuple[Path, ...] = ()
     # Runs in a folder of runs that can't be read, each with the reason in one sentence.
     damaged: tuple[str, ...] = ()
+    # How many older runs there are that the page is without.
+    num_left_out: int = 0
+
+    @property
+    def left_out(self) -> str:
+        """What is not shown, in one sentence; empty where everything is."""
+        if not self.num_left_out:
+            return ""
+        shown, every = len(self.runs), len(self.runs) + self.num_left_out
+        return (
+            f"of {every} runs the newest {shown} are shown and {self.num_left_out} older left out: use --newest "
+            f"{every}, or name some"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +72,16 @@ class RunData:
     plan: Plan
     # Where and when it ran.
     environment: dict[str, Any]
-    # done, failed, interrupted or unfinished.
+    # done, failed, refused (what was asked for can't be), interrupted or unfinished.
     status: str
     # What came of it; empty where it has not ended.
     result: dict[str, Any]
     # Steps of the worker that knows the loss.
     metrics: tuple[dict[str, Any], ...]
-    # A step of serial on the same batch; None where no serial run is known.
+    # A step of the serial run of its own comparison; None where none is known.
     serial_s: float | None
+    # That run: its label, or its folder's name where it is not on the page.
+    serial: str
     # What every worker did; None where that was not recorded.
     trace: Trace | None
     # Memory of each worker over a step; empty where that was not recorded.
@@ -107,8 +122,8 @@ class RunData:
         return self.serial_s / float(self.result["latency_s"])
 
 
-def find_folders(paths: Sequence[str | Path]) -> Found:
-    """What was typed, opened up; one error where there is nothing."""
+def find_folders(paths: Sequence[str | Path], newest: int = MOST_RUNS) -> Found:
+    """What was typed, opened up, of runs the newest; one error where there is nothing."""
     runs: dict[Path, RunFolder] = {}
     fabrics: dict[Path, FabricFolder] = {}
     studies: dict[Path, Path] = {}
@@ -137,14 +152,16 @@ def find_folders(paths: Sequence[str | Path]) -> Found:
 
     for path in map(Path, paths):
         add(path, inside=False)
-    count = len(runs)
-    if count > MOST_RUNS:
-        raise UsageError(f"{count} runs are too many for one page, which shows {MOST_RUNS} at most: name some of them")
+    shown = list(runs.values())
+    if len(shown) > newest:
+        late = {one.path for one in sorted(shown, key=lambda one: (begun_s(one), one.name))[-newest:]}
+        shown = [one for one in shown if one.path in late]
     return Found(
-        runs=tuple(runs.values()),
+        runs=tuple(shown),
         fabrics=tuple(fabrics.values()),
         studies=tuple(studies.values()),
         damaged=tuple(damaged.values()),
+        num_left_out=len(runs) - len(shown),
     )
 
 
@@ -169,12 +186,15 @@ def _refuse(path: Path) -> None:
 def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
     """Everything that the folders have."""
     plans = [folder.plan() for folder in folders]
-    serial = _Serial(folders, plans)
-    return tuple(_read(*one, serial) for one in zip(folders, plans, _labels(plans), strict=True))
+    serial = _Serial(folders)
+    labels = _labels(plans)
+    names = {folder.path.resolve(): label for folder, label in zip(folders, labels, strict=True)}
+    return tuple(_read(*one, serial, names) for one in zip(folders, plans, labels, strict=True))
 
 
-def _read(folder: RunFolder, plan: Plan, label: str, serial: _Serial) -> RunData:
+def _read(folder: RunFolder, plan: Plan, label: str, serial: _Serial, names: Mapping[Path, str]) -> RunData:
     result = folder.result()
+    own = serial.of(folder, plan) if plan.task is None else None
     missing: dict[str, str] = {}
     return RunData(
         folder=folder,
@@ -184,7 +204,8 @@ def _read(folder: RunFolder, plan: Plan, label: str, serial: _Serial) -> RunData
         status="unfinished" if result is None else str(result.get("status", "done")),
         result=result or {},
         metrics=tuple(_metrics(folder, plan)),
-        serial_s=serial.seconds(folder, plan) if plan.task is None else None,
+        serial_s=None if own is None else own.latency_s,
+        serial="" if own is None else names.get(own.folder.path.resolve(), own.folder.name),
         trace=_trace(folder, missing),
         memory=_memory(folder, missing),
         missing=missing,
@@ -203,28 +224,17 @@ def _metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
 
 
 class _Serial:
-    """A step of serial for any plan: of the runs on the page, else of the folder that a run is in."""
+    """The serial run of any run's own comparison: in the folder that it is in, else of the runs on the page."""
 
-    def __init__(self, folders: Sequence[RunFolder], plans: Sequence[Plan]) -> None:
-        self._shown = [
-            (plan, float(result["latency_s"]))
-            for folder, plan in zip(folders, plans, strict=True)
-            if plan.mesh.num_workers == 1 and "latency_s" in (result := folder.result() or {})
-        ]
-        self._beside: list[tuple[Path, Plan, float | None]] = []
+    def __init__(self, folders: Sequence[RunFolder]) -> None:
+        self._shown = serial_runs(folders)
+        self._beside: dict[Path, tuple[SerialRun, ...]] = {}
 
-    def seconds(self, folder: RunFolder, plan: Plan) -> float | None:
-        shown = [seconds for other, seconds in self._shown if is_alike(other, plan)]
-        if shown:
-            return shown[-1]
+    def of(self, folder: RunFolder, plan: Plan) -> SerialRun | None:
         parent = folder.path.resolve().parent
-        for place, other, seconds in self._beside:
-            if place == parent and is_alike(other, plan):
-                return seconds
-        found = serial_beside(folder)
-        answer = None if found is None else float((found.result() or {})["latency_s"])
-        self._beside.append((parent, plan, answer))
-        return answer
+        if parent not in self._beside:
+            self._beside[parent] = serial_runs(folders_beside(folder))
+        return own_serial(folder, plan, self._beside[parent]) or own_serial(folder, plan, self._shown)
 
 
 def _trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:

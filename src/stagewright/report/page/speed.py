@@ -8,6 +8,7 @@ from stagewright.quantity import format_s
 from stagewright.report.page.runs import RunData
 from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table, folded
 from stagewright.report.page.slug import slug
+from stagewright.store.serial import is_alike
 from stagewright.trace.breakdown import PARTS, breakdown
 
 __all__ = ["speed_section", "why_section"]
@@ -26,10 +27,23 @@ _WORDS = {
 def speed_section(runs: Sequence[RunData]) -> Section | None:
     """Bars of throughput and speed-up; for a single run there is nothing to compare, so no chart."""
     timed = [run for run in runs if run.status == "done" and run.result.get("samples_per_s")]
-    groups: dict[tuple[str, str | None], list[RunData]] = {}
+    groups: list[list[RunData]] = []
     for run in timed:
-        groups.setdefault((run.plan.model.name, run.plan.task), []).append(run)
-    rates = tuple(_rates(group, several=len(groups) > 1) for group in groups.values() if len(group) > 1)
+        own = next((group for group in groups if _comparable(group[0], run)), None)
+        if own is None:
+            groups.append([run])
+        else:
+            own.append(run)
+    names: list[str] = []
+    for group in groups:
+        name = _what(group[0], groups)
+        before = sum(one == name or one.startswith(f"{name} #") for one in names)
+        names.append(f"{name} #{before + 1}" if before else name)
+    rates = tuple(
+        _rates(group, name, several=len(groups) > 1)
+        for group, name in zip(groups, names, strict=True)
+        if len(group) > 1
+    )
     if not rates:
         return None
     speedups = [(run, run.speedup) for run in timed if run.speedup is not None]
@@ -57,10 +71,32 @@ def speed_section(runs: Sequence[RunData]) -> Section | None:
     return Section(name="speed", title="Speed", prose=(reason,), items=rates)
 
 
-def _rates(runs: Sequence[RunData], *, several: bool) -> BarChart:
-    """Runs of one model and task: others can't be compared."""
-    plan = runs[0].plan
-    what = plan.model.name if plan.task is None else f"{plan.model.name} on {plan.task}"
+def _comparable(one: RunData, other: RunData) -> bool:
+    """Whether the runs are of one comparison: rates of others say nothing beside each other."""
+    if one.plan.task is not None or other.plan.task is not None:
+        return (one.plan.model.name, one.plan.task) == (other.plan.model.name, other.plan.task)
+    return is_alike(one.plan, other.plan)
+
+
+def _what(run: RunData, groups: Sequence[Sequence[RunData]]) -> str:
+    """A comparison's name: its model, and what tells it from others of that model."""
+    plan = run.plan
+    if plan.task is not None:
+        return f"{plan.model.name} on {plan.task}"
+    others = [group[0].plan for group in groups if group[0].plan.task is None]
+    others = [other for other in others if other.model.name == plan.model.name]
+    device = plan.devices[0].partition(":")[0] if plan.devices else ""
+    words = {
+        f"batch {plan.batch}": any(other.batch != plan.batch for other in others),
+        plan.dtype: any(other.dtype != plan.dtype for other in others),
+        "training" if plan.training else "inference": any(other.training != plan.training for other in others),
+        device: any(other.devices and other.devices[0].partition(":")[0] != device for other in others),
+    }
+    return ", ".join([plan.model.name, *(word for word, differs in words.items() if differs)])
+
+
+def _rates(runs: Sequence[RunData], what: str, *, several: bool) -> BarChart:
+    """Runs of one comparison."""
     return BarChart(
         name=f"throughput-{slug(what)}" if several else "throughput",
         title=f"{what}: samples a second" if several else "Samples a second",

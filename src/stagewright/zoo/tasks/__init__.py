@@ -12,13 +12,14 @@ from stagewright.zoo.tasks.catalogue import DEFAULT_TASK, describe, entry, names
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples as Samples
     from stagewright.zoo.tasks.task import Task as Task
+    from stagewright.zoo.tasks.task import check_task as check_task
     from stagewright.zoo.tasks.task import load_task as load_task
 
-__all__ = ["DEFAULT_TASK", "Samples", "Task", "describe", "entry", "load_task", "names"]
+__all__ = ["DEFAULT_TASK", "Samples", "Task", "check_task", "describe", "entry", "load_task", "names"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Samples", "Task", "load_task"):
+    if name in ("Samples", "Task", "check_task", "load_task"):
         from stagewright.zoo.tasks import task
 
         return getattr(task, name)

@@ -25,9 +25,15 @@ VARIABLE = "STAGEWRIGHT_DATA"
 
 def read(entry: Entry, split: str, data_dir: Path | None) -> Any:
     """The split as a pyarrow table with the entry's columns and `label`, checked."""
-    root = data_dir
-    if root is None and os.environ.get(VARIABLE):
-        root = Path(os.environ[VARIABLE]).expanduser()
+    files = find(entry, split, data_dir)
+    if files:
+        return _checked(entry, split, _read_files(entry, files), str(files[0].parent))
+    return _checked(entry, split, _from_hub(entry, split, _root(data_dir)), entry.repository)
+
+
+def find(entry: Entry, split: str, data_dir: Path | None) -> list[Path]:
+    """The files of a split, unread; none where `datasets` may fetch them; DataMissing with how to get them."""
+    root = _root(data_dir)
     if root is not None and not root.is_dir():
         named = "--data-dir" if data_dir is not None else VARIABLE
         raise DataMissing(f"{named} is {str(root)!r}, which is no folder; {how_to_get(entry, None)}")
@@ -36,11 +42,18 @@ def read(entry: Entry, split: str, data_dir: Path | None) -> Any:
         files = sorted(place.glob(f"{split}-*.parquet")) or sorted(place.glob(f"{split}.parquet"))
         if files:
             _refuse_gaps(entry, split, files)
-            return _checked(entry, split, _read_files(entry, files), str(place))
+            return files
     if data_dir is None and importlib.util.find_spec("datasets") is not None:
-        return _checked(entry, split, _from_hub(entry, split, root), entry.repository)
+        return []
     by_name = ", or let it be fetched by name after `pip install 'stagewright[data]'`" if data_dir is None else ""
     raise DataMissing(_missing(entry, split, places) + how_to_get(entry, root) + by_name)
+
+
+def _root(data_dir: Path | None) -> Path | None:
+    """Where data sets are: the folder that was named, or the variable's."""
+    if data_dir is None and os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE]).expanduser()
+    return data_dir
 
 
 def _places(entry: Entry, root: Path) -> list[Path]:

@@ -11,7 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import DataMissing, UnknownName, UsageError
+from stagewright.user_code import is_own
+from stagewright.zoo import catalogue as models
+from stagewright.zoo.blueprint import Blueprint
+from stagewright.zoo.factory import arguments, find_factory
 from stagewright.zoo.loss import logits_of
 from stagewright.zoo.model import ImageInput, Loss, Model, Objective, TextInput
 from stagewright.zoo.tasks import catalogue, picture, sentence, table
@@ -73,7 +77,7 @@ def load_task(
     `data_dir` is a folder of parquet files (else STAGEWRIGHT_DATA), `tokenizer` a folder with tokenizer.json.
     """
     entry = catalogue.entry(name)
-    _refuse_misfits(entry, model)
+    refuse_misfits(entry, model.name, model)
     inputs = model.inputs
     assert inputs is not None
     dtype = next(one.dtype for one in model.module.parameters() if one.is_floating_point())
@@ -105,27 +109,51 @@ def load_task(
     )
 
 
-def _refuse_misfits(entry: catalogue.Entry, model: Model) -> None:
+def check_task(name: str, model: str, about: Model | Blueprint, *, data_dir: str | Path | None = None) -> None:
+    """UsageError where the model can't learn the task, or where its files are not on this machine; reads none."""
+    entry = catalogue.entry(name)
+    refuse_misfits(entry, model, about)
+    folder = Path(data_dir).expanduser() if data_dir is not None else None
+    if folder is not None and not folder.is_dir():
+        raise DataMissing(f"--data-dir is {str(folder)!r}, which is no folder; name one, or leave it out")
+    if entry.folder:
+        for split in entry.splits:
+            table.find(entry, split, folder)
+
+
+def refuse_misfits(entry: catalogue.Entry, model: str, about: Model | Blueprint) -> None:
     """UsageError where the model can't learn the task, with what to change."""
-    if model.inputs is None or model.objective == "none":
+    classes = "" if entry.num_classes is None else f", num_classes={entry.num_classes}"
+    if about.inputs is None or about.objective == "none":
+        feeds = "TextInput(…)" if entry.kind == "text" else "ImageInput(channels=…, size=…)"
+        asks = "" if entry.num_classes is None else f" and asks for num_classes={entry.num_classes}"
         raise UsageError(
-            f"the task {entry.name!r} can't feed the model {model.name!r}, whose inputs are not known; let "
-            "its factory return a stagewright.zoo.Model with inputs, objective and num_classes"
+            f"the task {entry.name!r} can't feed the model {model!r}, whose inputs are not known: it gives "
+            f"{'samples' if entry.kind == 'any' else f'{entry.kind}s'}{asks}{_taken(model)}; let the factory return "
+            f'stagewright.zoo.Model(…, inputs={feeds}, objective="classify"{classes})'
         )
-    takes = "image" if isinstance(model.inputs, ImageInput) else "text"
+    takes = "image" if isinstance(about.inputs, ImageInput) else "text"
     if entry.kind not in ("any", takes):
         fitting = [one.name for one in catalogue.ENTRIES if one.kind in ("any", takes)]
         raise UsageError(
-            f"the task {entry.name!r} is made of {entry.kind}s, but the model {model.name!r} takes {takes}s; "
+            f"the task {entry.name!r} is made of {entry.kind}s, but the model {model!r} takes {takes}s; "
             f"tasks for it: {', '.join(fitting)}"
         )
-    if entry.num_classes is not None and model.objective != "classify":
+    if entry.num_classes is not None and about.objective != "classify":
         raise UsageError(
-            f"the task {entry.name!r} needs a classifier, but the model {model.name!r} predicts the next "
+            f"the task {entry.name!r} needs a classifier, but the model {model!r} predicts the next "
             "token; the task 'synthetic' suits it"
         )
-    if entry.num_classes is not None and entry.num_classes != model.num_classes:
+    if entry.num_classes is not None and entry.num_classes != about.num_classes:
         raise UsageError(
-            f"the task {entry.name!r} has {entry.num_classes} classes, but the model {model.name!r} has "
-            f"{model.num_classes}; load the model with num_classes={entry.num_classes}"
+            f"the task {entry.name!r} has {entry.num_classes} classes, but the model {model!r} has "
+            f"{about.num_classes}{_taken(model)}; load the model with num_classes={entry.num_classes}"
         )
+
+
+def _taken(model: str) -> str:
+    """What a user's factory may be asked for, in words."""
+    head = model.partition(":")[0]
+    if not is_own(model) or head == "hf" or head in models.names():
+        return ""
+    return f", and the factory takes {arguments(find_factory(model))}"

@@ -1,0 +1,176 @@
+"""How true forecasts of memory are: the peak of every worker, forecast from a profile and then measured.
+
+    python benchmarks/forecast_memory.py --device cuda:0 --at-once 4
+
+Speeds say nothing here, so the workers of a plan share one device and some plans run at once, each in a process of its
+own. On a GPU the measured peak is its allocator's; `--device cpu:0` counts the worker's own tensors. All strategies are
+there, among them shards, inference, backward passes in halves, and models larger than a worker is allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from forecast_accuracy import describe, make_plan
+from record import write_record
+from stagewright.cluster.device import has_gpu
+
+BERT = {"model": "bert-minilm", "sequence_length": 64, "batch": 8}
+DEIT = {"model": "deit-tiny", "batch": 8}
+GPT = {"model": "gpt-layers:6", "sequence_length": 64, "batch": 8}
+LARGE = {"model": "gpt-layers:12", "sequence_length": 64, "batch": 8, "memory_bytes": 700 << 20}
+GPT2 = {"model": "gpt2", "sequence_length": 256, "batch": 16}
+RESNET = {"model": "resnet-50", "image_size": 96, "batch": 16}
+MOBILENET = {"model": "mobilenet-v2", "image_size": 96, "batch": 16}
+PIPELINE = {"mesh": "pipeline=2", "microbatches": 4}
+
+PLANS: tuple[dict[str, Any], ...] = (
+    {**BERT, "mesh": "serial"},
+    {**BERT, "mesh": "serial", "microbatches": 4},
+    {**BERT, "mesh": "data=2"},
+    {**BERT, "mesh": "data=2", "shard": True},
+    {**BERT, "mesh": "tensor=2"},
+    {**BERT, **PIPELINE},
+    {**BERT, "mesh": "pipeline=2", "microbatches": 8, "schedule": "gpipe"},
+    {**BERT, **PIPELINE, "training": False},
+    {**DEIT, "mesh": "serial"},
+    {**DEIT, "mesh": "data=2", "microbatches": 2},
+    {**DEIT, **PIPELINE},
+    {**DEIT, **PIPELINE, "recompute": "always"},
+    {**DEIT, **PIPELINE, "schedule": "interleaved", "stages": 4},
+    {**DEIT, **PIPELINE, "schedule": "zbv", "stages": 4},
+    {"model": "deit-small", "image_size": 112, "batch": 8, "mesh": "tensor=2"},
+    {"model": "deit-small", "batch": 64, **PIPELINE},
+    {"model": "deit-small", "batch": 64, **PIPELINE, "dtype": "bfloat16"},
+    {**GPT, "mesh": "serial", "recompute": "always"},
+    {**GPT, "mesh": "serial", "training": False},
+    {**GPT, "mesh": "data=2"},
+    {**GPT, "mesh": "data=2", "shard": True},
+    {**GPT, "mesh": "data=2", "shard": True, "microbatches": 2},
+    {**GPT, **PIPELINE},
+    {**GPT, **PIPELINE, "schedule": "interleaved-zero-bubble", "stages": 4},
+    {**GPT, **PIPELINE, "schedule": "dualpipev", "stages": 4},
+    {**GPT, "mesh": "data=2,pipeline=2", "microbatches": 4},
+    {**GPT, "mesh": "data=2,tensor=2"},
+    {**LARGE, **PIPELINE},
+    {**LARGE, "mesh": "data=2", "shard": True},
+    {**GPT2, "mesh": "data=2"},
+    {**GPT2, **PIPELINE},
+    {**GPT2, **PIPELINE, "recompute": "always"},
+    {**GPT2, **PIPELINE, "optimizer": "adamw"},
+    {"model": "llama-tiny", "sequence_length": 64, "batch": 8, "mesh": "tensor=2"},
+    {**RESNET, "mesh": "serial"},
+    {**RESNET, **PIPELINE},
+    {**RESNET, **PIPELINE, "training": False},
+    {**MOBILENET, "mesh": "serial"},
+    {**MOBILENET, "mesh": "data=2"},
+    {**MOBILENET, **PIPELINE},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--at-once", type=int, default=4, help="plans that run at the same time")
+    parser.add_argument("--only", default="", help="numbers of plans with commas, from 0")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", default="")
+    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(forecast_and_measure(json.loads(options.one), options.device)))
+        return
+    if options.device.startswith("cuda") and not has_gpu():
+        print(f"left out: {options.device} is asked for, and there is no GPU here; --device cpu:0 tries it on a core")
+        return
+    chosen = [PLANS[int(one)] for one in options.only.split(",")] if options.only else PLANS
+    rows: list[dict[str, Any]] = []
+
+    def run(about: dict[str, Any]) -> None:
+        rows.append(apart(about, options.device))
+        print(describe_row(rows[-1]), file=sys.stderr, flush=True)
+        if options.output:  # a benchmark that is ended early leaves what it has
+            write_record(options.output, summary(rows, chosen))
+
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(run, chosen))
+    found = summary(rows, chosen)
+    print(json.dumps(found, indent=2) if options.json else f"at most {found['worst_memory_error']:.1%} off")
+    sys.exit(1 if any("error" in row for row in rows) else 0)
+
+
+def apart(about: dict[str, Any], device: str) -> dict[str, Any]:
+    """One plan in a process of its own."""
+    command = [sys.executable, __file__, "--device", device, "--one", json.dumps(about)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = run.stdout.strip().splitlines()
+    found = json.loads(lines[-1]) if lines and not run.returncode else {"error": run.stderr[-1000:]}
+    return {"plan": describe_plan(about), "about": about, **found}
+
+
+def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
+    """The forecast peak of each worker, then what they measure."""
+    from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+    from stagewright.engine.compare import run_plan
+    from stagewright.plan.value import OptimizerSpec
+    from stagewright.planner.forecasting import prepare
+    from stagewright.planner.measure import measure_model
+
+    given = dict(about)
+    if "optimizer" in given:
+        given["optimizer"] = OptimizerSpec(name=given["optimizer"])
+    plan = make_plan({**given, "steps": 2, "warmup": 1}, (device,) * 8)
+    on_gpu = device.startswith("cuda")
+    measured = measure_model(plan, cache=False, repeats=1)
+    # How fast links are moves no byte: stages run in the order of their schedule.
+    link = Link(bandwidth_bytes_per_s=1e11, latency_s=1e-5)
+    group = DeviceGroup(kind="cuda" if on_gpu else "cpu", count=plan.mesh.num_workers)
+    forecast = prepare(plan, measured, Cluster(devices=(group,), links=Links(intra_host=link))).forecast()
+    along = [one.memory.peak_bytes if on_gpu else one.memory.counted_bytes for one in forecast.workers]
+    with tempfile.TemporaryDirectory() as root:
+        row = run_plan(plan, root, hang_s=60)
+    return {
+        "equal": row["equality"]["equal"],
+        "forecast_memory_bytes": max(along),
+        "measured_memory_bytes": max(row["peak_memory_bytes"]),
+        # Along the pipeline; data and tensor peers are alike.
+        "forecast_bytes": along,
+        "measured_bytes": row["peak_memory_bytes"],
+    }
+
+
+def summary(rows: list[dict[str, Any]], order: Any) -> dict[str, Any]:
+    """What is there, in the order of the plans."""
+    placed = sorted(rows, key=lambda row: list(order).index(row["about"]))
+    errors = [row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1 for row in placed if "error" not in row]
+    return {
+        "plans": [{name: value for name, value in row.items() if name != "about"} for row in placed],
+        "worst_memory_error": max(map(abs, errors), default=0.0),
+    }
+
+
+def describe_plan(about: dict[str, Any]) -> str:
+    words = [describe(about)]
+    words += ["sharded"] if about.get("shard") else []
+    words += ["inference"] if about.get("training") is False else []
+    words += [str(about[name]) for name in ("dtype", "optimizer") if name in about]
+    words += [f"{about['memory_bytes'] >> 20} MiB allowed"] if "memory_bytes" in about else []
+    return ", ".join(words)
+
+
+def describe_row(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['plan']}: FAILED {row['error']}"
+    forecast, measured = row["forecast_memory_bytes"], row["measured_memory_bytes"]
+    text = f"{row['plan']:70} {forecast / 2**20:8.1f} MiB {measured / 2**20:8.1f} MiB {forecast / measured - 1:+6.1%}"
+    return text + ", NOT equal to serial" * (not row["equal"])
+
+
+if __name__ == "__main__":
+    main()

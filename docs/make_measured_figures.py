@@ -1,0 +1,500 @@
+"""Write benchmarks' figures into the pages, from the records in docs/measured: `python docs/make_measured_figures.py`.
+
+    docs/measured/codec_cpu.json ──► docs/codecs.md    <!-- measured: codec_cpu -->
+    (what the benchmark wrote,                         a table, its command, machine and day
+     with command and machine)                         <!-- end -->
+
+A record is what a benchmark wrote with `--output`; long lists of single times may be left out. Nothing between the two
+marks is written by hand. Figures of studies are on the studies' own pages (`docs/take_study.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+RECORDS = DOCS / "measured"
+BLOCK = re.compile(r"(?<=<!-- measured: )(\w+)( -->\n)(.*?)(?=<!-- end -->)", re.DOTALL)
+
+Record = dict[str, Any]
+
+
+def record(name: str) -> Record:
+    found: Record = json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    rule = ["---", *(["--:" if right else "---"] * (len(head) - 1))]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, *rows)).replace("\n", f"\n|{'|'.join(rule)}|\n", 1)
+
+
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 128, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def source(*names: str) -> str:
+    """Where a block comes from: commands, machine, day."""
+    found = [record(name) for name in names]
+    commands = ", ".join(
+        f"`{one['command']}` ([record](measured/{name}.json))" for one, name in zip(found, names, strict=True)
+    )
+    days = sorted({one.get("begun", one.get("ended", ""))[:10] for one in found})
+    (machine,) = {one["machine"] for one in found}
+    return paragraph(f"{commands}; {machine}; {', '.join(days)}.")
+
+
+def spread(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def over(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [left / right for left, right in zip(one, other, strict=True)]
+
+
+def signed(ratio: float) -> str:
+    """+1.4 %, −0.5 %, 0.0 %."""
+    text = f"{ratio:+.1%}".replace("%", " %").replace("-", "−")
+    return text.replace("+0.0", "0.0").replace("−0.0", "0.0")
+
+
+def percent(ratio: float, digits: int = 0) -> str:
+    return f"{ratio:.{digits}%}".replace("%", " %")
+
+
+def ms(seconds: float, digits: int = 0) -> str:
+    return f"{seconds * 1e3:.{digits}f} ms"
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:.0f} MiB"
+
+
+# docs/codecs.md
+
+
+def codec_cpu() -> str:
+    found = record("codec_cpu")
+    rows = {(one["codec"], one["way"]): one for one in found["dtypes"]["float32"]}
+
+    def cell(codec: str, way: str) -> str:
+        return f"{rows[codec, way]['gb_per_s']:.2f} ({rows[codec, way]['of_memcpy']:.2f})"
+
+    def plain(codec: str) -> str:
+        both = [rows.get((f"{codec} plain", way)) for way in ("encode", "decode")]
+        return " / ".join(f"{one['gb_per_s']:.2f}" for one in both if one)
+
+    codecs = ("block8", "block6", "block4", "hadamard8", "hadamard4")
+    return (
+        source("codec_cpu")
+        + "\n"
+        + paragraph(
+            f"One core, float32, {found['mebibytes']} MiB: payload GB/s and, in brackets, the share of memcpy in the "
+            f"same rounds (memcpy {rows['memcpy', '']['gb_per_s']:.1f} GB/s):"
+        )
+        + "\n"
+        + table(
+            ("codec", "encode", "decode", "plain torch, encode / decode"),
+            [(f"`{one}`", cell(one, "encode"), cell(one, "decode"), plain(one)) for one in codecs],
+        )
+    )
+
+
+def codec_cuda() -> str:
+    found = record("codec_cuda")
+    small = found["small"]
+
+    def shares(codec: str, dtype: str) -> str:
+        ways = found[dtype]["codecs"].get(codec)
+        return ", ".join(percent(ways[way][0]["share_of_copy"]) for way in ("encode", "decode")) if ways else ""
+
+    def times(codec: str) -> str:
+        digits = 0 if "plain" in codec else 1
+        return ", ".join(f"{small[codec][f'{way}_us']:.{digits}f} µs" for way in ("encode", "decode"))
+
+    rows = [
+        (f"`{one}`", shares(one, "bfloat16"), shares(one, "float32"), times(one))
+        for one in ("block8", "block4", "hadamard8", "hadamard4")
+    ]
+    rows.append(("a copy", "100 %", "100 %", f"{small['copy']['copy_us']:.1f} µs"))
+    rows += [(f"`{one}` in plain torch", "", "", times(f"{one} in plain torch")) for one in ("block4", "sort3+1")]
+    rates = " and ".join(f"{found[dtype]['copy_tb_per_s']:.2f}" for dtype in ("bfloat16", "float32"))
+    check = found["check"]
+    return (
+        source("codec_cuda")
+        + "\n"
+        + paragraph(
+            "Bytes read and written a second, as a share of a device-to-device copy of 512 MiB in the same run "
+            f"({rates} TB/s):"
+        )
+        + "\n"
+        + table(("codec", "bfloat16: encode, decode", "float32: encode, decode", "[32, 128, 768] bfloat16"), rows)
+        + "\n"
+        + paragraph(
+            f"Of {check['tried']} tensors {check['tried'] - len(check['wrong'])} had the bytes and values of a CPU's."
+        )
+    )
+
+
+def codec_links() -> str:
+    found = record("codec_links")
+
+    def cell(codec: str, name: str, row: dict[str, Any]) -> str:
+        one, without = row[name], row["none"]
+        text = f"{ms(one['step_s'])}, {without['step_s'] / one['step_s']:.2f} ×"
+        if codec != "auto":
+            return text
+        chosen = ["".join(way) for way in one["codec"]]
+        left = "leaves the link alone" if set(chosen) == {"none"} else " / ".join(f"`{way}`" for way in chosen)
+        return f"{text}: {left}, {sent(one)}"
+
+    def sent(one: dict[str, Any]) -> str:
+        return f"{sum(one['sent_bytes']) / 1e6:.2f} MB"
+
+    first = next(iter(found["links"].values()))
+    rows = [
+        (
+            f"{float(rate):g} Gb/s",
+            ms(row["none"]["step_s"]),
+            cell("bf16", "bf16", row),
+            cell("hadamard4", "hadamard4/block8", row),
+            cell("auto", "auto", row),
+        )
+        for rate, row in found["links"].items()
+    ]
+    head = (
+        "link",
+        f"none, {sent(first['none'])} a step",
+        f"`bf16`, {sent(first['bf16'])}",
+        f"`hadamard4` / `block8`, {sent(first['hadamard4/block8'])}",
+        "`auto`",
+    )
+    assert all(one["equal"] for row in found["links"].values() for one in row.values())
+    num_steps = len(first["none"]["steps_s"])
+    return (
+        source("codec_links")
+        + "\n"
+        + paragraph(f"Median of {num_steps} steps; speed-up over no codec on the same cable:")
+        + "\n"
+        + table(head, rows)
+    )
+
+
+# docs/where-the-time-goes.md
+
+
+def rivals(row: dict[str, Any]) -> str:
+    """Ours over stock torch's, round by round."""
+    text = f"{row['mode']} {spread(over(row['speedups'], row['stock_speedups']))}"
+    if row.get("parameters_speedups"):
+        text += f" (over stock cut by equal parameters {spread(over(row['speedups'], row['parameters_speedups']))})"
+    return text
+
+
+def pipeline_deit_small() -> str:
+    inference, training = record("pipeline_deit_small")["rows"]
+    rows = [
+        (
+            "training, 1F1B" if one is training else "inference",
+            f"{one['bound']:.2f}",
+            spread(one["speedups"]),
+            spread(one["stock_speedups"]),
+            spread(one["peers"]["torchgpipe"]),
+            spread(one["ceilings"]),
+        )
+        for one in (inference, training)
+    ]
+    forwards = sum(one["forward"] for one in inference["compute"])
+    serial = 2 * statistics.median(one["serial"] for one in inference["rounds"])
+    waits = inference["compute"][1]["receive"]
+    first, second = training["compute"]
+    return (
+        source("pipeline_deit_small")
+        + "\n"
+        + table(("", "bubble bound", "ours", "stock", "torchgpipe", "two serial runs at once"), rows, right=True)
+        + "\n"
+        + paragraph(f"Ours over stock, round by round: {rivals(inference)}, {rivals(training)}.")
+        + "\n"
+        + paragraph(
+            f"In inference the forwards of both stages take {ms(forwards)} together (medians), where serial takes "
+            f"{ms(serial)} for the same two samples, and the second stage waits {ms(waits, 2)} for a message. In "
+            f"training the first stage's forward takes {ms(first['forward'])}, the second's {ms(second['forward'])}, "
+            f"their backwards {ms(first['backward'])} and {ms(second['backward'])}; the second waits "
+            f"{ms(second['receive'])} for a message."
+        )
+    )
+
+
+def pipeline_others() -> str:
+    names = ("pipeline_mobilenet_v2", "pipeline_bert_minilm")
+    what = {"pipeline_mobilenet_v2": "MobileNetV2, data parallel", "pipeline_bert_minilm": "MiniLM, pipeline"}
+    rows = [
+        (f"{what[name]}, {one['mode']}", f"{one['bound']:.2f}", spread(one["speedups"]), spread(one["ceilings"]))
+        for name in names
+        for one in record(name)["rows"]
+    ]
+    head = ("two cores", "bound", "ours", "two serial runs at once")
+    return source(*names) + "\n" + table(head, rows, right=True)
+
+
+def pipeline_resnet_50() -> str:
+    (row,) = record("pipeline_resnet_50")["rows"]
+    columns = {
+        "ours": row["speedups"],
+        "stock, same split": row["stock_speedups"],
+        "stock, cut by equal parameters": row["parameters_speedups"],
+        "torchgpipe, same split": row["peers"]["torchgpipe"],
+        "`prepare_pippy`, same split": row["peers"]["prepare_pippy"],
+        "two serial runs at once": row["ceilings"],
+    }
+    busy = " and ".join(percent(one) for one in row["busy"])
+    return (
+        source("pipeline_resnet_50")
+        + "\n"
+        + table(list(columns), [list(map(spread, columns.values()))])
+        + "\n"
+        + paragraph(f"Ours over stock, round by round: {rivals(row)}. Our stages compute {busy} of the time.")
+    )
+
+
+def pipeline_sixteen() -> str:
+    every = ("pipeline_16_inference", "pipeline_16_training", "pipeline_six_stages")
+    names = [one for one in every if (RECORDS / f"{one}.json").exists()]
+    rows = []
+    for name in names:
+        for one in record(name)["rows"]:
+            other = one["parameters_speedups"]
+            rows.append(
+                (
+                    f"{one['mode']}, {one['stages']} stages" + " (another day)" * (name == every[2] != names[0]),
+                    f"{one['bound']:.2f}",
+                    spread(one["speedups"]),
+                    spread(one["stock_speedups"]),
+                    spread(other) if other else "the same cut",
+                    spread(one["ceilings"]),
+                    f"{percent(min(one['busy']))} to {percent(max(one['busy']))}",
+                )
+            )
+    head = ("", "bubble bound", "ours", "stock", "stock, cut by parameters", "as many serial runs at once", "computing")
+    return source(*names) + "\n" + table(head, rows, right=True)
+
+
+# docs/fabric.md
+
+
+def fabric_loss() -> str:
+    """One lab run beside another whose routes have a lower retransmission timeout."""
+    found, lower = record("fabric_loss"), record("fabric_loss_rto")
+    words = {"retransmission-timeout": "timeouts", "host": "this host"}
+    rows = []
+    for one, other in zip([*found["layers"], found["total"]], [*lower["layers"], lower["total"]], strict=True):
+        is_layer = "name" in one
+        rows.append(
+            (
+                one["name"] if is_layer else "whole trial",
+                f"{one['bytes'] if is_layer else sum(layer['bytes'] for layer in found['layers'])}",
+                *(short(one[key]) for key in ("p50_s", "p90_s", "p95_s", "p99_s", "max_s", "jitter_s")),
+                percent(one["share_of_ideal"]) if is_layer else "",
+                short(one["floor_s"]) if is_layer else "",
+                ", ".join(words.get(mode["kind"], mode["kind"]) for mode in one["modes"]) if is_layer else "",
+                short(other["p99_s"]),
+            )
+        )
+    head = ("layer", "bytes", "p50", "p90", "p95", "p99", "max", "jitter", "ideal", "floor", "looks like", "p99 there")
+    sentence = found["verdict"]["sentence"]
+    return (
+        source("fabric_loss", "fabric_loss_rto")
+        + "\n"
+        + table(head, rows, right=True)
+        + "\n"
+        + paragraph(f"{found['trials']} trials; verdict: {sentence}. The last column is the second run's.")
+    )
+
+
+def short(seconds: float) -> str:
+    """Three digits: 924 µs, 3.94 ms, 219 ms."""
+    value, unit = (seconds * 1e6, "µs") if seconds < 1e-3 else (seconds * 1e3, "ms")
+    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f} {unit}"
+
+
+def fabric_numbers() -> str:
+    found, blamed = record("fabric_numbers"), record("fabric_blame")["networks"]
+    rate, small, many, kill = (found[name] for name in ("rate", "small", "many", "kill"))
+    sizes = ("8", "2600", "33024")
+    ours = ", ".join(f"{ms(small['sockets, ring'][size], 2)} for {size} bytes" for size in sizes)
+    gloo = ", ".join(ms(small["gloo"][size], 1) for size in sizes)
+    right = sum(one["right"] for one in blamed)
+    rows = [
+        (
+            "ring all-reduce of 64 MiB, lab hosts at 1 Gbit/s (`rate`)",
+            ms(rate["sockets"]["median_s"]),
+            f"{ms(rate['with_headers_s'])} on the wire with headers, {ms(rate['ideal_s'])} without; Gloo "
+            f"{ms(rate['gloo']['median_s'])}",
+        ),
+        ("small messages on loopback, median (`small`)", ours, f"Gloo {gloo}"),
+        (
+            "10,000 trials × 4 layers of mlp-mnist on loopback, with figure and JSON (`many`)",
+            f"{many['wall_s']:.0f} s",
+            f"{many['trials_s']:.0f} s of it are the trials",
+        ),
+        (
+            "an agent that is killed, or stopped (`kill`): until the others had stopped",
+            f"{kill['SIGKILL']['stopped_s']:.2f} s, {kill['SIGSTOP']['stopped_s']:.1f} s",
+            "",
+        ),
+        (
+            "right host and cause in seeded labs (`fabric_blame.py`): slow link, lossy link, late host, nothing",
+            f"{right} of {len(blamed)}",
+            "",
+        ),
+    ]
+    return source("fabric_numbers", "fabric_blame") + "\n" + table(("what", "measured", "beside"), rows)
+
+
+# docs/forecast.md
+
+
+def forecast_accuracy() -> str:
+    found = record("forecast_accuracy")
+    rows = [
+        (
+            one["plan"],
+            ms(one["forecast_s"]),
+            ms(one["measured_s"]),
+            signed(one["forecast_s"] / one["measured_s"] - 1),
+            signed(one["forecast_unpaired_s"] / one["measured_s"] - 1),
+            signed(one["forecast_memory_bytes"] / one["measured_memory_bytes"] - 1),
+        )
+        for one in found["plans"]
+    ]
+    wander = [max(one["unpaired_s"]) / min(one["unpaired_s"]) - 1 for one in found["plans"]]
+    assert all(one["equal"] for one in found["plans"])
+    return (
+        source("forecast_accuracy")
+        + "\n"
+        + table(("plan", "forecast", "measured", "paired error", "unpaired", "memory"), rows, right=True)
+        + "\n"
+        + paragraph(
+            f"**Mean error {percent(found['mean_error'], 1)}, worst {percent(found['worst_error'], 1)}** (by medians "
+            f"{percent(found['mean_error_of_medians'], 1)} and {percent(found['worst_error_of_medians'], 1)}); "
+            f"unpaired {percent(found['mean_error_unpaired'], 1)} and {percent(found['worst_error_unpaired'], 1)}. "
+            f"Unpaired forecasts of one plan differ by {percent(min(wander))} to {percent(max(wander))} from turn to "
+            "turn. Memory is that of the fullest worker, by what it counts of its own tensors."
+        )
+    )
+
+
+def forecast_memory_cuda() -> str:
+    found = record("forecast_memory_cuda")
+    rows = [
+        (
+            one["plan"],
+            mib(one["forecast_memory_bytes"]),
+            mib(one["measured_memory_bytes"]),
+            signed(one["forecast_memory_bytes"] / one["measured_memory_bytes"] - 1),
+        )
+        for one in found["plans"]
+        if one["equal"]
+    ]
+    head = ("plan", "forecast", "measured", "error")
+    return source("forecast_memory_cuda") + "\n" + table(head, rows, right=True)
+
+
+def forecast_speed() -> str:
+    rows = [(one["what"], f"{one['seconds']:.2g} s") for one in record("forecast_speed")["rows"]]
+    return source("forecast_speed") + "\n" + table(("what is computed", "median"), rows, right=True)
+
+
+# docs/trace.md, docs/report.md, docs/watch.md
+
+
+def trace_overhead() -> str:
+    meshes = {"pipeline": "pipeline=2", "data": "data=2", "tensor": "tensor=2", "serial": "serial"}
+    rows = []
+    for name, mesh in meshes.items():
+        one = max(record(f"trace_overhead_{name}")["workers"], key=lambda worker: worker["events"])
+        rows.append(
+            (
+                mesh,
+                f"{one['events']}",
+                ms(one["without_s"], 1),
+                f"{one['event_s'] * 1e6:.1f} µs",
+                percent(one["events"] * one["event_s"] / one["without_s"], 2),
+                signed(one["overhead"]),
+                signed(one["by_chance"]),
+            )
+        )
+    head = ("`digits-vit`", "events a step and worker", "step", "an event", "of the step", "measured", "by chance")
+    return source(*(f"trace_overhead_{name}" for name in meshes)) + "\n" + table(head, rows)
+
+
+def report_size() -> str:
+    found = record("report_size")
+    text = (
+        f"{found['events']} events: the page is built in {found['total_s']:.2f} s and has {found['bytes'] / 1e6:.2f} "
+        f"MB; a browser opens it in {found['open_s']:.2f} s, and a frame takes {found['zoom_median_ms']:.1f} ms when "
+        f"zooming and {found['scroll_median_ms']:.1f} ms when scrolling (medians)."
+    )
+    return source("report_size") + "\n" + paragraph(text)
+
+
+def live_page() -> str:
+    found = record("live_page")
+    one = found["rows"][0]
+    text = (
+        f"With {found['workers']} workers that each add {found['updates_per_s']:g} lines a second the server takes "
+        f"{percent(one['server'])} of one core, and its viewer is {ms(one['behind_s'])} behind. The browser is not in "
+        "that."
+    )
+    return source("live_page") + "\n" + paragraph(text)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    one.__name__: one
+    for one in (
+        codec_cpu,
+        codec_cuda,
+        codec_links,
+        pipeline_deit_small,
+        pipeline_others,
+        pipeline_resnet_50,
+        pipeline_sixteen,
+        fabric_loss,
+        fabric_numbers,
+        forecast_accuracy,
+        forecast_memory_cuda,
+        forecast_speed,
+        trace_overhead,
+        report_size,
+        live_page,
+    )
+}
+
+
+def block(name: str) -> str:
+    """What stands between two marks; where a machine that it needs was not at hand, that."""
+    try:
+        return BLOCKS[name]()
+    except FileNotFoundError:
+        return f"No record is kept; `python benchmarks/{name}.py --output docs/measured/{name}.json` makes one.\n"
+
+
+def filled(text: str) -> str:
+    """A page's text with its blocks made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}{match[2]}\n{block(match[1])}\n", text)
+
+
+def pages() -> list[Path]:
+    """Pages with such blocks."""
+    return sorted(page for page in DOCS.rglob("*.md") if "<!-- measured: " in page.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

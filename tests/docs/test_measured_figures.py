@@ -1,0 +1,128 @@
+"""Figures of benchmarks on the pages are what the records in docs/measured say, and no other figure stands beside them.
+
+docs/measured/NAME.json ──► <!-- measured: … --> a block of a page <!-- end -->     made anew here
+every other number with a unit, outside code: in a block of its page, on a measured page that it links to, or STATED
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+SCRIPT = runpy.run_path(str(DOCS / "make_measured_figures.py"))
+RECORDS = sorted(SCRIPT["RECORDS"].glob("*.json"))
+GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md"}
+
+_FIGURE = re.compile(
+    r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)[ \u00a0]?"
+    r"(×(?! \d)|%|[mµ]?s(?![\w/])|[KMG]i?B(?:/s)?|[TG]B/s|Gb(?:it)?/s|minutes?|seconds?|hours?)(?!\w)"
+)
+_NOT_PROSE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)|^ {4}[^\n]*$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s#]+\.md)")
+
+# Numbers with units that nobody measured, by page.
+STATED: dict[str, dict[str, str]] = {
+    "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
+    "capture.md": {"80 %": "a rule of capture's"},
+    "codecs.md": {"5 %": "a rule of auto's", "100 %": "a whole copy"},
+    "fabric.md": {
+        "1 Gbit/s": "the lab's rate",
+        "1 %": "the lab's loss",
+        "200 ms": "TCP's least retransmission timeout",
+        "10 minutes": "a default",
+        "256 KiB": "a slice",
+        "2 ×": "a rule of the floor's",
+        "6 s": "a limit",
+    },
+    "fabric-lab.md": {
+        "3 MiB": "the lab's queue",
+        "20 %": "a limit",
+        "1 ms": "a limit",
+        "64 KiB": "what an offload sends at once",
+    },
+    "faults.md": {"300 seconds": "a default"},
+    "forecast.md": {"64 KiB": "a size", "16 MiB": "a size", "8 MiB": "a bucket"},
+    "json.md": {"4 %": "an example", "2 ×": "a rule of the floor's", "5 s": "a limit"},
+    "profile.md": {"2 ms": "a limit", "100 %": "all of it", "5 %": "a limit", "100 µs": "a limit"},
+    "report.md": {"16.7 ms": "a frame of a screen with 60 a second"},
+    "studies/codecs.md": {"87.1 %": "published", "52.2 %": "published"},
+    "studies/fabric.md": {"25 MiB": "a bucket of DDP's", "20 ms": "published", "12 s": "published"},
+    "studies/memory.md": {"1 GiB": "a default on GPUs"},
+    "watch.md": {"10 s": "what the strip shows", "5 s": "a limit"},
+    "where-the-time-goes.md": {"5.5 ×": "a goal", "95 %": "a goal", "8 MiB": "how far a stage may send ahead"},
+}
+
+
+def prose(text: str) -> str:
+    return _NOT_PROSE.sub("", text)
+
+
+def figures(text: str) -> set[str]:
+    """Numbers with their units, like "1.99 ×"."""
+    return {f"{number} {unit}" for number, unit in _FIGURE.findall(prose(text))}
+
+
+def unsourced(page: Path, text: str) -> list[str]:
+    """Figures of a page that stand neither in its blocks nor on a measured page that it links to, nor are stated."""
+    blocks = " ".join(block for _, _, block in SCRIPT["BLOCK"].findall(text))
+    linked = [(page.parent / link).resolve() for link in _LINK.findall(text)]
+    sources = [one for one in linked if one.parent.name == "measured"]
+    sources += [one for one in linked if one in SCRIPT["pages"]()]
+    known = figures(blocks).union(*(figures(one.read_text(encoding="utf-8")) for one in sources))
+    name = page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+    return sorted(figures(SCRIPT["BLOCK"].sub("", text)) - known - set(STATED.get(name, {})))
+
+
+def written_pages() -> list[Path]:
+    """Pages that are written by hand and speak of today: neither made by a script nor history."""
+    pages = [page for page in DOCS.rglob("*.md") if page.name not in GENERATED]
+    return [ROOT / "README.md", *sorted(page for page in pages if page.parent.name not in ("decisions", "measured"))]
+
+
+@pytest.mark.parametrize("page", SCRIPT["pages"](), ids=lambda page: page.stem)
+def test_blocks_are_what_the_records_say(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert SCRIPT["filled"](text) == text, "run: python docs/make_measured_figures.py"
+
+
+def test_every_block_stands_on_one_page() -> None:
+    names = [name for page in SCRIPT["pages"]() for name, _, _ in SCRIPT["BLOCK"].findall(page.read_text("utf-8"))]
+    assert sorted(names) == sorted(SCRIPT["BLOCKS"])
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_records_say_how_and_where_they_were_made(path: Path) -> None:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    program, script, *_ = record["command"].split()
+    assert (program == "python" and (ROOT / script).is_file()) or (program, script) == ("stagewright", "fabric")
+    assert re.match(r"\d+ cores of .*; torch \d", record["machine"])
+    assert re.match(r"20\d\d-\d\d-\d\dT", record.get("begun") or record["ended"])
+    shown = " ".join(page.read_text(encoding="utf-8") for page in SCRIPT["pages"]())
+    assert f"(measured/{path.name})" in shown, "a record that no page shows"
+
+
+@pytest.mark.parametrize("page", written_pages(), ids=lambda page: page.stem)
+def test_every_figure_has_a_source(page: Path) -> None:
+    assert unsourced(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_nothing_is_stated_that_is_not_there() -> None:
+    for name, stated in STATED.items():
+        found = figures(SCRIPT["BLOCK"].sub("", (DOCS / name).read_text(encoding="utf-8")))
+        assert set(stated) <= found, name
+
+
+def test_a_figure_without_a_source_is_found() -> None:
+    page = DOCS / "where-the-time-goes.md"
+    text = page.read_text(encoding="utf-8")
+    assert unsourced(page, f"{text}\nBlocks give 1.99 × on a good day, `7.77 ×` in code.") == []
+    assert unsourced(page, f"{text}\nBlocks give 7.77 × in 12 ms.") == ["12 ms", "7.77 ×"]
+    broken = text.replace("1.99 × (1.57", "2.99 × (1.57")
+    assert SCRIPT["filled"](broken) == text

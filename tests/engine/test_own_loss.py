@@ -1,0 +1,45 @@
+"""A model that returns its own loss trains under every strategy as it does by hand; one without any can be proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import own_loss_jobs
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("mesh", "microbatches", "alone"), [("pipeline=2", 4, False), ("pipeline=2", 4, True), ("data=2", 1, False)]
+)
+def test_training_evaluation_and_results(pool_of: Any, mesh: str, microbatches: int, alone: bool) -> None:
+    num_pieces = 4 if mesh == "pipeline=2" else 2
+    expected = own_loss_jobs.plain(num_pieces, alone=alone)
+    found = pool_of(2).run("own_loss_jobs:trained", mesh, microbatches, alone=alone)
+    for one in found:
+        np.testing.assert_allclose(one["losses"], expected["losses"], rtol=1e-5)
+        assert one["evaluated"] == pytest.approx(expected["evaluated"], rel=1e-5)
+    np.testing.assert_allclose([row for one in found for row in one["logits"]], expected["logits"], atol=1e-5)
+    assert expected["losses"][2] < expected["losses"][0]
+
+
+def test_a_mean_over_tokens_is_a_mean_of_means_in_pieces() -> None:
+    """Which is another number: what ``compare`` tells of."""
+    whole, pieces = own_loss_jobs.plain(1), own_loss_jobs.plain(4)
+    assert abs(whole["losses"][0] - pieces["losses"][0]) > 1e-3
+
+
+def test_without_any_loss_it_is_refused(pool_of: Any) -> None:
+    (told,) = pool_of(1).run("own_loss_jobs:refused")
+    assert told.startswith("no loss was given, and the model returned a tensor; give loss=function")
+
+
+def test_a_model_that_ends_with_a_norm_is_proven_by_more_than_rounding(pool_of: Any) -> None:
+    """The mean square of a layer norm's outputs is constant: gradients of rounding, which no two plans share."""
+    found, _ = pool_of(2).run("own_loss_jobs:headless", square=False)
+    assert found["source"] == "stand-in"
+    assert found["equal"], found
+    assert found["gradients"] < 3e-6
+    noise, _ = pool_of(2).run("own_loss_jobs:headless", square=True)
+    assert noise["outputs"] < 3e-6
+    assert noise["gradients"] > 1e-4

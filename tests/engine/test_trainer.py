@@ -72,12 +72,12 @@ def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
     [
         ("pipeline=2", False, 1),
         ("tensor=2", False, 2),  # the parts, and on a CPU, which is its own host, what is made of them
-        ("data=2", True, 2),  # the one before may not have been let go yet
+        ("data=2", True, 1),
     ],
 )
 def test_the_whole_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, shard: bool, tensors: int) -> None:
     for rank, one in enumerate(pool_of(2).run("training_jobs:gathering", mesh, shard=shard)):
-        limit = (tensors + 0.5) * one["largest"]  # a message that was just sent may still be held
+        limit = (tensors + 1.5) * one["largest"]  # Gloo's thread may still hold the one before, as large as this
         assert 0 < one["most"] < limit < one["total"] / 4
         assert 0 < one["most_for_the_first"] < limit
         assert (one["names"], one["places"], one["shared"]) == (True, ["cpu"], False)

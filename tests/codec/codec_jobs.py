@@ -13,9 +13,8 @@ from stagewright.engine import codec_choice
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.equality import make_reference
-from stagewright.engine.job import load_model, prove
-from stagewright.engine.link_codec import fake_links
-from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.job import load_model, prove, serial_reference
+from stagewright.engine.replica import Replica, capture_for
 from stagewright.engine.trainer import Trainer
 from stagewright.plan.check import check_plan
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
@@ -59,8 +58,7 @@ def prove_plan(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
             "deferred": plan.batch_norm == "deferred",
         }  # fmt: skip
         plain = make_reference(graph, parts, model.loss, **options)
-        cuts = cut_indices(graph, plan.cuts)
-        reference = make_reference(graph, parts, model.loss, **options, cuts=cuts, links=fake_links(plan))
+        reference = serial_reference(plan, model, graph, context)
     replica = Replica(plan, model, context, graph)
     equality = prove(replica, batch, reference)
     outcome = replica.train_step(batch) if plan.training else replica.infer(batch)

@@ -63,7 +63,10 @@ def test_directions_and_links_apart_and_bytes_as_they_travel(pool_of: Any) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2,pipeline=2", "tensor=2,pipeline=2"])
 def test_meshes(pool_of: Any, mesh: str) -> None:
-    proved(pool_of, mesh, microbatches=2, codec="block8")
+    """A tensor axis adds in another order, so a value may round to the next step; what that costs is allowed."""
+    found = proved(pool_of, mesh, microbatches=2, codec="block8")
+    tolerance = found[0]["equality"]["tolerance"]
+    assert tolerance == 1e-5 if mesh.startswith("data") else 1e-5 < tolerance < 2e-3, found[0]["equality"]
 
 
 def test_inference(pool_of: Any) -> None:

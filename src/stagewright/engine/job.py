@@ -9,6 +9,7 @@ The launcher merges the workers' results (``merge_results``).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import statistics
@@ -32,6 +33,7 @@ from stagewright.engine.equality import (
     Equality,
     Reference,
     compare_with,
+    distance,
     full_precision,
     make_reference,
 )
@@ -49,6 +51,8 @@ from stagewright.store.run import RunFolder
 from stagewright.zoo.model import Batch, Model
 
 __all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference", "whole_batch"]
+
+NUDGE = 0.1  # of the tolerance: what another order of additions moves at most; seen: 0.07
 
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -114,19 +118,25 @@ def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: Worker
     """What one step of the plain model gives on this worker's device, alone, over the plan's micro-batches."""
     activity.begin("serial reference")
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    links = fake_links(plan)
+    make = functools.partial(
+        make_reference,
+        graph,
+        Dealer(plan, model, graph).parts(batch, context.torch_device),
+        model.loss,
+        training=plan.training,
+        seed=plan.seed,
+        device=context.torch_device,
+        deferred=plan.batch_norm == "deferred",
+        cuts=cut_indices(graph, plan.cuts),
+        links=links,
+        plain_attention=plan.mesh.tensor > 1,
+    )
     with visiting(model.module, context.torch_device), full_precision():
-        return make_reference(
-            graph,
-            Dealer(plan, model, graph).parts(batch, context.torch_device),
-            model.loss,
-            training=plan.training,
-            seed=plan.seed,
-            device=context.torch_device,
-            deferred=plan.batch_norm == "deferred",
-            cuts=cut_indices(graph, plan.cuts),
-            links=fake_links(plan),
-            plain_attention=plan.mesh.tensor > 1,
-        )
+        found = make()
+        if plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link):
+            found.sway = distance(make(nudge=NUDGE * TOLERANCES[plan.dtype]), found)
+    return found
 
 
 def whole_batch(

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stagewright.engine.gradients import GradientSum
+from stagewright.engine import gradients
+from stagewright.engine.gradients import GradientSum, in_buckets
+from stagewright.engine.memory import MemoryTracker
 
 
 @pytest.fixture
@@ -47,4 +49,54 @@ def test_a_second_step_adds_to_what_is_there_and_a_parameter_without_a_gradient_
         sums.finish()
         assert torch.equal(used.weight.grad, torch.full((1, 3), times))  # type: ignore[arg-type]
     assert unused.grad is None
+    sums.close()
+
+
+def test_buckets_leave_in_one_order_whichever_parameters_a_replica_uses(
+    lone_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Collectives are matched by their order: replicas that route their samples differently must not differ in it."""
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 1)
+    layers = nn.ModuleList(nn.Linear(1, size, bias=False) for size in (2, 3, 4))
+    sums = GradientSum({0: list(layers.parameters())}, data_group=lone_group, overlap=True)
+    sent: list[int] = []
+    inside: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def recorded(flat: torch.Tensor, **options: Any) -> Any:
+        sent.append(len(flat) - 1)  # without the mark
+        return all_reduce(flat, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", recorded)
+    for used in ((0, 1, 2), (1, 2), (0, 1)):
+        sent.clear()
+        sums.last_backward(0)
+        torch.stack([layers[at](torch.ones(1, 1)).sum() for at in used]).sum().backward()
+        inside.append(len(sent))
+        sums.stage_done(0)
+        sums.finish()
+        assert sent == [4, 3, 2]
+    assert inside == [3, 2, 0], "as early as that allows"
+    sums.close()
+
+
+def test_buckets_of_several_types_are_in_the_order_in_which_they_are_complete() -> None:
+    sizes = [(1, torch.float32), (2, torch.float16), (2, torch.float16), (2, torch.float16), (1, torch.float32)]
+    parameters = [nn.Parameter(torch.zeros(size, dtype=dtype)) for size, dtype in sizes]
+    places = {id(one): at for at, one in enumerate(parameters)}
+    assert [[places[id(one)] for one in bucket] for bucket in in_buckets(parameters, 8)] == [[1, 2], [0, 4], [3]]
+
+
+def test_a_gradient_that_moves_to_its_bucket_is_not_counted_twice(lone_group: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    sums = GradientSum({0: list(model.parameters())}, data_group=lone_group, overlap=True)
+    tracker = MemoryTracker(worker=0)
+    tracker.follow_module(model)
+    bucket_bytes = 4 * sum(one.numel() + 1 for one in model.parameters())  # each has a mark
+    with tracker.tracking():
+        sums.last_backward(0)
+        model(torch.ones(3, 4)).sum().backward()
+        assert tracker.report().peak.gradients == bucket_bytes
+    sums.stage_done(0)
+    sums.finish()
     sums.close()

@@ -32,13 +32,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from stagewright.engine.batch_norm import tracked_norms
+from stagewright.engine.gradients import BUCKET_BYTES, in_buckets
 from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor_axis import Traffic, group_of
 from stagewright.errors import RunError, UsageError
 
 __all__ = ["DataParallel", "wrap_data_parallel"]
-
-BUCKET_BYTES = 8 << 20
 
 
 def wrap_data_parallel(
@@ -128,7 +127,7 @@ class DataParallel:
         had = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int64)
         counts: list[int] = self._sum(had.to(parameters[0].device)).tolist()
         present = [parameter for parameter, count in zip(parameters, counts, strict=True) if count]
-        for bucket in _buckets(present, bucket_bytes):
+        for bucket in in_buckets(present, bucket_bytes):
             flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket])
             self._sum(flat)
             for one, value in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
@@ -214,10 +213,8 @@ class _Replicated(DataParallel):
 
         def take(future: Any) -> torch.Tensor:
             done()
-            if (
-                flat.is_cuda
-            ):  # NCCL's work holds its tensor until somebody waits, or its watchdog comes by: one bucket more
-                work.wait()
+            if flat.is_cuda:
+                work.wait()  # or else NCCL holds the bucket until its watchdog comes by
             return future.value()[0]  # type: ignore[no-any-return]
 
         return work.get_future().then(take)  # type: ignore[no-any-return]
@@ -340,17 +337,6 @@ def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]
         return bool(own) and all(uses.get(identity) == count for identity, count in own.items())
 
     return [unit for unit in listed if unit is not module and id(unit) not in inner and alone(unit)]
-
-
-def _buckets(parameters: list[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one type and device each, up to a size."""
-    open_ones: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        bucket = open_ones.setdefault((parameter.dtype, parameter.device), [])
-        bucket.append(parameter)
-        if sum(one.numel() * one.element_size() for one in bucket) >= bucket_bytes:
-            yield open_ones.pop((parameter.dtype, parameter.device))
-    yield from open_ones.values()
 
 
 @torch.no_grad()

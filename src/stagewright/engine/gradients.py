@@ -5,13 +5,15 @@
 
 Losses are weighted by samples over the whole batch, so gradients are *summed*, not averaged: a replica with fewer
 samples counts for less by itself. Where a worker has one stage and backward is not split, a bucket leaves inside the
-last backward pass, as soon as its last gradient is there; otherwise when its stage is done. From then on gradients are
-views of their bucket: nothing is copied back, and memory holds one bucket more than the gradients, not all of them.
+last backward pass, as soon as its last gradient is there and the bucket before it has left (collectives must be in one
+order on all replicas); otherwise when its stage is done. From then on gradients are views of their bucket: nothing is
+copied back, and memory holds one bucket more than the gradients, not all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import nn
 
 from stagewright.engine.recorder import recorder
 
-__all__ = ["GradientSum", "holders_of_tied"]
+__all__ = ["BUCKET_BYTES", "GradientSum", "holders_of_tied", "in_buckets"]
 
 BUCKET_BYTES = 8 << 20  # large enough to use a link fully, small enough to leave early
 
@@ -35,6 +37,18 @@ def holders_of_tied(
         for parameter in parameters:
             holders.setdefault(id(parameter), set()).add(worker)
     return {identity: tuple(sorted(workers)) for identity, workers in holders.items() if len(workers) > 1}
+
+
+def in_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+    """Parameters of one type and device each, up to a size, in the order in which they are complete."""
+    open_ones: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = parameter.dtype, parameter.device
+        bucket = open_ones.setdefault(kind, [])
+        bucket.append(parameter)
+        if sum(one.numel() * one.element_size() for one in bucket) >= bucket_bytes:
+            yield open_ones.pop(kind)
+    yield from open_ones.values()
 
 
 @dataclass(slots=True)
@@ -83,23 +97,13 @@ class GradientSum:
         for stage in sorted(self._stages, reverse=True):  # backward reaches the last stage first
             fresh = [one for one in reversed(self._stages[stage]) if id(one) not in placed]
             placed.update(map(id, fresh))
-            self._make_buckets(fresh)
+            for together in in_buckets(fresh, BUCKET_BYTES):
+                bucket = _Bucket(together)
+                self._buckets.append(bucket)
+                self._bucket_of.update((id(one), bucket) for one in together)
         if overlap:
             for parameter in {id(one): one for held in self._stages.values() for one in held}.values():
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))  # type: ignore[no-untyped-call]
-
-    def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> None:
-        current: dict[torch.dtype, _Bucket] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for parameter in parameters:
-            kind = parameter.dtype
-            if kind not in current or sizes[kind] >= BUCKET_BYTES:
-                current[kind] = _Bucket([])
-                sizes[kind] = 0
-                self._buckets.append(current[kind])
-            current[kind].parameters.append(parameter)
-            self._bucket_of[id(parameter)] = current[kind]
-            sizes[kind] += parameter.numel() * parameter.element_size()
 
     def last_backward(self, stage: int) -> None:
         """The backward that is about to begin is the stage's last: buckets may leave inside it."""
@@ -113,7 +117,9 @@ class GradientSum:
             return
         bucket.waiting -= 1
         if bucket.waiting == 0:
-            self._leave(bucket)
+            for one in itertools.takewhile(lambda one: one.waiting == 0, self._buckets):
+                if one.work is None:
+                    self._leave(one)
 
     def stage_done(self, stage: int) -> None:
         """All gradients of a stage are there; what belongs to finished stages alone may leave."""

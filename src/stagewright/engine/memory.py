@@ -260,10 +260,14 @@ class MemoryTracker:
     def _gradient_made(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         key, num_bytes, _ = _storage_of(parameter.grad)
-        if key not in self._owned and key not in self._kept:
-            self._owned.add(key)
-            self._new_gradients += num_bytes
-            self._grown()
+        if key in self._owned or key in self._kept:
+            return
+        if num_bytes > parameter.grad.numel() * parameter.grad.element_size():
+            self.update()  # a bucket, to which others have moved: what they were in is gone
+            return
+        self._owned.add(key)
+        self._new_gradients += num_bytes
+        self._grown()
 
     def _grown(self) -> None:
         """Take note of a new peak; raise if there is no room for it."""

@@ -76,6 +76,32 @@ def test_what_lies_between_units_counts_with_them(training: bool) -> None:
     assert sum(one.median_s for one in both) > first.glue_s + last.glue_s - 1e-12
 
 
+def test_what_lies_between_units_does_not_keep_the_models_graph() -> None:
+    """All pieces are held while they are timed: with the graph of one run they would hold a step's activations."""
+    inputs = torch.randn(4, 8)
+    graph = capture(Between(), (inputs,), units=["first", "last"])
+    dropped: list[int] = []
+
+    class Kept:
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self.tensor = tensor
+
+        def __del__(self) -> None:
+            dropped.append(self.tensor.numel())
+
+    seen: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> Kept:
+        seen.append(tensor.numel())
+        return Kept(tensor.detach())  # or else what saves its own result would keep itself
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        replays = measure._glue_replays(graph, (inputs,), {}, training=True)
+    assert replays
+    assert seen
+    assert len(dropped) == len(seen)
+
+
 def test_a_chain_has_nothing_between_its_units(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(4, 8)
     graph = chain(nn.Linear(8, 8), nn.Linear(8, 8), example=inputs)

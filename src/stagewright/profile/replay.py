@@ -105,16 +105,18 @@ class Replay:
         # A whole model or stage: never several times in a row (memory may not hold it), its backward in one piece.
         self._is_whole = is_whole
         self.module = module
-        self._structure = (tuple(args), dict(kwargs))
         self._training = training
         # One new tensor for each old one: some modules ask whether two arguments are the same tensor.
         renewed: dict[int, torch.Tensor] = {}
         self._tensors: list[torch.Tensor] = []
-        for index, tensor in enumerate(tensors_in(self._structure)):
+        given = (tuple(args), dict(kwargs))
+        for index, tensor in enumerate(tensors_in(given)):
             one = renewed.setdefault(id(tensor), tensor.detach())
             if training and index < len(needs_gradient) and needs_gradient[index]:
                 one.requires_grad_()
             self._tensors.append(one)
+        # Not as they were given: these may hang on the graph of a whole model, which would be kept.
+        self._structure = copy_with_tensors(given, self._tensors)
         self._parameters = [one for one in module.parameters() if one.requires_grad] if training else []
         self._written: frozenset[int] = frozenset()  # tensors that the module changes in place, by id
         self.macs, self.output_bytes = self._inspect()

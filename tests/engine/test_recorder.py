@@ -186,3 +186,37 @@ def test_a_step_on_a_device_is_on_the_disk_when_the_device_is_done_with_it(tmp_p
         ("forward", pytest.approx(1.0), pytest.approx(2.0)),
         ("collective", pytest.approx(3.0), pytest.approx(4.0)),
     ]
+
+
+def test_a_step_that_still_grows_while_it_is_written_is_written_later(tmp_path: Path) -> None:
+    """A collective's end may be added by another thread at any moment, before the device is there."""
+    marks: list[Any] = []
+    late: list[Any] = []
+
+    class Mark:
+        def __init__(self) -> None:
+            self.is_over = True
+            marks.append(self)
+
+        def query(self) -> bool:
+            return self.is_over
+
+        def elapsed_time(self, other: Mark) -> float:
+            while late:
+                late.pop()()
+                marks[-1].is_over = False
+            if not other.is_over:
+                raise RuntimeError("both events must be completed")
+            return 1.0
+
+    recorder = Recorder()
+    recorder.keep_in(tmp_path)
+    recorder.open()
+    recorder._clock = Mark
+    with recorder.step(0):
+        recorder.add("forward", recorder.now())
+        late.append(recorder.beside(8, "data"))
+    assert (late, journalled(tmp_path)) == ([], [])
+    marks[-1].is_over = True
+    recorder.close()
+    assert journalled(tmp_path) == [(0, 2)]

@@ -209,14 +209,14 @@ class Recorder:
         """Hand over to the journal what the device is done with; nothing is waited for."""
         while self._unwritten and self._journal is not None and _is_past(self._unwritten[0].end):
             one = self._unwritten[0]
-            if not isinstance(one.begin, float):
-                try:
-                    done = [_in_seconds(one, event) for event in list(one.events)]
-                except RuntimeError:
-                    return  # the end of one, on another stream, is still to come
-                one.events[: len(done)] = done  # for ``rows``, too; others may add to the list
+            try:
+                done = _resolved(one)
+            except RuntimeError:
+                return  # the end of one, on another stream, is still to come
+            if done.events is not one.events:
+                one.events[: len(done.events)] = done.events  # for ``rows``, too; others may add to the list
             self._unwritten.popleft()
-            self._journal.append(_resolved(one))
+            self._journal.append(done)
 
 
 def _past(step: _Step) -> _Step:

@@ -73,6 +73,13 @@ def test_more_rounds_than_asked_for_are_as_good(tmp_path: Path) -> None:
     assert 60 <= found.age_s < 600
 
 
+def test_a_folder_can_be_shared(tmp_path: Path) -> None:
+    """Files are as readable as others that a user writes."""
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    assert ProfileCache(tmp_path).save_profile(KEY, PROFILE).stat().st_mode == ordinary.stat().st_mode
+
+
 def test_another_request_is_another_file(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     cache.save_profile(KEY, PROFILE)

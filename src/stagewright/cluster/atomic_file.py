@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stagewright.errors import UsageError
 
-__all__ = ["save_text"]
+__all__ = ["replace_text", "save_text"]
 
 
 def save_text(content: str, path: str | Path) -> None:
@@ -17,15 +17,20 @@ def save_text(content: str, path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise UsageError(f"can't write {path}: it is a folder; name a file in it")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        try:
-            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_text(content, path)
     except OSError as error:
         raise UsageError(f"can't write {path}: {error.strerror}") from None
+
+
+def replace_text(content: str, path: Path) -> None:
+    """The same, for whoever has words of its own for an OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stagewright.cluster.atomic_file import replace_text
 from stagewright.errors import CacheError
 
 __all__ = ["ASKED", "Kept", "KeyedFiles", "default_cache_folder"]
@@ -94,15 +95,7 @@ class KeyedFiles:
         path = self.path(key)
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".tmp")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"format": self._format, "key": dict(key), **content}, file, indent=1)
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            replace_text(json.dumps({"format": self._format, "key": dict(key), **content}, indent=1), path)
         return path
 
     @contextlib.contextmanager

@@ -108,4 +108,4 @@ def test_a_batch_is_measured_once_for_all_strategies(asked: list[tuple[str, int,
         assert chosen.batch == batch
         assert found.profile.batch_size == largest
         assert equal_amounts(found.profile.units) == equal_amounts(family(BASE).model(largest, 1).profile.units)
-    assert asked == [("made:12", 2, 1), ("made:12", 4, 1)]
+    assert sorted(asked) == [("made:12", 2, 1), ("made:12", 4, 1)]

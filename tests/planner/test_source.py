@@ -78,6 +78,8 @@ def test_it_is_measured_once() -> None:
     for size in (2, 4, 8, 4, 100):
         assert source.model(size, 2).profile.batch_size == size
     assert asked == [(2, 1), (2, 2), (2, 3), (8, 2)]
+    fresh = MeasuredSource(plan=plan_of(), small=2, large=8, measure=lambda plan, size: MADE.model(size, 1))
+    assert [fresh.model(size, 1).profile.source for size in (8, 2, 8, 4)] == ["measured"] * 3 + ["line"]
     assert source.sharpen(4, 2)
     assert asked[-1] == (4, 2)
     assert source.model(4, 2) == MADE.model(4, 2)

@@ -118,7 +118,6 @@ def _measure(
         )
 
     part = "whole layers"
-
     if plan.mesh.tensor > 1:
         tensor_plan(graph.model, plan.mesh.tensor)  # refuses before anything is measured
         whole, part = measured(None), f"one of {plan.mesh.tensor} workers"
@@ -132,11 +131,30 @@ def _measure(
         with device.pinned():
             terms = ModelTerms(workspace_bytes=_workspace_bytes(place))
         return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+    # A size is given by who asks for many plans, of any schedule.
+    halves = size is not None or SCHEDULES[plan.schedule].splits_backward
+    terms = _terms_of(plan, model, graph, profile, device, part=part, halves=halves, cache=cache, repeats=repeats)
+    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+
+
+def _terms_of(
+    plan: Plan,
+    model: Model,
+    graph: UnitGraph,
+    profile: Profile,
+    device: Device,
+    *,
+    part: str,
+    halves: bool,
+    cache: str | Path | bool,
+    repeats: int,
+) -> ModelTerms:
+    """What training costs beside the profile's units, measured or kept; ``halves``: also of a split backward."""
+    name, place = plan.model.name, device.torch_device()
     store = TermsCache(None if cache is True else Path(cache)) if cache is not False else None
     key: dict[str, str] = {}
     kept: KeptTerms | None = None
     if store is not None:
-        name = plan.model.name
         key = profile_key(
             graph, model.args, model.kwargs, name=name, device=device, repeats=repeats, training=True, part=part
         )
@@ -145,20 +163,18 @@ def _measure(
         kept = store.terms(key) if profile.source == "cache" else None
     with device.pinned(), preserved(graph.model):
         known = kept or KeptTerms(terms=_terms(graph, model, plan, repeats, place), halves=False)
-        # A size is given by who asks for many plans, of any schedule. What does not fit is never there as a whole.
-        wanted = size is not None or SCHEDULES[plan.schedule].splits_backward
-        if wanted and not known.halves and not hosted.is_hosted(graph.model, place):
-            halves = split_halves(graph, model, profile, repeats)
+        if halves and not known.halves and not hosted.is_hosted(graph.model, place):  # which is never there as a whole
+            found = split_halves(graph, model, profile, repeats)
             terms = dataclasses.replace(
                 known.terms,
-                split_input=halves.inputs,
-                split_weight=halves.weights,
-                split_held_share=halves.held_share,
+                split_input=found.inputs,
+                split_weight=found.weights,
+                split_held_share=found.held_share,
             )
             known = KeptTerms(terms=terms, halves=True)
     if store is not None and known != kept:
         store.save_terms(key, known)
-    return MeasuredModel(profile=profile, terms=known.terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+    return known.terms
 
 
 def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[Model, UnitGraph]:

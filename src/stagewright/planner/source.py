@@ -87,8 +87,8 @@ class MeasuredSource:
         return 3 * (self.repeats + 2) * once
 
     def model(self, size: int, tensor: int) -> MeasuredModel:
-        if (size, tensor) in self._found:
-            return self._found[size, tensor]
+        if (size, tensor) in self._found or size in (self.small, self.large):
+            return self._at(size, tensor)
         if self.small == self.large:
             return self._at(self.small, tensor)
         if (size, tensor) not in self._lines:

@@ -30,9 +30,9 @@ def available_bytes() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def check_host_room(model: str, model_bytes: int, num_workers: int) -> None:
-    """Refuse a model that so many workers of this machine can't build at once."""
-    available, needed = available_bytes(), num_workers * model_bytes
+def check_host_room(model: str, model_bytes: int, num_workers: int, available: int | None) -> None:
+    """Refuse a model that so many workers of this machine can't build at once in the memory that was available."""
+    needed = num_workers * model_bytes
     if available is None or needed <= available:
         return
     if num_workers == 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 
-from stagewright.cluster.host_memory import check_host_room
+from stagewright.cluster import host_memory
 from stagewright.errors import UsageError
 from stagewright.plan.value import ModelSpec
 
@@ -17,10 +17,11 @@ __all__ = ["check_builds"]
 
 def check_builds(model: ModelSpec, num_workers: int) -> None:
     """Refuse a model of which the host's memory can't hold so many."""
+    available = host_memory.available_bytes()  # before anything else: other workers begin to build meanwhile
     from stagewright.zoo.size import built_bytes
 
     size = None
     with contextlib.suppress(UsageError):  # told where it is loaded
         size = built_bytes(model.name, image_size=model.image_size, num_classes=model.num_classes)
     if size is not None:
-        check_host_room(model.name, size, num_workers)
+        host_memory.check_host_room(model.name, size, num_workers, available)

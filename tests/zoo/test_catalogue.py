@@ -35,3 +35,11 @@ def test_an_unknown_name_offers_the_nearest() -> None:
         catalogue.entry("deit-smal")
     with pytest.raises(UnknownName, match="'rte'"):
         tasks.entry("rted")
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("shop:tagger", True), ("hf:org/name", False), ("hf:/a/folder", False), ("gpt-layers:4", False), ("gpt2", False)],
+)
+def test_what_only_a_users_factory_can_be_called(name: str, own: bool) -> None:
+    assert catalogue.is_factory(name) is own

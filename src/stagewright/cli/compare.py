@@ -28,7 +28,7 @@ from stagewright.errors import UsageError
 from stagewright.plan.check import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice, check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.quantity import parse_bytes
-from stagewright.user_code import is_own
+from stagewright.zoo import catalogue
 from stagewright.zoo.check import check_name
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def compare(
         check_cuts(one)
     if len(names) == 1 and len(chosen) > 1:
         note(f"one device, {names[0]}, leaves nothing to compare: serial alone is run; give two, like --devices 2")
-    if batch is None and is_own(model):
+    if batch is None and catalogue.is_factory(model):
         note(
             f"a step has {_BATCH} samples, as for every model (--batch sets another): rows of {model}'s example are "
             "repeated, or some left out"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "names"]
+__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "is_factory", "names"]
 
 # Of a family with a free number of layers.
 MOST_LAYERS = 10_000
@@ -94,6 +94,12 @@ def entry(name: str) -> Entry:
         return _BY_NAME[name]
     except KeyError:
         raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_WAYS})") from None
+
+
+def is_factory(name: str) -> bool:
+    """Whether a name can only be that of a user's factory, `package.module:factory`: neither here nor `hf:…`."""
+    head, colon, _ = name.partition(":")
+    return bool(colon) and head != "hf" and head not in _BY_NAME
 
 
 def entry_and_layers(name: str) -> tuple[Entry, int | None]:

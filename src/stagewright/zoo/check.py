@@ -28,7 +28,7 @@ def check_name(name: str, weights: str | None = None) -> None:
     head, colon, rest = name.partition(":")
     if head == "hf" and colon:
         local_model(rest)
-    elif colon and head not in catalogue.names():
+    elif catalogue.is_factory(name):
         if not is_own(name):  # a number of layers: no module is meant
             families = [f"{one.name}:{rest}" for one in catalogue.ENTRIES if one.default_layers is not None]
             raise UnknownName("model", name, families, hint=f"({catalogue.OTHER_WAYS})")
@@ -53,7 +53,7 @@ def check_model(name: str, weights: str | None, options: Options) -> Blueprint |
         if weights is None:
             hub.refuse_weightless(rest, folder)
         return hub.blueprint(rest, folder, options)
-    if colon and head not in catalogue.names():
+    if catalogue.is_factory(name):
         from stagewright.zoo.factory import check_options
 
         check_options(name, options)
@@ -70,7 +70,7 @@ def takes_option(name: str, option: str) -> bool:
     head, colon, _ = name.partition(":")
     if head == "hf" and colon:
         return True  # a classifier is made for any number of classes
-    if colon and head not in catalogue.names():
+    if catalogue.is_factory(name):
         from stagewright.zoo.factory import find_factory, options_of
 
         return option in options_of(find_factory(name))

@@ -15,10 +15,8 @@ def checked_folder(folder: Path, *, config: bool) -> Path:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise DataMissing(f"the weights folder {str(folder)!r} {what}; give a folder with model.safetensors")
-    wanted = ["config.json"] if config else []
-    for name in wanted:
-        if not (folder / name).is_file():
-            raise DataMissing(f"the weights folder {str(folder)!r} holds no {name}; {_holds(folder)}")
+    if config and not (folder / "config.json").is_file():
+        raise DataMissing(f"the weights folder {str(folder)!r} holds no config.json; {_holds(folder)}")
     if not any(folder.glob("*.safetensors")):
         raise DataMissing(f"the weights folder {str(folder)!r} holds no *.safetensors file; {_holds(folder)}")
     return folder

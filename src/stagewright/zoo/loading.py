@@ -90,7 +90,7 @@ def load(
     head, _, rest = name.partition(":")
     if head == "hf":
         model = _from_hub(rest, request)
-    elif ":" in name and head not in catalogue.names():
+    elif catalogue.is_factory(name):
         model = _from_factory(request)
     else:
         model = _from_catalogue(request)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
-from stagewright.user_code import is_own
 from stagewright.zoo import catalogue as models
 from stagewright.zoo.blueprint import Blueprint
 from stagewright.zoo.factory import arguments, find_factory
@@ -153,7 +152,4 @@ def refuse_misfits(entry: catalogue.Entry, model: str, about: Model | Blueprint)
 
 def _taken(model: str) -> str:
     """What a user's factory may be asked for, in words."""
-    head = model.partition(":")[0]
-    if not is_own(model) or head == "hf" or head in models.names():
-        return ""
-    return f", and the factory takes {arguments(find_factory(model))}"
+    return f", and the factory takes {arguments(find_factory(model))}" if models.is_factory(model) else ""

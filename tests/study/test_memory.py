@@ -154,6 +154,10 @@ def test_sizes_are_tried_until_one_runs_and_the_next_does_not(
     assert max((one for one, fits in ran.items() if fits), default=0) == (true if true >= least else 0)
 
 
+def test_a_size_that_ran_only_by_chance_is_not_tried_again() -> None:
+    assert next_size({7: False, 8: True}, 1) is None
+
+
 def test_sizes_suit_cores_and_are_larger_on_gpus() -> None:
     cores = choose_study("memory", {"devices": ("cpu:0", "cpu:1")}, quick=False)
     gpus = choose_study("memory", {"devices": ("cuda:0", "cuda:1"), "batch": 4}, quick=False)

@@ -377,7 +377,7 @@ def next_size(ran: Mapping[int, bool], least: int) -> int | None:
     good, bad = [size for size, fits in ran.items() if fits], [size for size, fits in ran.items() if not fits]
     if good and bad:
         middle = (max(good) + min(bad)) // 2
-        return None if middle == max(good) else middle
+        return None if middle in ran else middle
     further: int = 1 << (len(ran) - 1)
     if good:
         return max(good) + further

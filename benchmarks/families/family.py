@@ -93,9 +93,7 @@ def tokens(
         generator = torch.Generator().manual_seed(200 + batch_size)
         kwargs = {"input_ids": torch.randint(3, vocabulary, (batch_size, length), generator=generator)}
         if padded:
-            lengths = (
-                length - 1 - torch.arange(batch_size) % (length // 2)
-            )  # at least one, or models omit it
+            lengths = length - 1 - torch.arange(batch_size) % (length // 2)  # at least one, or models omit it
             kwargs["attention_mask"] = (torch.arange(length)[None, :] < lengths[:, None]).long()
         if decoder:
             kwargs["decoder_input_ids"] = torch.randint(3, vocabulary, (batch_size, length - 5), generator=generator)

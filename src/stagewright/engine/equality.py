@@ -95,7 +95,7 @@ class Reference:
     loss_source: LossSource = "given"
     """Whose loss it is."""
     sway: float = 0.0
-    """How far it moves where what enters the codecs is added up in another order: a value may round to the next step."""
+    """How far it moves where what enters codecs is added up in another order: a value may round to the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,8 +60,15 @@ def comparison(families: dict[str, Any]) -> ModuleType:
     return importlib.import_module("families.check")
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", SAMPLE + PLAIN)
+def both_modes(names: tuple[str, ...], few: int) -> list[Any]:
+    """Training compares all that evaluation does and more: only a few are evaluated, too, in a usual run."""
+    evaluated = [
+        pytest.param(name, False, marks=[pytest.mark.long] if at >= few else []) for at, name in enumerate(names)
+    ]
+    return [*(pytest.param(name, True) for name in names), *evaluated]
+
+
+@pytest.mark.parametrize(("name", "training"), [*both_modes(SAMPLE, 4), *both_modes(PLAIN, 4)])
 def test_graph_and_stages_equal_the_model(
     name: str, training: bool, families: dict[str, Any], comparison: ModuleType
 ) -> None:
@@ -70,8 +77,7 @@ def test_graph_and_stages_equal_the_model(
     assert outcome.passed
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("name", LEAF)
+@pytest.mark.parametrize(("name", "training"), both_modes(LEAF, 1))
 def test_graph_and_stages_equal_the_model_at_leaf_level(
     name: str, training: bool, families: dict[str, Any], comparison: ModuleType
 ) -> None:

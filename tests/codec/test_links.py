@@ -35,7 +35,10 @@ def test_two_workers(pool_of: Any, schedule: str, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["block8", pytest.param("hadamard4", marks=pytest.mark.long)])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule",
+    [one if one in ("1f1b", "interleaved", "zbv") else pytest.param(one, marks=pytest.mark.long) for one in SCHEDULES],
+)
 def test_three_workers(pool_of: Any, schedule: str, name: str) -> None:
     proved(pool_of, "pipeline=3", schedule=schedule, microbatches=6, codec=name, units="leaf")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import transformers
-
 from stagewright.errors import UsageError
 from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.catalogue import Entry
@@ -14,6 +12,8 @@ from stagewright.zoo.model import Objective, TextInput
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     """The blueprint of one of the text models; `layers` is for the family with a free number of them."""
+    import transformers  # here, since it takes seconds that a model of the user's own need not wait
+
     num_classes: int | None = options.num_classes or 2
     objective: Objective = "classify"
     config: Any
@@ -60,6 +60,8 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
 
 
 def _decoder(name: str, layers: int | None) -> tuple[Any, Any]:
+    import transformers
+
     if name == "llama-tiny":
         config: Any = transformers.LlamaConfig(
             vocab_size=8192,

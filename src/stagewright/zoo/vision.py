@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
 from torch import nn
 
 from stagewright.errors import UsageError
 from stagewright.zoo.blueprint import Blueprint, Options, no_changes
 from stagewright.zoo.catalogue import Entry
 from stagewright.zoo.model import ImageInput
+
+if TYPE_CHECKING:
+    import transformers
 
 # Width and heads; all three have 12 blocks.
 _DEIT = {"deit-tiny": (192, 3), "deit-small": (384, 6), "deit-base": (768, 12)}
@@ -24,6 +26,8 @@ BATCH_NORM_MOMENTUM = 0.1
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     """The blueprint of one of the image classifiers."""
+    import transformers  # here, since it takes seconds that a model of the user's own need not wait
+
     name = entry.name
     if name == "digits-vit":
         return _digits(options)
@@ -68,6 +72,8 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
 
 
 def _digits(options: Options) -> Blueprint:
+    import transformers
+
     num_classes, size = options.num_classes or 10, options.image_size or 8
     _whole_patches("digits-vit", size, 2)
     config = transformers.ViTConfig(

@@ -54,7 +54,11 @@ def test_the_digits_transformer_learns() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "num_epochs"),
-    [("digits-vit", {}, 4), ("bert-minilm", {"sequence_length": 4}, 0), ("mlp-mnist", {}, 2)],
+    [
+        pytest.param("digits-vit", {}, 4, marks=pytest.mark.long),
+        ("bert-minilm", {"sequence_length": 4}, 0),
+        ("mlp-mnist", {}, 2),
+    ],
 )
 def test_synthetic_samples_follow_the_model(name: str, options: dict[str, int], num_epochs: int) -> None:
     model = zoo.load(name, **options)  # type: ignore[arg-type]

@@ -117,10 +117,7 @@ def bench(
     from stagewright.engine.codec_bench import bench_codecs, even_cuts
     from stagewright.engine.replica import cut_indices
 
-    loaded = choice.load(place)
-    graph = choice.capture(loaded)
-    for line in choice.notes(loaded, graph):
-        note(f"note: {line}")
+    loaded, graph = choice.captured(place)
     places = even_cuts(graph, stages) if cuts is None else cut_indices(graph, [one.strip() for one in cuts.split(",")])
     with progress(f"measuring codecs on {model}") as report:
         result = bench_codecs(

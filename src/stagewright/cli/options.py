@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stagewright.cli.screen import note
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.zoo.check import check_name
@@ -115,28 +116,25 @@ class ModelChoice:
     options: dict[str, Any]
     """Passed on to ``zoo.load``."""
 
-    def load(self, device: Device) -> Model:
-        """Build the model with its example batch, in the mode that is to be measured."""
+    def captured(self, device: Device) -> tuple[Model, UnitGraph]:
+        """Build the model with its example batch, in the mode that is to be measured, and capture it.
+
+        Tells what the user should know about how it was made, whose loss it has, and how it was captured.
+        """
         from stagewright import zoo
-
-        model = zoo.load(self.name, **self.options)
-        model.module.train(not self.inference)
-        return model.to(device.torch_device())
-
-    def capture(self, model: Model) -> UnitGraph:
-        """Capture the model with the units asked for."""
         from stagewright.capture import capture
-
-        units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
-        return capture(model.module, model.args, model.kwargs, units=units)
-
-    def notes(self, model: Model, graph: UnitGraph) -> list[str]:
-        """What the user should know about how the model was made, whose loss it has, and how it was captured."""
         from stagewright.zoo.loss import loss_source
         from stagewright.zoo.model import LOSS_NOTES
 
+        model = zoo.load(self.name, **self.options)
+        model.module.train(not self.inference)
+        model = model.to(device.torch_device())
+        units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
+        graph = capture(model.module, model.args, model.kwargs, units=units)
         source = loss_source(model.loss, graph.example_result())
-        return [*model.notes, *([LOSS_NOTES[source]] if source in LOSS_NOTES else []), *graph.notes]
+        for line in (*model.notes, *([LOSS_NOTES[source]] if source in LOSS_NOTES else []), *graph.notes):
+            note(f"note: {line}")
+        return model, graph
 
 
 def begin(model: str, text: str | None) -> Device:

@@ -61,10 +61,7 @@ def profile(
     )
     from stagewright.profile import profile as measure
 
-    loaded = choice.load(place)
-    graph = choice.capture(loaded)
-    for line in choice.notes(loaded, graph):
-        note(f"note: {line}")
+    loaded, graph = choice.captured(place)
     with progress(f"measuring {model} on {place}") as report:
         result = measure(
             graph,

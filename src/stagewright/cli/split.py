@@ -155,10 +155,7 @@ def split(
             "seed": seed,
         },
     )
-    loaded = choice.load(place)
-    graph = choice.capture(loaded)
-    for line in choice.notes(loaded, graph):
-        note(f"note: {line}")
+    loaded, graph = choice.captured(place)
     num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
     if cut and len(cut) + 1 != num_stages:
         raise UsageError(

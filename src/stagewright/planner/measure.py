@@ -158,7 +158,8 @@ def _terms_of(
         key = profile_key(
             graph, model.args, model.kwargs, name=name, device=device, repeats=repeats, training=True, part=part
         )
-        key["optimizer"] = repr(plan.optimizer)
+        loss = getattr(model.loss, "__qualname__", type(model.loss).__qualname__)
+        key |= {"optimizer": repr(plan.optimizer), "loss": f"{model.loss.__module__}.{loss}"}
         # Terms of a profile that is no longer there are not of these units.
         kept = store.terms(key) if profile.source == "cache" else None
     with device.pinned(), preserved(graph.model):

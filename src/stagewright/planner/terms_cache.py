@@ -1,7 +1,7 @@
 """What was measured of a model beside its units, kept beside its profile: two forecasts of one plan then agree.
 
-A record is of one model, size of micro-batch, device and optimiser, as a profile is. Whether it has the factors of a
-backward in two halves is written down, for only some plans need these.
+A record is of one model, size of micro-batch and device, as a profile is, and of one optimiser and loss. Whether it has
+the factors of a backward in two halves is written down, for only some plans need these.
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
-"""The proof's own settings."""
+"""What a proof notices, and its settings."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from stagewright.engine.equality import full_precision
+from stagewright.engine.equality import Reference, compare_with, full_precision
+from stagewright.report.unequal import unequal_sentence
 
 
 def allow_by_product() -> None:
@@ -53,3 +57,54 @@ def test_a_proof_uses_no_tf32_and_leaves_what_was_allowed(way: str, settings: No
     with full_precision():
         assert told()[:3] == [False, False, False]
     assert told() == before
+
+
+ONE, NAN = torch.ones(2), torch.tensor([float("nan"), 1.0])
+SERIAL = Reference(
+    loss=1.0,
+    gradients={"a.weight": ONE, "b.weight": ONE},
+    buffers={"a.mean": ONE, "a.scale": ONE},
+    changed=frozenset({"a.mean"}),
+    outputs=[[ONE, ONE], [ONE, ONE]],
+)
+SAME: dict[str, Any] = {
+    "gradients": SERIAL.gradients,
+    "buffers": {"a.mean": ONE},  # the other is the same before and after: a stage need not have it
+    "outputs": {0: [ONE, ONE], 1: [ONE, ONE]},
+}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("found", "worst"),
+    [
+        ({}, None),
+        ({"gradients": {"a.weight": ONE}}, "gradient of b.weight (no worker has one)"),
+        ({"gradients": {**SERIAL.gradients, "c.weight": 0 * ONE}}, "gradient of c.weight (serial has none)"),
+        ({"gradients": {**SERIAL.gradients, "b.weight": NAN}}, "gradient of b.weight"),
+        ({"buffers": {}}, "buffer of a.mean (no worker has one)"),
+        ({"buffers": {"a.mean": 2 * ONE}}, "buffer of a.mean"),
+        ({"outputs": {0: [ONE, ONE]}}, "result 0 of micro-batch 1 (no worker has one)"),
+        ({"outputs": {0: [ONE, ONE], 1: [ONE]}}, "result 1 of micro-batch 1 (no worker has one)"),
+        ({"outputs": {0: [ONE, ONE], 1: [ONE, ONE, ONE]}}, "result 2 of micro-batch 1 (serial has none)"),
+    ],
+)
+def test_what_is_missing_or_no_number_is_not_equal(found: dict[str, Any], worst: str | None, alone: None) -> None:
+    equality = compare_with(SERIAL, loss=1.0, tolerance=1e-5, device=torch.device("cpu"), **{**SAME, **found})
+    assert equality.equal == (worst is None)
+    if worst is not None:
+        assert equality.worst == worst
+        assert f"NOT equal to serial: {worst}" in unequal_sentence("data", equality.to_dict())
+
+
+def test_a_number_where_serial_has_none(alone: None) -> None:
+    serial = dataclasses.replace(SERIAL, gradients={"a.weight": NAN})
+    rest = {**SAME, "loss": 1.0, "tolerance": 1e-5, "device": torch.device("cpu")}
+    assert compare_with(serial, **{**rest, "gradients": {"a.weight": NAN}}).equal
+    assert not compare_with(serial, **{**rest, "gradients": {"a.weight": ONE}}).equal

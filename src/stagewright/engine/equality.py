@@ -90,6 +90,8 @@ class Reference:
     """By the model's own names."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """After the step."""
+    changed: frozenset[str] = frozenset()
+    """Buffers that the step changed: some worker must have these."""
     outputs: list[list[torch.Tensor]] = field(default_factory=list)
     """The tensors of the model's result, one list a micro-batch, replica by replica."""
     loss_source: LossSource = "given"
@@ -175,6 +177,7 @@ def make_reference(
     model = graph.model
     found = Reference()
     replicas = sorted({part.replica for part in parts})
+    before = {name: value.detach().clone() for name, value in model.named_buffers(remove_duplicate=False)}
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         run = _runner(graph, parts[0], seed, device, training=training)
@@ -196,8 +199,14 @@ def make_reference(
             if norms is not None:
                 norms.finish_step()
             weight = sum(part.weight for part in own)
-            buffers.append((weight, {name: value.detach().clone() for name, value in model.named_buffers()}))
+            after = {name: value.detach().clone() for name, value in model.named_buffers(remove_duplicate=False)}
+            buffers.append((weight, after))
     found.buffers = _merged(buffers, _statistics(model))
+    found.changed = frozenset(
+        name
+        for name, one in found.buffers.items()
+        if name not in before or one.shape != before[name].shape or not bool(_same(one, before[name]).all())
+    )
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             found.gradients[name] = parameter.grad
@@ -290,7 +299,7 @@ def distance(found: Reference, expected: Reference) -> float:
     """The largest relative difference of anything."""
     pairs = [({"loss": torch.tensor(found.loss)}, {"loss": torch.tensor(expected.loss)}, False)]
     pairs += [(found.gradients, expected.gradients, True), (found.buffers, expected.buffers, False)]
-    pairs.append((_named(found.outputs), _named(expected.outputs), False))
+    pairs.append((_named(dict(enumerate(found.outputs))), _named(dict(enumerate(expected.outputs))), False))
     largest = 0.0
     for mine, other, by_module in pairs:
         scales = _scales(other, by_module=by_module)
@@ -298,8 +307,13 @@ def distance(found: Reference, expected: Reference) -> float:
     return largest
 
 
-def _named(outputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
-    return {f"{at}.{index}": tensor for at, row in enumerate(outputs) for index, tensor in enumerate(row)}
+def _named(outputs: Mapping[int, Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{at}.{index}": tensor for at, row in outputs.items() for index, tensor in enumerate(row)}
+
+
+def _called(kind: str, name: str) -> str:
+    at, _, index = name.partition(".")
+    return f"result {index} of micro-batch {at}" if kind == "outputs" else f"{kind[:-1]} of {name}"
 
 
 def compare_with(
@@ -315,23 +329,32 @@ def compare_with(
     """Compare what this worker holds with worker 0's reference; every worker must call this, and all get one verdict.
 
     ``outputs`` are the results of this worker's micro-batches, by their place among all; only worker 0 gives a
-    ``reference``.
+    ``reference``. What no worker has, and what serial has not, is infinitely far: a result, a gradient, a buffer that
+    the step changed.
     """
     worst = ("nothing", 0.0)
     differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
-    for kind, held in (("gradients", gradients), ("buffers", buffers)):
-        expected = getattr(reference, kind) if reference is not None else None
+    results = _named(outputs)
+    expected_outputs = _named(dict(enumerate(reference.outputs))) if reference else None
+    kinds = (
+        ("gradients", gradients, reference and reference.gradients, None),
+        ("buffers", buffers, reference and reference.buffers, reference and reference.changed),
+        ("outputs", results, expected_outputs, None),
+    )
+    for kind, held, expected, needed in kinds:
+        names: list[str] = []
         for name, value, scale in _shared(expected, device, by_module=kind == "gradients"):
+            names.append(name)
             if name in held:
                 difference = _relative(held[name], value, scale)
                 differences[kind] = max(differences[kind], difference)
-                worst = max(worst, (f"{kind[:-1]} of {name}", difference), key=lambda one: one[1])
-    for name, value, scale in _shared(_named(reference.outputs) if reference else None, device):
-        at, index = map(int, name.split("."))
-        if at in outputs:
-            difference = _relative(outputs[at][index], value, scale)
-            differences["outputs"] = max(differences["outputs"], difference)
-            worst = max(worst, (f"result {index} of micro-batch {at}", difference), key=lambda one: one[1])
+                worst = max(worst, (_called(kind, name), difference), key=lambda one: one[1])
+        absent = _absent(names, held, needed, device)
+        unknown = [] if kind == "buffers" else [name for name in held if name not in set(names)]
+        for remark, odd in (("no worker has one", absent), ("serial has none", unknown)):
+            if odd:
+                differences[kind] = float("inf")
+                worst = (f"{_called(kind, odd[0])} ({remark})", float("inf"))
     own = [reference.loss, reference.sway] if reference else [0.0, 0.0]
     expected_loss, sway = _broadcast(torch.tensor(own, dtype=torch.float64), device).tolist()
     tolerance = max(tolerance, sway)
@@ -373,9 +396,26 @@ def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> floa
     if found.numel() == 0:
         return 0.0
     a, b = found.detach().double().cpu(), expected.double().cpu()
-    if not bool(torch.isfinite(a).all()):
-        return 0.0 if torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) else float("inf")
-    return float((a - b).abs().max()) / max(scale, SMALLEST)
+    apart = torch.where(_same(a, b), 0.0, (a - b).abs())
+    return float(apart.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where both are one number, or both none."""
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+def _absent(
+    names: Sequence[str], held: Mapping[str, Any], needed: frozenset[str] | None, device: torch.device
+) -> list[str]:
+    """Names that no worker holds, by worker 0's list; where it says which are ``needed``, of these."""
+    if not names:
+        return []
+    found = torch.tensor([float(name in held) for name in names], device=device)
+    if needed is not None:
+        found = torch.maximum(found, torch.tensor([float(name not in needed) for name in names], device=device))
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return [name for name, one in zip(names, found.tolist(), strict=True) if one == 0]
 
 
 def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str, float]:

@@ -366,7 +366,7 @@ class Replica:
         return {
             name: value
             for stage in self.stages.values()
-            for name, value in stage.named_buffers()
+            for name, value in stage.named_buffers(remove_duplicate=False)
             if "stagewright_" not in name
         }
 

@@ -14,5 +14,8 @@ def unequal_sentence(name: str, equality: Mapping[str, Any]) -> str:
     differences = [equality[kind] for kind in ("loss", "gradients", "outputs", "buffers")]
     if any(math.isnan(one) for one in differences):
         return f"{name} is NOT equal to serial: a value is NaN, which equals nothing; look for it in the plain model"
+    if math.isinf(max(differences)):
+        how = "has another shape, is missing, or is no number on one side"
+        return f"{name} is NOT equal to serial: {equality['worst']} {how}"
     allowed = f"(allowed {equality['tolerance']:.0e})"
     return f"{name} is NOT equal to serial: {equality['worst']} is off by {max(differences):.0e} {allowed}"

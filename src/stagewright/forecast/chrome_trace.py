@@ -1,9 +1,9 @@
-"""A forecast's timeline for Chrome and Perfetto: a process a worker, a thread a stream, memory as a counter.
+"""A forecast's timeline for Chrome and Perfetto: a process a worker, a thread a stream and peer, memory as a counter.
 
     {"traceEvents": [{"ph": "X", "pid": worker, "tid": stream, "ts": µs, "dur": µs, "name": "F 3", …}, …]}
 
-Events of one thread never overlap, so that any viewer nests them strictly; messages of both directions, which may pass
-at the same time, have threads of their own.
+Events of one thread never overlap, so that any viewer nests them strictly: messages to and from each peer, which may
+pass at the same time, have threads of their own in each direction.
 """
 
 from __future__ import annotations
@@ -14,38 +14,42 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.cluster.atomic_file import save_text
-from stagewright.forecast.value import Forecast
+from stagewright.forecast.value import Forecast, Segment
 
 __all__ = ["chrome_events", "complete_event", "save_chrome_trace", "track_names", "write_chrome_trace"]
 
-_THREADS = (
-    "compute",
-    "tensor",
-    "data",
-    "send message",
-    "send gradient",
-    "receive message",
-    "receive gradient",
-)
+_THREADS = ("compute", "tensor", "data")  # of every worker; those of its peers follow
 
 
 def chrome_events(forecast: Forecast) -> list[dict[str, Any]]:
     """The events, names of processes and threads first."""
     events: list[dict[str, Any]] = []
-    for worker in forecast.workers:
-        events += track_names(worker.worker, f"worker {worker.worker}", _THREADS)
-    for one in forecast.segments:
-        thread = f"{one.stream} {one.name}" if one.stream in ("send", "receive") else one.stream
+    owners = {stage: worker.worker for worker in forecast.workers for stage in worker.stages}
+    places = [(one.worker, _thread(one, owners)) for one in forecast.segments]
+    threads = {worker.worker: list(_THREADS) for worker in forecast.workers}
+    for at, thread in sorted(set(places)):
+        if thread not in _THREADS:
+            threads[at].append(thread)
+    for at, names in threads.items():
+        events += track_names(at, f"worker {at}", names)
+    for one, (at, thread) in zip(forecast.segments, places, strict=True):
         chunk = f" {one.microbatch}" if one.microbatch >= 0 else ""
         about = {"stage": one.stage, "microbatch": one.microbatch}
-        track = _THREADS.index(thread)
-        events.append(complete_event(one.worker, track, one.name + chunk, one.stream, one.start_s, one.end_s, about))
+        track = threads[at].index(thread)
+        events.append(complete_event(at, track, one.name + chunk, one.stream, one.start_s, one.end_s, about))
     for worker in forecast.workers:
         for moment, held in zip(worker.memory.times_s, worker.memory.held_bytes, strict=True):
             events.append(
                 {"ph": "C", "pid": worker.worker, "ts": moment * 1e6, "name": "memory", "args": {"bytes": held}}
             )
     return events
+
+
+def _thread(one: Segment, owners: Mapping[int, int]) -> str:
+    """The stream; of a message also what it is and whom it goes to or comes from."""
+    if one.stream == "send":
+        return f"send {one.name} to {owners[one.stage + (1 if one.name == 'message' else -1)]}"
+    return f"receive {one.name} from {owners[one.stage]}" if one.stream == "receive" else one.stream
 
 
 def write_chrome_trace(forecast: Forecast, path: str | Path) -> None:

@@ -59,6 +59,9 @@ class StageCosts:
     tensor_forward_s: float
     # … and in the backward pass.
     tensor_backward_s: float
+    # Bytes of each of them.
+    tensor_forward_bytes: tuple[int, ...]
+    tensor_backward_bytes: tuple[int, ...]
     # Gathering of sharded parameters that computing does not hide, in each pass.
     gather_s: float
     # Adding a gradient to the one before, from the second micro-batch on.
@@ -115,8 +118,6 @@ class PlanCosts:
     batch_bytes: int = 0
     # The model's results for one micro-batch of the profiled size.
     result_bytes: int = 0
-    # Bytes that the busiest worker gives to the tensor axis in a step.
-    tensor_bytes: int
     # Time of the whole batch on one device alone, by the same profile.
     serial_s: float
     # How much longer computing takes because other devices of the host are busy.
@@ -182,6 +183,23 @@ class PlanCosts:
     def recomputes(self, stage: int) -> bool:
         """Whether a stage runs forward again."""
         return self.plan.training and self.plan.recomputes(stage)
+
+    @property
+    def recomputed_shares(self) -> tuple[float, ...]:
+        """The shares of those micro-batches that such a stage runs again."""
+        return self.shares[:-1] if self.plan.recompute == "except-last" else self.shares
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes that the busiest worker gives to the tensor axis in a step."""
+        found: dict[int, float] = {}
+        for index, stage in enumerate(self.stages):
+            forward, backward = sum(stage.tensor_forward_bytes), sum(stage.tensor_backward_bytes)
+            given = sum(self.shares) * (forward + (backward if self.plan.training else 0))
+            if self.recomputes(index):
+                given += sum(self.recomputed_shares) * forward
+            found[stage.worker] = found.get(stage.worker, 0.0) + given
+        return int(max(found.values()))
 
     def _action(self, index: int, kind: int) -> tuple[float, float, float]:
         """Work and collectives that go with the samples, and work that does not; without what is done again."""
@@ -273,6 +291,8 @@ def plan_costs(
         backward_input = sum(unit.backward_input.median_s for unit in own) * backward_scale * slow
         backward_weight = sum(unit.backward_weight.median_s for unit in own) * backward_scale * slow
         exchanged = traffic[first : last + 1]
+        forward_sums = tuple(itertools.chain.from_iterable(unit.forward_bytes for unit in exchanged))
+        backward_sums = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in exchanged))
         parameter_bytes, kept_bytes = held.of(first, last), kept.of(first, last)
         input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
@@ -285,8 +305,10 @@ def plan_costs(
                 forward_s=forward,
                 backward_input_s=backward_input if plan.training else 0.0,
                 backward_weight_s=backward_weight if plan.training else 0.0,
-                tensor_forward_s=sum(sum_s[one] for unit in exchanged for one in unit.forward_bytes),
-                tensor_backward_s=sum(sum_s[one] for unit in exchanged for one in unit.backward_bytes),
+                tensor_forward_s=sum(sum_s[one] for one in forward_sums),
+                tensor_backward_s=sum(sum_s[one] for one in backward_sums),
+                tensor_forward_bytes=forward_sums,
+                tensor_backward_bytes=backward_sums,
                 gather_s=sum(gathers) - min(hidden, forward),
                 accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
                 parameter_bytes=parameter_bytes,
@@ -327,7 +349,6 @@ def plan_costs(
             for first, last in bounds
             for unit in units[first : last + 1]
         ),
-        tensor_bytes=_tensor_bytes(plan, traffic, stages, sum(sizes) / profile.batch_size),
         tied_bytes=sum(size for _, _, _, size in several) - sum(size for _, _, _, size in common),
         common=tuple(one[1:] for one in common),
         batch_bytes=_batch_bytes(plan, profile),
@@ -370,17 +391,6 @@ def _serial_s(plan: Plan, profile: Profile, terms: ModelTerms, samples: float) -
     once += sum(unit.backward_s for unit in profile.units) * backward_scale + terms.loss_backward_s
     size = amount_of([unit.parameter_bytes for unit in profile.units], 0, len(profile.units) - 1)
     return samples * once + size * terms.optimizer_s_per_byte
-
-
-def _tensor_bytes(plan: Plan, traffic: Sequence[TensorTraffic], stages: Sequence[StageCosts], chunks: float) -> int:
-    """Payload of the tensor axis' collectives, of the worker with most."""
-    found: dict[int, float] = {}
-    for index, stage in enumerate(stages):
-        for unit in traffic[stage.first : stage.last + 1]:
-            passes = 2 if plan.training and plan.recomputes(index) else 1
-            once = passes * sum(unit.forward_bytes) + (sum(unit.backward_bytes) if plan.training else 0)
-            found[stage.worker] = found.get(stage.worker, 0.0) + chunks * once
-    return int(max(found.values()))
 
 
 def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[int, int], loss_kept_bytes: int) -> int:

@@ -20,7 +20,7 @@ from stagewright.forecast.costs import PlanCosts, reduce_scatter_of
 from stagewright.forecast.order import BACKWARD, BACKWARD_WEIGHT
 from stagewright.forecast.times import Times
 
-__all__ = ["BUCKET_BYTES", "DataSums", "data_sums"]
+__all__ = ["BUCKET_BYTES", "DataSums", "data_sums", "statistics_bytes"]
 
 BUCKET_BYTES = 8 << 20  # as the engine's
 _PASSES = 16
@@ -87,18 +87,21 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
 
 def _with_statistics(costs: PlanCosts, worker: int, sums: DataSums) -> DataSums:
     """The same and, after it, the averages of batch norm's running statistics; deferred ones are no part of this."""
-    terms = costs.model_terms
-    share = costs.statistics_share(worker)
-    if costs.plan.batch_norm == "deferred" or not terms.statistics_bytes or not share:
+    num_bytes = statistics_bytes(costs, worker)
+    if not num_bytes:
         return sums
-    work_s = terms.statistics_s * share * costs.crowded / costs.topology.speeds()[worker]
-    end = sums.end_s + work_s + all_reduce_s(costs.topology.group("data"), terms.statistics_bytes * share)
+    work_s = costs.model_terms.statistics_s * costs.statistics_share(worker)
+    work_s *= costs.crowded / costs.topology.speeds()[worker]
+    end = sums.end_s + work_s + all_reduce_s(costs.topology.group("data"), num_bytes)
     return replace(
-        sums,
-        spans_s=(*sums.spans_s, (sums.end_s, end)),
-        end_s=end,
-        num_bytes=sums.num_bytes + int(terms.statistics_bytes * share),
+        sums, spans_s=(*sums.spans_s, (sums.end_s, end)), end_s=end, num_bytes=sums.num_bytes + int(num_bytes)
     )
+
+
+def statistics_bytes(costs: PlanCosts, worker: int) -> float:
+    """Bytes of batch norm's running statistics that a worker averages with its replicas in a step."""
+    deferred = costs.plan.batch_norm == "deferred"
+    return 0.0 if deferred else costs.model_terms.statistics_bytes * costs.statistics_share(worker)
 
 
 def _end_s(begin: float, length: float, computed: float, pace: float) -> float:

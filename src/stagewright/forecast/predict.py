@@ -110,9 +110,8 @@ def _least(*limits: int | None) -> int | None:
 
 
 def _recompute_s(costs: PlanCosts, worker: int) -> float:
-    chunks = costs.shares[:-1] if costs.plan.recompute == "except-last" else costs.shares
     return sum(
-        stage.forward_s * sum(chunks)
+        stage.forward_s * sum(costs.recomputed_shares)
         for index, stage in enumerate(costs.stages)
         if stage.worker == worker and costs.recomputes(index)
     )

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from stagewright import zoo
+from stagewright.capture import capture
+from stagewright.engine.replica import capture_for
 from stagewright.errors import UnknownName, UsageError
+from stagewright.plan.value import ModelSpec, Plan
 from stagewright.zoo.loss import stand_in
 
 SOURCE = """
@@ -46,6 +49,8 @@ class Own(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 def own_loss(): return Own(), (torch.ones(3, 4),), {"labels": torch.zeros(3, dtype=torch.long)}
 def sized(num_classes=2): return nn.Linear(4, num_classes), (torch.ones(3, 4),)
+def turning(): return nn.Linear(4, 2, dtype=torch.complex64), (torch.ones(3, 4, dtype=torch.complex64),)
+def sparse(): return nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)), (torch.tensor([1, 3, 3]),)
 """
 
 
@@ -69,6 +74,8 @@ def test_a_module_and_its_arguments() -> None:
     assert torch.equal(larger[:, 0], torch.tensor([0.0, 4.0, 8.0, 0.0, 4.0]))
     assert zoo.load("my_factories:plain", batch=2).args[0].shape == (2, 4)
     assert zoo.load("my_factories:plain", dtype="float64").args[0].dtype == torch.float64
+    turning = zoo.load("my_factories:turning", dtype="float32").module
+    assert next(turning.parameters()).is_complex(), "no imaginary part is dropped"
     assert zoo.load("my_factories:lone_tensor").args[0].shape == (3, 4)
     assert zoo.load("my_factories:Shelf.made").batch_size == 3
 
@@ -118,6 +125,14 @@ def test_the_seed_decides_the_weights() -> None:
 def test_what_can_go_wrong(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         zoo.load(name)
+
+
+def test_a_sparse_embedding_can_be_cut_but_not_trained_in_parts() -> None:
+    model = zoo.load("my_factories:sparse")
+    assert len(capture(model.module, model.args).calls) == 2
+    plan = Plan(model=ModelSpec(name="my_factories:sparse"), batch=3)
+    with pytest.raises(UsageError, match="0 is an embedding with sparse=True"):
+        capture_for(plan, model)
 
 
 def test_an_attribute_that_is_not_there() -> None:

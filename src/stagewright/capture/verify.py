@@ -92,7 +92,8 @@ def _outcome(
                 torch.linspace(-1, 1, one.numel(), device=one.device).to(one.dtype).view(one.shape) for one in roots
             ]
             gradients = torch.autograd.grad(roots, [one for _, one in trained], weights, allow_unused=True)
-            found |= {f"gradient of {name}": value for (name, _), value in zip(trained, gradients, strict=True)}
+            whole = [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
+            found |= {f"gradient of {name}": value for (name, _), value in zip(trained, whole, strict=True)}
         return found
 
 

@@ -278,7 +278,7 @@ def _copies(value: Any) -> Any:
 def _statistics(model: nn.Module) -> set[str]:
     """Names of batch norms' running statistics, which replicas average."""
     norms = {id(norm) for norm in tracked_norms(model)}
-    names = [name for name, module in model.named_modules() if id(module) in norms]
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if id(module) in norms]
     return {f"{name}.{kind}".lstrip(".") for name in names for kind in ("running_mean", "running_var")}
 
 

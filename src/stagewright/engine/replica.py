@@ -391,6 +391,8 @@ class Replica:
 
 def capture_for(plan: Plan, model: Model) -> UnitGraph:
     """Capture a model with the plan's units: from a few samples where its graph then serves any number of them."""
+    if plan.training:
+        _refuse_sparse(model.module)
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
     if model.batch_size > CAPTURED_SAMPLES:
         tensors = [one for one in pytree.tree_leaves((model.args, model.kwargs)) if isinstance(one, torch.Tensor)]
@@ -399,3 +401,12 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
         if graph.dynamic:
             return graph
     return capture(model.module, model.args, model.kwargs, units)
+
+
+def _refuse_sparse(module: torch.nn.Module) -> None:
+    for name, one in module.named_modules():
+        if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) and one.sparse and one.weight.requires_grad:
+            raise UsageError(
+                f"{name} is an embedding with sparse=True, but gradients are summed and compared as dense tensors; "
+                "build it with sparse=False"
+            )

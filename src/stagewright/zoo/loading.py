@@ -189,7 +189,7 @@ def _assemble(
     made = make_example(batch_size)
     return Model(
         name=request.name,
-        module=module.to(dtype).train(),
+        module=_in(dtype, module).train(),
         args=made.args,
         kwargs=made.kwargs,
         target=made.target,
@@ -217,6 +217,11 @@ def _from_factory(request: _Request) -> Model:
     return model if request.dtype is None else _cast(model, request.dtype)
 
 
+def _in(dtype: torch.dtype, module: nn.Module) -> nn.Module:
+    """The module's real numbers in a type; `module.to` would drop the imaginary part of complex ones."""
+    return module._apply(lambda one: one.to(dtype) if one.is_floating_point() else one)
+
+
 def _cast(model: Model, dtype: torch.dtype) -> Model:
     """The model and its example batches in another floating-point type."""
 
@@ -232,7 +237,7 @@ def _cast(model: Model, dtype: torch.dtype) -> Model:
     made = make_example(model.batch_size)
     return dataclasses.replace(
         model,
-        module=model.module.to(dtype),
+        module=_in(dtype, model.module),
         args=made.args,
         kwargs=made.kwargs,
         target=made.target,

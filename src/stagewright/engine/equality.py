@@ -177,7 +177,7 @@ def make_reference(
     model = graph.model
     found = Reference()
     replicas = sorted({part.replica for part in parts})
-    before = {name: value.detach().clone() for name, value in model.named_buffers(remove_duplicate=False)}
+    before = {name: value.detach().clone() for name, value in model.named_buffers()}
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         run = _runner(graph, parts[0], seed, device, training=training)
@@ -199,7 +199,7 @@ def make_reference(
             if norms is not None:
                 norms.finish_step()
             weight = sum(part.weight for part in own)
-            after = {name: value.detach().clone() for name, value in model.named_buffers(remove_duplicate=False)}
+            after = {name: value.detach().clone() for name, value in model.named_buffers()}
             buffers.append((weight, after))
     found.buffers = _merged(buffers, _statistics(model))
     found.changed = frozenset(
@@ -278,7 +278,7 @@ def _copies(value: Any) -> Any:
 def _statistics(model: nn.Module) -> set[str]:
     """Names of batch norms' running statistics, which replicas average."""
     norms = {id(norm) for norm in tracked_norms(model)}
-    names = [name for name, module in model.named_modules(remove_duplicate=False) if id(module) in norms]
+    names = [name for name, module in model.named_modules() if id(module) in norms]
     return {f"{name}.{kind}".lstrip(".") for name in names for kind in ("running_mean", "running_var")}
 
 

@@ -362,11 +362,14 @@ class Replica:
         return full_values(self.model.module, held, torch.device("cpu"))
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers of this worker's stages, under the model's own names."""
+        """Buffers of this worker's stages, under the first of the model's own names."""
+        first: dict[int, str] = {}
+        every = self.model.module.named_buffers(remove_duplicate=False)
+        names = {name: first.setdefault(id(value), name) for name, value in every}
         return {
-            name: value
+            names.get(name, name): value
             for stage in self.stages.values()
-            for name, value in stage.named_buffers(remove_duplicate=False)
+            for name, value in stage.named_buffers()
             if "stagewright_" not in name
         }
 

@@ -74,6 +74,8 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
     assert json.loads(again.stdout)["mean"] == json.loads(first.stdout)["mean"]
     assert "going on from" in again.stderr
     assert "step-00000069" in again.stderr
+    assert "batches were cut into 4 micro-batches and are now into 1 micro-batch; dropout" in again.stderr
+    assert "replicas × --microbatches = 4" in again.stderr
     loaded = ModelSpec(name="digits-vit", weights=str(root / "weights")).load(batch=2)
     assert loaded.notes == ()
 

@@ -14,6 +14,7 @@ from stagewright.engine.compare import compare, median_rows, run_plan, strategy_
 from stagewright.errors import RunError, UsageError
 from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.store.index import RunIndex
 from stagewright.store.run import RunFolder
 
 CORES = sorted(usable_cores())
@@ -65,6 +66,9 @@ def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
     )
     serial, tensor = compare(strategy_plans(mlp, ["serial", "tensor"], 2, 4), tmp_path)
     assert serial["speedup"] == 1
+    assert RunFolder(Path(serial["run"])).result()["speedup"] == 1  # type: ignore[index]
+    with RunIndex(tmp_path) as index:
+        assert sorted(str(row.speedup) for row in index.rows()) == ["1.0", "None"]
     assert serial["equality"]["gradients"] == 0
     assert tensor["refused"]
     assert "tensor" in tensor["error"]
@@ -88,6 +92,8 @@ def test_strategies_and_bounds() -> None:
     assert [plan.mesh.strategy for plan in plans] == ["serial", "data", "pipeline", "data×pipeline"]
     assert [plan.microbatches for plan in plans] == [1, 1, 8, 8]
     assert [bubble_bound(plan) for plan in plans] == [1, 4, 4 * 8 / 11, 4 * 8 / 9]
+    sharded = strategy_plans(replace(base, shard=True), ["serial", "data", "pipeline", "data=2,pipeline=2"], 4, 8)
+    assert [plan.shard for plan in sharded] == [False, True, False, True]  # the last is refused, not run without
     with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
         strategy_plans(base, ["data=8"], 4, 8)
 

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from stagewright.engine.fault import Activity, Doing, Fault
-from stagewright.engine.watch import START_S, ProgressClock, StoreWatch, blame, is_stopped
+from stagewright.engine.watch import OUTSIDE, START_S, ProgressClock, StoreWatch, blame, is_stopped
 
 
 def test_clock_counts_from_the_last_change() -> None:
@@ -126,6 +126,39 @@ def test_the_one_that_waits_lets_the_other_speak_first() -> None:
             one.stop()
         assert [(fault.worker, fault.kind) for fault in faults] == [(0, "lost-peer"), (1, "hung")]
         assert faults[0].message.startswith("worker 1 failed: no worker has made progress")
+
+
+def test_code_of_ones_own_may_take_its_time_until_others_wait_for_it() -> None:
+    store, mine, other = HashStore(), Activity(), Activity()
+    mine.begin(OUTSIDE)
+    other.begin(OUTSIDE)
+    ended: list[list[Fault]] = [[], []]
+    watches = [
+        watch(store, one, found, rank) for rank, (one, found) in enumerate(zip((mine, other), ended, strict=True))
+    ]
+    time.sleep(1.0)
+    assert ended == [[], []]
+    other.begin("receive gradient")
+    faults = [wait_for(found) for found in ended]
+    for one in watches:
+        one.stop()
+    assert [(fault.worker, fault.kind) for fault in faults] == [(0, "hung"), (1, "lost-peer")]
+    assert "time.sleep" in faults[0].traceback
+
+
+def test_a_store_that_vanishes_ends_no_code_of_ones_own() -> None:
+    class Gone:
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("connection reset")
+
+    mine, ended = Activity(), []
+    mine.begin(OUTSIDE)
+    one = watch(Gone(), mine, ended)  # type: ignore[arg-type]
+    one._thread.join(5)
+    assert not ended
+    mine.begin("forward")
+    watch(Gone(), mine, ended)  # type: ignore[arg-type]
+    assert wait_for(ended).message.startswith("the launcher's store is gone")
 
 
 def test_a_watch_that_is_stopped_says_nothing() -> None:

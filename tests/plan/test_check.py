@@ -115,6 +115,15 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"placement": "client-server", "stages": 4}, "2 workers hold 3 stages, not 4"),
         ({"split": "client-server", "mesh": "pipeline=3"}, "cuts for one client and one server, not for 3 workers"),
         ({"shard": True, "microbatches": 2}, "shard shares parameters among replicas, and there is only one"),
+        (
+            {"shard": True, "mesh": "data=2,pipeline=2", "microbatches": 2},
+            "shard divides the parameters of replicas with one stage in training, and this is a pipeline "
+            "(data=2,pipeline=2): leave it out",
+        ),
+        (
+            {"shard": True, "mesh": "data=2", "training": False, "microbatches": 1},
+            "and this is inference: leave it out",
+        ),
         ({"epochs": 2, "microbatches": 2}, "epochs = 2 are passes over a task's samples: name a task, or use steps"),
         ({"training": False, "checkpoint_every": 5}, "checkpoint_every is for training"),
         ({"training": False, "clip": 1.0}, "clip = 1.0 is for training: leave it out"),

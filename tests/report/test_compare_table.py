@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from stagewright.report.compare_table import compare_remarks, compare_table, sent_bytes
+from stagewright.report.compare_table import compare_remarks, compare_table, failure_tracebacks, sent_bytes
 from stagewright.report.unequal import unequal_sentence
 from stagewright.zoo.model import LOSS_NOTES
 
@@ -65,6 +65,22 @@ def test_a_failure_tells_where_and_which_log() -> None:
         "  at: step 0, stage 1",
         "  log: runs/a/workers/1/log.txt",
     ]
+
+
+def test_a_traceback_is_told_once() -> None:
+    trace = 'Traceback (most recent call last):\n  File "mine.py", line 3, in forward\nValueError: boom'
+    stack = '  File "mine.py", line 9, in forward\n    time.sleep(1000)'
+    head = "worker 1 failed: boom\n  at: step 0, stage 1\n  log: log.txt\n"
+    failed = [{"error": head + text, "refused": False} for text in (trace, trace, stack)]
+    refused = {"error": head + trace, "refused": True}
+    assert failure_tracebacks([row(), *failed, refused]) == [trace, stack]
+
+
+def test_shards_are_labelled() -> None:
+    sharded = row(strategy="data", shard=True)
+    assert "data, sharded" in shown([sharded])
+    assert compare_remarks([sharded])[0].startswith("data, sharded: equal to serial")
+    assert "sharded" not in shown([row(strategy="data", shard=False)])
 
 
 def test_a_refusal_is_its_reason_alone() -> None:

@@ -22,6 +22,7 @@ from stagewright.cli.options import (
     devices_of,
 )
 from stagewright.cli.screen import note, print_json, screen
+from stagewright.cluster.device import Device
 from stagewright.codec.name import check_codec
 from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
@@ -166,9 +167,14 @@ def compare(
             f"a step has {_BATCH} samples, as for every model (--batch sets another): rows of {model}'s example are "
             "repeated, or some left out"
         )
+    if inference and memory and any(Device.parse(name).kind == "cpu" for name in names):
+        note(
+            "on a CPU an inference is held to --memory by its parameters and buffers alone: what its units give each "
+            "other is not counted; leave room for that, or look at process_peak_bytes in --json"
+        )
 
     def tell(one: Plan, text: str) -> None:
-        note(f"{one.mesh.strategy}: {text} …")
+        note(f"{one.mesh.strategy}{', sharded' if one.shard else ''}: {text} …")
 
     rows = run_all(plans, root, rounds=rounds, progress=tell, hang_s=hang_s)
     if all(row.get("refused") for row in rows):
@@ -176,13 +182,15 @@ def compare(
     if json:
         print_json({"model": model, "rows": rows})
     else:
-        from stagewright.report.compare_table import compare_remarks, compare_table
+        from stagewright.report.compare_table import compare_remarks, compare_table, failure_tracebacks
 
         kind = "inference" if inference else "training"
         console = screen()
         console.print(compare_table(rows, f"{model}: {kind}, {dtype or 'float32'}, devices {', '.join(names)}"))
         for line in compare_remarks(rows):
             console.print(line, markup=False)
+        for text in failure_tracebacks(rows):
+            note(text)
     if any("error" in row and not row["refused"] for row in rows):
         raise typer.Exit(1)
     if any(row["equal"] is False for row in rows):

@@ -167,6 +167,7 @@ def train(
             note(f"seed {seed}: no checkpoint in {root} fits; starting anew")
         elif found is not None:
             note(f"seed {seed}: going on from {found}")
+            _note_pieces(one, found)
         options = TrainingOptions(
             data_dir=str(data_dir) if data_dir is not None else None,
             tokenizer=str(tokenizer) if tokenizer is not None else None,
@@ -261,6 +262,26 @@ def _checkpoint_of(path: Path) -> Path:
             "--checkpoint-every"
         )
     return found
+
+
+def _note_pieces(plan: Plan, checkpoint: Path) -> None:
+    """Say where a run goes on with its batches cut otherwise than before."""
+    from stagewright.engine.checkpoint import Checkpoint
+    from stagewright.plan.value import Mesh
+
+    saved = Checkpoint.open(checkpoint).content
+    now = plan.mesh.data * plan.microbatches
+    before = Mesh.parse(saved["mesh"]).data * saved["codec"]["microbatches"] if "codec" in saved else now
+    if now != before:
+        note(
+            f"beware: batches were cut into {_pieces(before)} and are now into {_pieces(now)}; dropout, batch norm and "
+            "losses that compare samples go by micro-batch, so a model with one of these gets other losses than in an "
+            f"unbroken run; for the same ones choose replicas × --microbatches = {before}"
+        )
+
+
+def _pieces(count: int) -> str:
+    return f"{count} micro-batch{'es' if count > 1 else ''}"
 
 
 def _teller(plan: Plan) -> Callable[[Mapping[str, Any]], None]:

@@ -343,6 +343,7 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> dict[str, Any]:
             links[edge] = links.get(edge, 0) + count
     return {
         "strategy": plan.mesh.strategy,
+        "shard": plan.shard,
         "workers": plan.mesh.num_workers,
         "batch": plan.batch,
         "microbatches": plan.microbatches,

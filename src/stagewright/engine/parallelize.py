@@ -11,6 +11,7 @@ Started with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for 
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,8 +27,10 @@ from stagewright.cluster.device import Device, pin_process
 from stagewright.cluster.hosted import settle
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.microbatch import leading_dims
+from stagewright.engine.own_loop import OwnLoop
 from stagewright.engine.process_group import join_group
 from stagewright.engine.trainer import MakeOptimizer, Trainer, as_batch
+from stagewright.engine.watch import HANG_S, START_S
 from stagewright.engine.worker import Place, choose_device
 from stagewright.errors import UsageError
 from stagewright.plan.check import check_plan
@@ -46,6 +49,7 @@ def parallelize(
     plan: Plan | str | Path,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     optimizer: MakeOptimizer | OptimizerSpec | None = None,
+    hang_s: float = HANG_S,
 ) -> Trainer:
     """This worker's part of a model, ready to train.
 
@@ -53,19 +57,24 @@ def parallelize(
     model's arguments with the target behind them. ``loss(output, target)`` is the mean over samples; without one it is
     the model's own: the scalar ``loss`` in its result, or a result that is one scalar. ``optimizer`` is given this
     worker's parameters; without one the plan's is used. The plan's model and batch size are not looked at.
+
+    Under ``torchrun`` a worker that fails in a method of the trainer ends the others, and so does one for which they
+    wait longer than ``hang_s``.
     """
     chosen = plan if isinstance(plan, Plan) else read_plan(plan)
     if not chosen.training:
         chosen = replace(chosen, training=True)
     check_plan(chosen)
-    context = _join(chosen)
-    module = settle(model, context.torch_device, chosen.memory_bytes)
-    if not module.training:
-        module.train()
-    wrapped = _as_model(module, as_batch(example), loss or model_loss, context.torch_device)
-    trainer = Trainer(chosen, wrapped, context, optimizer=optimizer)
-    if loss is None:
-        model_loss(trainer.replica.graph.example_result())  # refused before the first step
+    context = _join(chosen, hang_s)
+    loop = OwnLoop(context.rank, context.device, hang_s)
+    with loop.inside():
+        module = settle(model, context.torch_device, chosen.memory_bytes)
+        if not module.training:
+            module.train()
+        wrapped = _as_model(module, as_batch(example), loss or model_loss, context.torch_device)
+        trainer = Trainer(chosen, wrapped, context, optimizer=optimizer, loop=loop)
+        if loss is None:
+            model_loss(trainer.replica.graph.example_result())  # refused before the first step
     return trainer
 
 
@@ -101,7 +110,7 @@ def _as_model(
     )
 
 
-def _join(plan: Plan) -> WorkerContext:
+def _join(plan: Plan, hang_s: float) -> WorkerContext:
     """Find this worker's place and device and join the process group, if the script has not."""
     if dist.is_initialized():
         rank = dist.get_rank()
@@ -118,9 +127,10 @@ def _join(plan: Plan) -> WorkerContext:
     device: Device = choose_device(plan, place)
     pin_process(device)
     if not dist.is_initialized():
-        options: dict[str, Any] = {}
+        # The watch knows more: this ends a wait only where the watch itself is gone.
+        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * max(hang_s, START_S))}
         if place.store is None:
-            options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
         one_machine = place.num_machines == 1
         join_group(device, worker=place.rank, devices=plan.devices, one_machine=one_machine, **options)
     elif device.kind == "cuda":

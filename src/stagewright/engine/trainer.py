@@ -10,13 +10,14 @@ Every worker is given the same whole batch and must call the same methods in the
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from stagewright.engine.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.fault import activity
 from stagewright.engine.held_state import HeldState
 from stagewright.engine.job import make_optimizer
+from stagewright.engine.own_loop import OwnLoop
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
 from stagewright.errors import UsageError
@@ -41,6 +43,20 @@ from stagewright.zoo.model import Batch, Model
 __all__ = ["MakeOptimizer", "StepResult", "Trainer", "as_batch"]
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _told(method: Callable[Concatenate[Trainer, P], T]) -> Callable[Concatenate[Trainer, P], T]:
+    """In a loop of one's own, what fails in this method is told to the user and to the other workers."""
+
+    @functools.wraps(method)
+    def call(self: Trainer, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with contextlib.nullcontext() if self._loop is None else self._loop.inside():
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +87,9 @@ class Trainer:
         context: WorkerContext,
         *,
         optimizer: MakeOptimizer | OptimizerSpec | None = None,
+        loop: OwnLoop | None = None,
     ) -> None:
+        self._loop = loop
         with refusals(f"worker {context.rank}", lambda: activity.action, plan.memory_bytes):
             activity.begin("capture")
             with visiting(model.module, context.torch_device):
@@ -109,6 +127,7 @@ class Trainer:
         """Whether this worker holds the last stage, and so the model's results."""
         return self.replica.stage_workers[-1] == self.context.pipeline
 
+    @_told
     def step(self, batch: Batch | Sequence[Any]) -> StepResult:
         """Forward, backward and the optimiser's step on one batch, which may be smaller than the others."""
         start = time.perf_counter()
@@ -127,6 +146,7 @@ class Trainer:
             gradient_norm=None if norm is None else float(norm),
         )
 
+    @_told
     def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
         """Loss and results of one batch in eval mode; nothing changes."""
         with self.replica.memory.refusals():
@@ -139,16 +159,26 @@ class Trainer:
         the model's arguments, without a target, the same on every worker. For each there is a list: the results of its
         micro-batches, of this replica, where the last stage is (``has_outputs``); empty on the other workers.
         """
-        return self._evaluator.stream(one if isinstance(one, Batch) else _inputs(one) for one in batches)
+        given = batches if self._loop is None else self._loop.outside(batches)
+        results = self._evaluator.stream(one if isinstance(one, Batch) else _inputs(one) for one in given)
+        while (result := self._next(results)) is not None:
+            yield result
 
+    @_told
+    def _next(self, results: Iterator[list[Any]]) -> list[Any] | None:
+        return next(results, None)
+
+    @_told
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of the plain model's state in full, on the host, on every worker; tied names share one tensor.
 
         It is gathered tensor by tensor: a device needs room for one more than it holds.
         """
+        activity.begin("gather state")
         found = self._state.everything()
         return {name: found[canonical] for name, canonical in self._state.canonical.items()}
 
+    @_told
     def save(self, path: str | Path, *, content: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint, at once; ``content`` is what the caller wants to find again, as JSON knows it."""
         activity.begin("checkpoint", step=self.step_number)
@@ -179,6 +209,7 @@ class Trainer:
             },
         )
 
+    @_told
     def load(self, path: str | Path, *, optimizer_options: bool = True) -> dict[str, Any]:
         """Go on from a checkpoint of any plan; what its ``save`` was given as ``content``.
 
@@ -212,9 +243,11 @@ class Trainer:
         caller: dict[str, Any] = saved.content["caller"]
         return caller
 
+    @_told
     def export(self, path: str | Path) -> Path:
         """Write ``model.safetensors`` (and the configuration of a transformers model) into a folder."""
         folder = Path(path)
+        activity.begin("gather state")
         found = self._state.everything(wanted=self.context.rank == 0)
         if self.context.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,15 @@
 A run hangs when *no* worker has begun an action for a given time: a single slow worker makes its peers wait, but it
 goes on itself. The local launcher reads the counts from the workers' mapped files (which works for a stopped process
 too); under ``torchrun``, perhaps on many machines, each worker's ``StoreWatch`` adds its own count to one sum in the
-agent's store and reads there as well whether another worker has failed.
+agent's store and reads there as well whether another worker has failed. In a loop of one's own (``own_loop.py``) a
+worker is often ``OUTSIDE``, in its user's code, which may take its time: where all are, nothing hangs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -24,7 +26,17 @@ from stagewright.engine.fault import Activity, Doing, Fault, FaultKind
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["HANG_S", "STARTING", "START_S", "ProgressClock", "StoreWatch", "blame", "is_stopped"]
+__all__ = [
+    "HANG_S",
+    "OUTSIDE",
+    "STARTING",
+    "START_S",
+    "ProgressClock",
+    "StoreWatch",
+    "blame",
+    "is_stopped",
+    "tell_agent",
+]
 
 HANG_S = 300.0
 """Without progress for so long a run is ended, unless its user says otherwise."""
@@ -32,8 +44,11 @@ HANG_S = 300.0
 START_S = 120.0
 """Until every worker has begun its job a run may take at least so long: importing torch is one long action."""
 
-STARTING = ("", "connect", "join")
-"""What a worker does before its job."""
+STARTING = ("", "connect", "join", "capture")
+"""What a worker does before its job, or what first imports a good part of torch."""
+
+OUTSIDE = "code of your own"
+"""What a worker does between the calls of a trainer."""
 
 # A worker that does one of these waits for others, so another one is to blame.
 _WAITING = ("receive", "send", "wait", "reduce", "gather", "scatter", "broadcast", "barrier", "join", "finish")
@@ -47,9 +62,9 @@ class ProgressClock:
         self._count = -1
         self._changed_s = now_s
 
-    def overdue(self, count: int, now_s: float, *, starting: bool = False) -> float | None:
+    def overdue(self, count: int, now_s: float, *, starting: bool = False, idle: bool = False) -> float | None:
         """For how long the count has stood still, if that is too long; to be asked again and again."""
-        if count != self._count:
+        if count != self._count or idle:
             self._count, self._changed_s = count, now_s
         still_s = now_s - self._changed_s
         return still_s if still_s >= (max(self._hang_s, START_S) if starting else self._hang_s) else None
@@ -118,21 +133,25 @@ class StoreWatch:
 
     def _run(self) -> None:
         clock = ProgressClock(self._hang_s, time.monotonic())
-        told = 0
+        told, told_inside = 0, 0
         while not self._stop.wait(self._interval_s):
+            count, outside = self._activity.count, self._activity.action == OUTSIDE
             try:
-                count = self._activity.count
                 total = self._store.add("progress", count - told)
-                told = count
+                num_inside = self._store.add("inside", (not outside) - told_inside)
+                told, told_inside = count, not outside
                 first = self._first_fault()
             except Exception as error:
+                if outside:  # a script may go on when the others have ended
+                    return
                 fault = self._fault("lost-peer", f"the launcher's store is gone ({type(error).__name__}: {error})")
             else:
                 if first is not None:
                     # Most workers learn it sooner from a broken connection; with NCCL only from here.
                     fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
                 else:
-                    still_s = clock.overdue(total, time.monotonic(), starting=self._activity.action in STARTING)
+                    starting = self._activity.action in STARTING
+                    still_s = clock.overdue(total, time.monotonic(), starting=starting, idle=num_inside == 0)
                     if still_s is None:
                         continue
                     fault = self._fault("hung", f"no worker has made progress for {still_s:.0f} s")
@@ -169,3 +188,12 @@ class StoreWatch:
             traceback="".join(traceback.format_stack(main)) if kind == "hung" and main is not None else "",
             time_ns=time.time_ns(),
         )
+
+
+def tell_agent(fault: Fault) -> None:
+    """Let ``torchrun`` show this as the root cause."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": fault.text(), "extraInfo": about}}))

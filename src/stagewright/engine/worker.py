@@ -15,7 +15,6 @@ import ctypes
 import datetime
 import faulthandler
 import importlib
-import json
 import multiprocessing
 import os
 import signal
@@ -34,7 +33,7 @@ from stagewright.cluster.refusal import refusals
 from stagewright.engine.fault import Fault, activity, worker_folder
 from stagewright.engine.host_room import check_builds
 from stagewright.engine.process import ProcessMark
-from stagewright.engine.watch import HANG_S, StoreWatch
+from stagewright.engine.watch import HANG_S, StoreWatch, tell_agent
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
@@ -44,7 +43,18 @@ from stagewright.store.worker import WorkerFolder
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["DEFAULT_JOB", "LAUNCHER", "Place", "choose_device", "launched_worker", "run_worker", "start_worker"]
+__all__ = [
+    "DEFAULT_JOB",
+    "LAUNCHER",
+    "Place",
+    "choose_device",
+    "connect",
+    "end_process",
+    "launched_worker",
+    "run_worker",
+    "start_watch",
+    "start_worker",
+]
 
 DEFAULT_JOB = "stagewright.engine.job:run_job"
 """What a worker does: ``package.module:function`` of plan, context and run folder."""
@@ -124,17 +134,18 @@ def launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> None:
 
 
 def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: float | None) -> None:
-    """Run this worker; whatever fails ends the process with one message, without waiting for stuck threads."""
-
-    def end(error: StagewrightError) -> None:
-        print(f"stagewright: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        sys.stdout.flush()
-        os._exit(error.exit_code)
-
+    """Run this worker; whatever fails ends the process with one message."""
     try:
-        run_worker(plan, run_folder, job=job, hang_s=HANG_S if hang_s is None else hang_s, end=end)
+        run_worker(plan, run_folder, job=job, hang_s=HANG_S if hang_s is None else hang_s, end=end_process)
     except StagewrightError as error:
-        end(error)
+        end_process(error)
+
+
+def end_process(error: StagewrightError) -> None:
+    """The last word of this process, which ends without waiting for stuck threads."""
+    print(f"stagewright: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    sys.stdout.flush()
+    os._exit(error.exit_code)
 
 
 def run_worker(
@@ -160,7 +171,7 @@ def run_worker(
         record.device = device.text
         pin_process(device)
         keep_freed_memory()
-        store = _connect(place, hang_s)
+        store = connect(place, hang_s)
         if run_folder is None:
             run_folder = _agree_on_folder(store, place, plan)
             record.open(run_folder)
@@ -169,7 +180,7 @@ def run_worker(
             folder.write_plan(plan)
         watch = None
         if place.store is not None and place.launcher is None:
-            watch = record.watch = _watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
+            watch = record.watch = start_watch(store, place, device, hang_s, lambda fault: end(record.write(fault)))
         activity.begin("join")
         from stagewright.engine.context import make_context
         from stagewright.engine.process_group import join_group
@@ -258,11 +269,7 @@ class _Record:
                 with contextlib.suppress(OSError):
                     status: Status = "refused" if fault.exit_code == UsageError.exit_code else "failed"
                     RunFolder(self.folder.parents[1]).finish(status, {"error": fault.text()})
-        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if path:  # torchrun shows this as the root cause
-            about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}
-            with contextlib.suppress(OSError):
-                Path(path).write_text(json.dumps({"message": {"message": fault.text(), "extraInfo": about}}))
+        tell_agent(fault)
         if self.watch is not None:
             self.watch.tell(fault)
         self.save_events()
@@ -354,7 +361,7 @@ def _save_before_sigterm(record: _Record) -> None:
     threading.Thread(target=wait, name="stagewright-sigterm", daemon=True).start()
 
 
-def _connect(place: Place, hang_s: float) -> Store:
+def connect(place: Place, hang_s: float) -> Store:
     """A connection of our own to the agent's store: the process group's blocks while that waits."""
     from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -362,7 +369,8 @@ def _connect(place: Place, hang_s: float) -> Store:
         return HashStore()
     host, port = place.store
     timeout = datetime.timedelta(seconds=hang_s)
-    return PrefixStore("stagewright", TCPStore(host, port, is_master=False, timeout=timeout))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store remembers the failure before a restart
+    return PrefixStore(f"stagewright {attempt}", TCPStore(host, port, is_master=False, timeout=timeout))
 
 
 def _agree_on_folder(store: Store, place: Place, plan: Plan) -> Path:
@@ -372,7 +380,8 @@ def _agree_on_folder(store: Store, place: Place, plan: Plan) -> Path:
     return Path(store.get("run folder").decode())
 
 
-def _watch(store: Store, place: Place, device: Device, hang_s: float, end: Callable[[Fault], None]) -> StoreWatch:
+def start_watch(store: Store, place: Place, device: Device, hang_s: float, end: Callable[[Fault], None]) -> StoreWatch:
+    """Watch this worker and, through the store, the others."""
     watch = StoreWatch(store, worker=place.rank, device=device.text, activity=activity, hang_s=hang_s, end=end)
     watch.start()
     return watch

@@ -232,6 +232,12 @@ def _check_features(plan: Plan) -> None:
         raise UsageError(
             "shard shares parameters among replicas, and there is only one: use a mesh with data=2 or more"
         )
+    if plan.shard and (plan.mesh.pipeline > 1 or not plan.training):
+        what = f"a pipeline ({plan.mesh})" if plan.mesh.pipeline > 1 else "inference"
+        raise UsageError(
+            f"shard divides the parameters of replicas with one stage in training, and this is {what}: leave it out, "
+            "or train with data alone"
+        )
     if plan.task is None and plan.epochs is not None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:

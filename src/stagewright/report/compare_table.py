@@ -14,7 +14,7 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.report.loss_notes import loss_notes
 from stagewright.report.unequal import unequal_sentence
 
-__all__ = ["compare_remarks", "compare_table", "refusal_reason", "sent_bytes"]
+__all__ = ["compare_remarks", "compare_table", "failure_tracebacks", "refusal_reason", "sent_bytes", "strategy_label"]
 
 _WHO = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
 
@@ -31,7 +31,7 @@ def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     table.add_column("equal", no_wrap=True)
     for row in rows:
         chunks = f"{row['batch']} ({row['microbatches']})" if row["microbatches"] > 1 else str(row["batch"])
-        head = [escape(row["strategy"]), str(row["workers"]), chunks, row["schedule"] or "–"]
+        head = [escape(strategy_label(row)), str(row["workers"]), chunks, row["schedule"] or "–"]
         if "error" in row:
             table.add_row(*head, *["–"] * 6, "[yellow]refused[/yellow]" if row["refused"] else "[red]failed[/red]")
             continue
@@ -49,6 +49,18 @@ def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
+def strategy_label(row: Mapping[str, Any]) -> str:
+    """A strategy as a person tells it from others: ``data, sharded``."""
+    return f"{row['strategy']}, sharded" if row.get("shard") else str(row["strategy"])
+
+
+def failure_tracebacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where in the code failed rows failed, each place once; the rest of their message is in the remarks."""
+    errors = [str(row["error"]) for row in rows if "error" in row and not row["refused"]]
+    traced = [re.search(r"^Traceback.*|^  File .*", error, re.DOTALL | re.MULTILINE) for error in errors]
+    return list(dict.fromkeys(found[0] for found in traced if found is not None))
+
+
 def sent_bytes(row: Mapping[str, Any]) -> int:
     """Bytes that a step gives to links and collectives, over all workers."""
     links = sum(row["link_bytes"].values())
@@ -59,25 +71,26 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each row: how close it is to serial, or why there is none; then what to know about the loss."""
     found = []
     for row in rows:
+        label = strategy_label(row)
         if "error" in row:
             if row["refused"]:
-                found.append(f"{row['strategy']} refused: {refusal_reason(str(row['error']))}")
+                found.append(f"{label} refused: {refusal_reason(str(row['error']))}")
                 continue
             first, *rest = str(row["error"]).splitlines()
-            found.append(f"{row['strategy']} failed: {first}")
+            found.append(f"{label} failed: {first}")
             found.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
             continue
         equality = row["equality"]
         worst = max(equality["loss"], equality["gradients"], equality["outputs"], equality["buffers"])
         if not row["equal"]:
-            found.append(unequal_sentence(row["strategy"], equality))
+            found.append(unequal_sentence(label, equality))
         else:
             close = "to the last bit" if worst == 0 else f"within {worst:.0e}"
             memory = ", ".join(format_bytes(size) for size in row["peak_memory_bytes"])
             traffic = [f"{size} over cut {cut}" for cut, size in _sizes(row["link_bytes"]).items()]
             traffic += [f"{size} to {axis} collectives" for axis, size in _sizes(_summed(row)).items()]
             sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
-            found.append(f"{row['strategy']}: equal to serial {close}; peak memory of each worker {memory}{sent}")
+            found.append(f"{label}: equal to serial {close}; peak memory of each worker {memory}{sent}")
     return found + [f"note: {line}" for line in loss_notes(rows)]
 
 

@@ -68,6 +68,19 @@ def test_forecast(folder: Path) -> None:
     assert "times: measured" in fresh.stderr
 
 
+def test_a_step_too_long_for_a_timeline_says_so(folder: Path) -> None:
+    (folder / "long.toml").write_text(
+        'batch = 4096\nmicrobatches = 4096\n[model]\nname = "mlp-mnist"\n[mesh]\npipeline = 2\n'
+    )
+    words = ("forecast", "long.toml", "--repeats", "1", "--json")
+    refused = run(folder, *words, "--trace", "long.json", code=2)
+    assert "--trace long.json: a step of more than 20,000 actions and messages has no timeline" in refused.stderr
+    assert not (folder / "long.json").exists()
+    told = run(folder, *words)
+    assert "has no timeline" in told.stderr
+    assert min(worker["send_s"] for worker in json.loads(told.stdout)["workers"]) > 0
+
+
 def test_explain(folder: Path) -> None:
     data = json.loads(run(folder, "explain", "plan.toml", "--repeats", "1", "--json", "--plot", "why.svg").stdout)
     assert data["ideal_s"] + sum(one["seconds"] for one in data["parts"]) == pytest.approx(data["step_s"])

@@ -1,6 +1,7 @@
 """Balanced stages with free links take exactly what the closed forms of each schedule say, and hold what they say.
 
-F forward, B the whole backward = I + W its two halves; p workers, m micro-batches, v stages a worker.
+F forward, B the whole backward = I + W its two halves; p workers, m micro-batches, v stages a worker; F, I, W of one
+stage.
 """
 
 from __future__ import annotations
@@ -47,20 +48,37 @@ def test_interleaved_divides_the_bubble(p: int, v: int, rounds: int, forward: fl
 
 
 @few
-@given(p=st.integers(2, 5), more=st.integers(0, 6), unit=durations)
-def test_zero_bubble_v_has_no_bubble_where_all_three_are_equal(p: int, more: int, unit: float) -> None:
-    """F = I = W: every worker is busy with its 2m·3 actions but for the fill, which is at most 3(p − 1) of them.
+@given(p=st.integers(1, 5), v=st.integers(2, 4), more=st.integers(0, 8), forward=durations, backward=durations)
+def test_looped_breadth_first(p: int, v: int, more: int, forward: float, backward: float) -> None:
+    """As interleaved, of any number of micro-batches from p on."""
+    m = p + more
+    profile = equal_units(p * v, forward, (backward, 0.0))
+    costs = make_costs(profile, mesh=Mesh(pipeline=p), microbatches=m, schedule="looped-bfs", stages=p * v)
+    assert step_seconds(costs) == pytest.approx((m * v + p - 1) * (forward + backward))
 
-    The first stage's inputs need no gradient, so that its I is nothing and its W both halves: the sum is the same.
-    """
+
+def zero_bubble_s(schedule: str, p: int, v: int, m: int, each: float) -> float:
+    """A step where F = I = W in every stage. The first stage's inputs need no gradient, so that its I is nothing and
+    its W both halves: the sum is the same."""
+    profile = equal_units(p * v, each, (each, each))
+    return step_seconds(make_costs(profile, mesh=Mesh(pipeline=p), microbatches=m, schedule=schedule, stages=p * v))
+
+
+@pytest.mark.parametrize("schedule", ["zbv", "dualpipev"])
+@few
+@given(p=st.integers(1, 6), more=st.integers(0, 6), each=durations)
+def test_zero_bubble_v_waits_for_the_fill_alone(schedule: str, p: int, more: int, each: float) -> None:
+    """Every worker is busy with its 2m·3 actions but for the p − 1 forwards until the first reaches the last worker."""
     m = 2 * p + more
-    costs = make_costs(
-        equal_units(2 * p, unit, (unit, unit)), mesh=Mesh(pipeline=p), microbatches=m, schedule="zbv", stages=2 * p
-    )
-    found = step_seconds(costs) / unit
-    assert 6 * m <= found <= 6 * m + 3 * (p - 1) + 1e-6
-    one_forward = make_costs(equal_units(2 * p, unit, (unit, unit)), mesh=Mesh(pipeline=p), microbatches=m)
-    assert found < step_seconds(one_forward) / unit + 1e-6
+    assert zero_bubble_s(schedule, p, 2, m, each) == pytest.approx((6 * m + p - 1) * each)
+
+
+@few
+@given(p=st.integers(1, 5), v=st.integers(2, 4), rounds=st.integers(1, 3), each=durations)
+def test_interleaved_zero_bubble_waits_for_the_fill_alone(p: int, v: int, rounds: int, each: float) -> None:
+    m = p * rounds
+    found = zero_bubble_s("interleaved-zero-bubble", p, v, m, each)
+    assert found == pytest.approx((3 * m * v + p - 1) * each)
 
 
 @few

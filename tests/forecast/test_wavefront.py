@@ -7,8 +7,12 @@ import time
 import numpy as np
 import pytest
 
+from made_profiles import equal_units, make_costs
+from stagewright.cluster.cluster import Link, Links
 from stagewright.forecast.order import FORWARD, schedule_order
+from stagewright.forecast.predict import predict
 from stagewright.forecast.wavefront import plain_pipeline
+from stagewright.plan.value import Mesh
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -35,6 +39,25 @@ def test_equal_to_the_order(schedule: str, p: int, m: int) -> None:
     assert found.forward_end_s is not None
     for node in np.flatnonzero(~order.is_message & (order.kind == FORWARD)):
         np.testing.assert_allclose(found.forward_end_s[order.stage[node], order.microbatch[node]], end[node])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_messages_of_a_large_pipeline_are_those_of_the_order(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = Links(intra_host=Link(bandwidth_bytes_per_s=20.0, latency_s=0.1))
+    costs = make_costs(equal_units(5), mesh=Mesh(pipeline=5), microbatches=9, schedule=schedule, links=links)
+    listed = predict(costs)
+    monkeypatch.setattr("stagewright.forecast.times._MOST_NODES", 0)
+    found = predict(costs)
+    assert found.step_s == pytest.approx(listed.step_s)
+    for ours, theirs in zip(found.workers, listed.workers, strict=True):
+        assert (ours.send_s, ours.receive_s) == pytest.approx((theirs.send_s, theirs.receive_s))
+        assert ours.send_s > 0
+    assert len(found.segments) == len(listed.segments) == 5 * 9 * 2 + 4 * 9 * 2 * 2
+    for ours, theirs in zip(found.segments, listed.segments, strict=True):
+        assert (ours.worker, ours.stream, ours.name, ours.stage, ours.microbatch) == (
+            (theirs.worker, theirs.stream, theirs.name, theirs.stage, theirs.microbatch)
+        )
+        assert (ours.start_s, ours.end_s) == pytest.approx((theirs.start_s, theirs.end_s))
 
 
 def test_a_long_pipeline_is_a_matter_of_seconds() -> None:

@@ -94,6 +94,14 @@ def forecast(
         perfect_balance=perfect_balance,
     )
     found = prepared.forecast()
+    if not found.segments:
+        from stagewright.forecast.predict import MOST_SEGMENTS
+
+        without = f"a step of more than {MOST_SEGMENTS:,} actions and messages has no timeline"
+        for path, what in ((plot, "--plot"), (trace, "--trace")):
+            if path is not None:
+                raise UsageError(f"{what} {path}: {without}; use fewer micro-batches or stages, or leave out {what}")
+        note(without)
     if plot is not None:
         from stagewright.report.timeline import forecast_timeline
         from stagewright.report.timeline_figure import draw_timeline

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.cluster.atomic_file import save_text
+from stagewright.errors import UsageError
 from stagewright.forecast.value import Forecast, Segment
 
 __all__ = ["chrome_events", "complete_event", "save_chrome_trace", "track_names", "write_chrome_trace"]
@@ -53,7 +54,9 @@ def _thread(one: Segment, owners: Mapping[int, int]) -> str:
 
 
 def write_chrome_trace(forecast: Forecast, path: str | Path) -> None:
-    """Write the trace, at once."""
+    """Write the trace, at once; a forecast without its timeline is refused."""
+    if not forecast.segments:
+        raise UsageError(f"{path}: the forecast has no timeline: its step is too long for one, or it was left out")
     save_chrome_trace(chrome_events(forecast), path)
 
 

@@ -6,8 +6,9 @@
     hierarchical   reduce-scatter within a host of g, all-reduce of S/g across hosts, all-gather within the host
 
 S is the whole tensor, before it is scattered or after it is gathered. Every formula rises with S and with n. Charging α
-once would be wrong for small messages and for Gloo. Where all-reduces of two were measured, these are taken as they
-were, straight between the sizes: no line goes through both a few and many bytes of Gloo's.
+once would be wrong for small messages and for Gloo. Gloo has the ring alone; NCCL has all of them and chooses: "best",
+the least. Where all-reduces of two were measured, these are taken as they were, straight between the sizes: no line
+goes through both a few and many bytes of Gloo's.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Group:
     outside: Link = FREE
     # All-reduces of two as measured: bytes and seconds, both rising; (): by formula.
     sums: tuple[tuple[int, float], ...] = ()
+    # How the workers' library goes about it.
+    algorithm: Algorithm = "ring"
 
     def __post_init__(self) -> None:
         if self.num_workers < 1 or not 1 <= self.num_on_host <= self.num_workers:
@@ -56,41 +59,47 @@ class Group:
         return self.inside if self.num_hosts == 1 else self.outside
 
 
-def all_reduce_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+def all_reduce_s(group: Group, num_bytes: float) -> float:
     """Time of a sum that every worker gets."""
     if group.num_workers == 1:
         return 0.0
     if group.sums and group.num_workers == 2:
         return _between(group.sums, num_bytes)
-    if algorithm == "ring":
-        return _ring(group.num_workers, group.slowest, num_bytes, passes=2)
-    if algorithm == "tree":
-        link, depth = group.slowest, math.ceil(math.log2(group.num_workers))
-        return 2 * depth * link.latency_s + 2 * num_bytes / link.bandwidth_bytes_per_s
-    if algorithm == "hierarchical":
-        within = _ring(group.num_on_host, group.inside, num_bytes, passes=2)
-        return within + _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=2)
-    return min(all_reduce_s(group, num_bytes, one) for one in ("ring", "tree", "hierarchical"))
+    ways = {"ring": _flat, "tree": _tree, "hierarchical": _hierarchical}
+    chosen = ways.values() if group.algorithm == "best" else [ways[group.algorithm]]
+    return min(way(group, num_bytes, passes=2) for way in chosen)
 
 
-def all_gather_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+def all_gather_s(group: Group, num_bytes: float) -> float:
     """Time until every worker has all parts, `num_bytes` together."""
-    if algorithm in ("hierarchical", "best") and group.num_hosts > 1 and group.num_on_host > 1:
-        across = _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=1)
-        both = across + _ring(group.num_on_host, group.inside, num_bytes, passes=1)
-        plain = _ring(group.num_workers, group.slowest, num_bytes, passes=1)
-        return both if algorithm == "hierarchical" else min(both, plain)
-    return _ring(group.num_workers, group.slowest, num_bytes, passes=1)
+    ways = {"ring": [_flat], "tree": [_flat], "hierarchical": [_hierarchical], "best": [_flat, _hierarchical]}
+    return min(way(group, num_bytes, passes=1) for way in ways[group.algorithm])
 
 
-def reduce_scatter_s(group: Group, num_bytes: float, algorithm: Algorithm = "ring") -> float:
+def reduce_scatter_s(group: Group, num_bytes: float) -> float:
     """Time until every worker has the sum of its part of `num_bytes`: an all-gather, backwards."""
-    return all_gather_s(group, num_bytes, algorithm)
+    return all_gather_s(group, num_bytes)
 
 
 def ring_bytes(num_workers: int, num_bytes: float, *, passes: int) -> float:
     """Bytes that leave each worker on a ring: once around for a gather or scatter, twice for an all-reduce."""
     return passes * (num_workers - 1) / num_workers * num_bytes
+
+
+def _flat(group: Group, num_bytes: float, *, passes: int) -> float:
+    """One ring through all workers."""
+    return _ring(group.num_workers, group.slowest, num_bytes, passes=passes)
+
+
+def _tree(group: Group, num_bytes: float, *, passes: int) -> float:
+    link, depth = group.slowest, math.ceil(math.log2(group.num_workers))
+    return passes * (depth * link.latency_s + num_bytes / link.bandwidth_bytes_per_s)
+
+
+def _hierarchical(group: Group, num_bytes: float, *, passes: int) -> float:
+    """Rings within hosts and, side by side, rings of those that have the same part on each host."""
+    within = _ring(group.num_on_host, group.inside, num_bytes, passes=passes)
+    return within + _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=passes)
 
 
 def _ring(num_workers: int, link: Link, num_bytes: float, *, passes: int) -> float:

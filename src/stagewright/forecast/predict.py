@@ -15,9 +15,9 @@ from stagewright.forecast.order import FORWARD, KINDS
 from stagewright.forecast.times import Times, pipeline_times
 from stagewright.forecast.value import Forecast, LinkUse, Segment, WorkerForecast
 
-__all__ = ["predict", "step_seconds"]
+__all__ = ["MOST_SEGMENTS", "predict", "step_seconds"]
 
-_MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
+MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
 
 
 def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool = True) -> Forecast:
@@ -140,7 +140,7 @@ def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
 
 def _segments(costs: PlanCosts, times: Times, sums: list[DataSums], ends: list[float]) -> tuple[Segment, ...]:
     """The timeline, worker by worker; none where it would be too long to look at."""
-    if len(times.worker) + len(times.sender) > _MOST_SEGMENTS:
+    if len(times.worker) + len(times.sender) > MOST_SEGMENTS:
         return ()
     found: list[Segment] = []
 

@@ -104,13 +104,14 @@ def _by_wavefront(costs: PlanCosts) -> Times:
     backward = row(BACKWARD, 0 if except_last else 1, total)
     if except_last:
         backward = backward + np.array([stage.accumulate_s for stage in costs.stages])
+    ahead_s, back_s = row(FORWARD, 0, total, message=True), row(BACKWARD, 0, total, message=True)
     found = plain_pipeline(
         costs.plan.schedule,
         m,
         row(FORWARD, 0, total),
         backward,
-        row(FORWARD, 0, total, message=True),
-        row(BACKWARD, 0, total, message=True),
+        ahead_s,
+        back_s,
         backward_first_s=row(BACKWARD, 0, total),
         backward_last_s=row(BACKWARD, 1, total),
         history=True,
@@ -119,8 +120,11 @@ def _by_wavefront(costs: PlanCosts) -> Times:
     assert found.backward_start_s is not None
     assert found.forward_end_s is not None
     assert found.backward_end_s is not None
+    assert found.forward_arrival_s is not None
+    assert found.backward_arrival_s is not None
     stage, chunk = (np.tile(one.reshape(-1), 2) for one in np.indices((p, m)))
-    none = np.zeros(0, dtype=np.int64)
+    edge, message = (one.reshape(-1) for one in np.indices((p - 1, m)))
+    arrived = np.concatenate([found.forward_arrival_s[1:].reshape(-1), found.backward_arrival_s[:-1].reshape(-1)])
     return Times(
         worker=stage,
         kind=np.repeat([FORWARD, BACKWARD], p * m),
@@ -131,11 +135,11 @@ def _by_wavefront(costs: PlanCosts) -> Times:
         collective_s=np.concatenate(
             [np.repeat(row(FORWARD, 0, collective), m), np.repeat(row(BACKWARD, 1, collective), m)]
         ),
-        sender=none,
-        receiver=none,
-        direction=none,
-        origin=none,
-        message_microbatch=none,
-        sent_s=np.zeros(0),
-        arrived_s=np.zeros(0),
+        sender=np.concatenate([edge, edge + 1]),
+        receiver=np.concatenate([edge + 1, edge]),
+        direction=np.repeat([FORWARD, BACKWARD], (p - 1) * m),
+        origin=np.concatenate([edge, edge + 1]),
+        message_microbatch=np.tile(message, 2),
+        sent_s=arrived - np.repeat(np.concatenate([ahead_s, back_s]), m),
+        arrived_s=arrived,
     )

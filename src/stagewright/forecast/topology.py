@@ -119,6 +119,8 @@ class Topology:
             inside=inside,
             outside=self._outside if crosses and not free else inside,
             sums=() if crosses or free else self.cluster.links.sums,
+            # GPUs sum by NCCL, which takes the quickest way; CPUs by Gloo, in a ring.
+            algorithm="best" if all(one.kind == "cuda" for one in self.cluster.devices) else "ring",
         )
 
     @property

@@ -34,6 +34,9 @@ class PipelineTimes:
     # Ends of forwards and backwards.
     forward_end_s: Floats | None = None
     backward_end_s: Floats | None = None
+    # When what a stage needs of the one before it (forward) or behind it (backward) is there; 0 where it needs nothing.
+    forward_arrival_s: Floats | None = None
+    backward_arrival_s: Floats | None = None
 
     @property
     def step_s(self) -> Floats:
@@ -61,12 +64,12 @@ def plain_pipeline(
     """
     assert schedule in ("gpipe", "1f1b")
     p, m = len(forward_s), num_microbatches
-    wave = _Wavefront(forward_s, backward_s, forward_link_s, backward_link_s, m)
+    wave = _Wavefront(forward_s, backward_s, forward_link_s, backward_link_s, m, history=history)
     wave.first_s = backward_s if backward_first_s is None else backward_first_s
     wave.last_s = backward_s if backward_last_s is None else backward_last_s
     for line in _gpipe(p, m) if schedule == "gpipe" else _one_forward_one_backward(p, m):
         wave.run(line)
-    return wave.result(history)
+    return wave.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,9 @@ class _Wavefront:
     is a slice of them, and what was taken AHEAD before is the same slice, so many rows above.
     """
 
-    def __init__(self, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, m: int) -> None:
+    def __init__(
+        self, forward_s: Floats, backward_s: Floats, ahead_s: Floats, back_s: Floats, m: int, *, history: bool
+    ) -> None:
         self.forward_s, self.backward_s, self.first_s, self.last_s = forward_s, backward_s, backward_s, backward_s
         p, rest = len(forward_s), forward_s.shape[1:]
         none = np.zeros((1, *rest))
@@ -126,6 +131,7 @@ class _Wavefront:
         self.edge = np.zeros((2, p, *rest))
         self.starts = np.zeros((2, (m + AHEAD) * p, *rest))
         self.ends = np.zeros((2, (m + AHEAD) * p, *rest))
+        self.arrivals = np.zeros((2, (m + AHEAD) * p, *rest)) if history else None
 
     def _cells(self, line: _Line, skip: int, above: int, aside: int) -> slice:
         """The line without its first ``skip`` actions, so many micro-batches above and stages aside."""
@@ -152,6 +158,8 @@ class _Wavefront:
             np.maximum(arrival, self.starts[which, self._cells(inner, skip, AHEAD, 0)], out=arrival)
             arrival += self.into_s[which][at]
             self.edge[which, at] = arrival
+            if self.arrivals is not None:
+                self.arrivals[which, self._cells(inner, skip, 0, 0)] = arrival
             part = begin[skip : inner.count]
             np.maximum(part, arrival, out=part)
         cells = self._cells(line, 0, 0, 0)
@@ -174,11 +182,12 @@ class _Wavefront:
             stage = line.first
             end[0] += self.last_s[stage] - self.backward_s[stage]
 
-    def result(self, history: bool) -> PipelineTimes:
-        if not history:
+    def result(self) -> PipelineTimes:
+        if self.arrivals is None:
             return PipelineTimes(end_s=self.free)
         shape = (self.m, self.p, *self.free.shape[1:])
-        found = [one[which, AHEAD * self.p :].reshape(shape) for one in (self.starts, self.ends) for which in (0, 1)]
+        known = (self.starts, self.ends, self.arrivals)
+        found = [one[which, AHEAD * self.p :].reshape(shape) for one in known for which in (0, 1)]
         swapped = [np.swapaxes(one, 0, 1) for one in found]
         return PipelineTimes(
             end_s=self.free,
@@ -186,6 +195,8 @@ class _Wavefront:
             backward_start_s=swapped[1],
             forward_end_s=swapped[2],
             backward_end_s=swapped[3],
+            forward_arrival_s=swapped[4],
+            backward_arrival_s=swapped[5],
         )
 
 

@@ -19,6 +19,20 @@ from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 from stagewright.plan.value import Mesh
 
 
+class Aside(nn.Module):
+    """Layers with a second head near their beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.aside, self.last = nn.Linear(16, 16), nn.Linear(16, 3), nn.Linear(16, 3)
+        self.middle = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.tanh(self.first(x))
+        early = self.aside(hidden)
+        return self.last(self.middle(hidden)), early
+
+
 def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
     """A small model in train mode without dropout: module, args and kwargs of a batch of 12, target, loss."""
     import transformers as hf
@@ -39,6 +53,13 @@ def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
     if name == "mlp":
         layers = [module for _ in range(5) for module in (nn.Linear(16, 16), nn.ReLU(inplace=True))]
         return nn.Sequential(*layers, nn.Linear(16, 3)), (torch.randn(12, 16),), {}, classes, classify
+    if name in ("aside", "early-exit"):
+
+        def one_head(output: Any, target: torch.Tensor) -> torch.Tensor:
+            """The early head's result is used in some micro-batches, and then alone; or never."""
+            return classify(output[name == "early-exit" and int(target[0]) == 0], target)
+
+        return Aside(), (torch.randn(12, 16),), {}, torch.arange(12) % 4 % 3, one_head
     if name == "deit":
         config: Any = hf.DeiTConfig(**sizes, **off, image_size=16, patch_size=8, num_labels=3)
         return hf.DeiTForImageClassification(config), (torch.randn(12, 3, 16, 16),), {}, classes, classify
@@ -80,7 +101,7 @@ def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
 def captured(name: str) -> tuple[UnitGraph, Any, Any, Any, Any]:
     model, args, kwargs, target, loss = build(name)
     model.train()
-    units = "leaf" if name == "digits-vit" else "auto"  # it has 7 blocks and ends, too few for 8 stages
+    units = "leaf" if name in ("digits-vit", "aside", "early-exit") else "auto"  # else too few for 8 stages
     return capture(model, args, kwargs, units), args, kwargs, target, loss
 
 
@@ -173,7 +194,7 @@ def pipeline_step(
             found = [one for one in pipeline.stream(iter(parts)) if one is not None]
     else:
         found = pipeline.evaluate(parts, with_loss=False).outputs
-    outputs = [getattr(one, "logits", one) for one in found]
+    outputs = [one[0] if isinstance(one, tuple) else getattr(one, "logits", one) for one in found]
     graph.model.load_state_dict(state)
     return {
         "loss": None if outcome.loss is None else float(outcome.loss),

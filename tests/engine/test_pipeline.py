@@ -57,6 +57,15 @@ def test_two_workers(pool_of: Any, model: str, schedule: str) -> None:
     compare(pool_of, model, schedule, 2, 12)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", ["aside", "early-exit"])
+@pytest.mark.parametrize("recompute", ["none", "always"])
+def test_what_no_loss_reaches_gets_no_gradient(pool_of: Any, model: str, schedule: str, recompute: str) -> None:
+    """A zero is not the same: weight decay and momentum would change the parameter."""
+    found = compare(pool_of, model, schedule, 2, 12, recompute=recompute)
+    assert ("aside.weight" in found[0]["gradients"]) == (model == "early-exit")
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_what_gpus_meet_first_goes_through_the_host(pool_of: Any, schedule: str) -> None:
     """Here there is nothing but the host: what is tested is that all of it arrives, and that a stream still begins."""

@@ -1,7 +1,11 @@
 """The backward pass of one stage and one micro-batch: whole, or first for the inputs and later for the weights.
 
-The two halves come from ``torch.distributed.pipelining._backward`` (private, reached from this file only). A stage
-whose inputs need no gradient has nothing to do in the first half: its whole backward happens in the second.
+The two halves come from ``torch.distributed.pipelining._backward`` (private, reached from this file only). They know of
+outputs that depend on the inputs. The whole backward of others happens in the second half: of a value made of
+parameters alone, and of all where no input needs a gradient.
+
+``None`` is the gradient of what no loss reaches, as in autograd. It is not a zero: an optimiser leaves a parameter
+without a gradient alone, and changes one whose gradient is zero (weight decay, momentum).
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 __all__ = ["Held", "backward_inputs", "backward_weights", "backward_whole"]
 
@@ -24,16 +29,16 @@ class Held:
     """The received values whose gradient must travel back."""
     outputs: list[torch.Tensor | None]
     """The values (or the loss) whose gradient arrives; ``None`` where a value turned out not to need one."""
-    gradients: list[torch.Tensor | None] = field(default_factory=list)
-    """Gradients of the outputs, once the first half has run."""
+    gradients: list[torch.Tensor] = field(default_factory=list)
+    """Once the first half has run, the gradients of ``outputs``, which are those that it left alone."""
     groups: Any = None
     """What the first half left for the second."""
     forgotten: bool = False
     """Whether the stage runs again for its backward."""
 
 
-def backward_whole(held: Held, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Add the parameters' gradients; return those of the inputs (zeros where none arrived)."""
+def backward_whole(held: Held, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Add the parameters' gradients; return those of the inputs."""
     outputs, given = _paired(held.outputs, gradients)
     if outputs:
         torch.autograd.backward(outputs, given)
@@ -42,46 +47,67 @@ def backward_whole(held: Held, gradients: Sequence[torch.Tensor | None]) -> list
 
 def backward_inputs(
     held: Held, gradients: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]
-) -> list[torch.Tensor]:
+) -> list[torch.Tensor | None]:
     """The first half: gradients of the inputs alone."""
     outputs, given = _paired(held.outputs, gradients)
-    held.outputs, held.gradients = list(outputs), given
-    if not held.inputs or not outputs:
-        return [torch.zeros_like(value) for value in held.inputs]
+    depend = [_depends(output, held.inputs) for output in outputs]
+    held.outputs, held.gradients = _chosen(outputs, depend, False), _chosen(given, depend, False)
+    if not any(depend):
+        return [None] * len(held.inputs)
     from torch.distributed.pipelining._backward import stage_backward_input
 
-    arrived = [gradient for gradient in given if gradient is not None]
-    found, held.groups = stage_backward_input(outputs, arrived or None, held.inputs, iter(parameters))
-    return [
-        torch.zeros_like(value) if gradient is None else gradient
-        for value, gradient in zip(held.inputs, found, strict=True)
-    ]
+    found, held.groups = stage_backward_input(
+        _chosen(outputs, depend, True), _chosen(given, depend, True), held.inputs, iter(parameters)
+    )
+    return list(found)
 
 
 def backward_weights(held: Held, parameters: Sequence[nn.Parameter]) -> None:
     """The second half: the parameters' gradients."""
+    if held.outputs:
+        torch.autograd.backward(held.outputs, held.gradients, retain_graph=held.groups is not None)
     if held.groups is None:
-        outputs, given = _paired(held.outputs, held.gradients)
-        if outputs:
-            torch.autograd.backward(outputs, given)
         return
     from torch.distributed.pipelining._backward import stage_backward_weight
 
     stage_backward_weight(iter(parameters), held.groups)
 
 
+def _depends(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a gradient of the output reaches one of the inputs."""
+    ends = {get_gradient_edge(value).node for value in inputs}
+    todo = [get_gradient_edge(output).node] if ends else []
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node in ends:
+            return True
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        todo += following
+    return False
+
+
+def _chosen(values: Sequence[torch.Tensor], marks: Sequence[bool], wanted: bool) -> list[torch.Tensor]:
+    return [value for value, mark in zip(values, marks, strict=True) if mark is wanted]
+
+
 def _paired(
     outputs: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None]
-) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The outputs that take part, each with its gradient."""
-    pairs = [(value, gradient) for value, gradient in zip(outputs, gradients, strict=True) if value is not None]
+    pairs = [
+        (value, gradient)
+        for value, gradient in zip(outputs, gradients, strict=True)
+        if value is not None and gradient is not None
+    ]
     return [value for value, _ in pairs], [gradient for _, gradient in pairs]
 
 
-def _taken(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _taken(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """The gradients that reached the inputs."""
     found = []
     for value in inputs:
-        found.append(torch.zeros_like(value) if value.grad is None else value.grad)
+        found.append(value.grad)
         value.grad = None
     return found

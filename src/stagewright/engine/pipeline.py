@@ -4,7 +4,7 @@
 
 A pipeline of one stage and one micro-batch is plain training; so every strategy goes through here. Outputs are detached
 where they leave a stage and become leaves where they arrive: autograd never sees a link. Which values need a gradient
-is the same on both sides by construction (``UnitGraph.needs_gradient``); a gradient that no one made is sent as zeros.
+is the same on both sides by construction (``UnitGraph.needs_gradient``); whether one was made, the message itself says.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Pipeline:
         self._last = len(stage_workers) - 1
         self._own = context.pipeline
         ways = (False, True)
-        self._outboxes = {way: Outbox(partial(self._group_to, way), links.codecs) for way in ways}
+        self._outboxes = {way: Outbox(partial(self._group_to, way), context.torch_device, links.codecs) for way in ways}
         self._opened: set[tuple[int, int, bool]] = set()
         self._warm: set[tuple[bool, int]] = set()
         self._passed: tuple[Actions, Traffic] | None = None
@@ -269,7 +269,7 @@ class _Step:
         self.own = pipeline._own
         self.actions = actions
         self.held: dict[tuple[int, int], Held] = {}
-        self.local: dict[Message, list[torch.Tensor]] = {}
+        self.local: dict[Message, list[torch.Tensor | None]] = {}
         self.outcome = StepOutcome()
         self.done = 0
         self.left = dict.fromkeys(pipeline.stages, 0)
@@ -353,6 +353,7 @@ class _Step:
             if self.training:
                 for value, needed in zip(received, pipeline._links.needs_gradient[stage - 1], strict=True):
                     if needed:
+                        assert value is not None  # only a gradient can be
                         leaves.append(value.requires_grad_())
             values = received
         start = recorder.now()
@@ -398,13 +399,12 @@ class _Step:
     def backward(self, action: Action) -> None:
         stage, number = action.stage, action.microbatch
         pipeline = self.pipeline
-        gradients: list[torch.Tensor | None] = [None]
         held = self.held[stage, number]
-        if stage < pipeline._last:
-            arrived: Iterator[torch.Tensor] = iter(())
-            if any(pipeline._links.needs_gradient[stage]):
-                arrived = iter(self.take(Message(stage, number, True), pipeline.stage_workers[stage + 1]))
-            gradients = list(arrived)
+        gradients: list[torch.Tensor | None] = []
+        if stage == pipeline._last:
+            gradients = [None if loss is None else torch.ones_like(loss) for loss in held.outputs]
+        elif any(pipeline._links.needs_gradient[stage]):
+            gradients = self.take(Message(stage, number, True), pipeline.stage_workers[stage + 1])
         whole = action.kind is Kind.BACKWARD
         start = recorder.now()
         if whole:
@@ -421,7 +421,7 @@ class _Step:
         if stage > 0 and any(pipeline._links.needs_gradient[stage - 1]):
             self.give(Message(stage - 1, number, True), found, pipeline.stage_workers[stage - 1])
 
-    def take(self, message: Message, worker: int) -> list[torch.Tensor]:
+    def take(self, message: Message, worker: int) -> list[torch.Tensor | None]:
         """What a neighbour stage gave: from this worker's own hands, or from a mailbox."""
         if worker == self.own:
             return self.local.pop(message)
@@ -432,13 +432,13 @@ class _Step:
         activity.turn(before)
         return received
 
-    def give(self, message: Message, tensors: Sequence[torch.Tensor], worker: int) -> None:
+    def give(self, message: Message, tensors: Sequence[torch.Tensor | None], worker: int) -> None:
         """Hand values to a neighbour stage."""
         if worker == self.own:
-            self.local[message] = [tensor.detach() for tensor in tensors]
+            self.local[message] = [None if tensor is None else tensor.detach() for tensor in tensors]
         else:
             rank = self.pipeline.context.pipeline_ranks[worker]
-            self.pipeline._outboxes[message.backward].send(message, tensors, rank)
+            self.pipeline._outboxes[message.backward].send(message, tensors, rank, self.shapes)
 
     def shapes(self, message: Message) -> Sequence[TensorShape]:
         """What a message holds: every value forward, those that need a gradient backward."""

@@ -9,6 +9,10 @@ the schedule, so receives are posted in the order in which the peer sends (NCCL 
 once the receive is posted: posting ahead is what hides the link behind compute. Where a link has a codec, the sender
 encodes before it sends and the receiver decodes what it takes; bytes are then counted as they travel.
 
+A receiver can't know before whether the sender has a gradient for each value (a loss may use a result in some
+micro-batches only). So with gradients travel marks, a byte each, not counted, from host to host: nobody waits for a GPU
+to read them. Where there is none, zeros are sent in its place and thrown away.
+
 The first step of a kind between GPUs goes through the hosts' memory (``through_host``), with Gloo. CUDA loads a kernel
 when it is first used, and waits for the whole device meanwhile: for an open receive of NCCL, too, which may wait for
 this very worker.
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Mailbox", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, from each peer in each direction
-MOST_TENSORS = 64  # tensors in one message, for tags
+MOST_TENSORS = 64  # tensors in one message and its marks, for tags
 MOST_NUMBERS = 4096  # micro-batches, for tags: those of a long stream begin again at 0
 IN_FLIGHT_BYTES = 8 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
 
@@ -65,6 +69,8 @@ class Outbox:
 
     group_to: Callable[[int], Any]
     """The process group of messages to a world rank."""
+    device: torch.device
+    """Where this worker's tensors live."""
     codecs: LinkCodecs | None = None
     """How tensors are written, if not as they are."""
     through_host: bool = False
@@ -72,16 +78,29 @@ class Outbox:
     num_bytes: dict[int, int] = field(default_factory=dict)
     """Bytes sent since ``take_bytes``, by edge."""
     _pending: dict[Message, list[tuple[Any, torch.Tensor]]] = field(default_factory=dict)
+    _marks: list[tuple[Any, torch.Tensor]] = field(default_factory=list)
 
-    def send(self, message: Message, tensors: Sequence[torch.Tensor], to: int) -> None:
-        """Send tensors to a world rank without waiting."""
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[torch.Tensor | None],
+        to: int,
+        shapes: Callable[[Message], Sequence[TensorShape]],
+    ) -> None:
+        """Send tensors to a world rank without waiting; ``None`` for a gradient that no one made."""
         self._drop_completed()
         group = self.group_to(to)
+        if message.backward:
+            marks = torch.tensor([tensor is not None for tensor in tensors], dtype=torch.uint8)
+            self._marks.append((dist.isend(marks, dst=to, group=group, tag=_tag(message, len(tensors))), marks))
         pending = self._pending[message] = []
         for position, tensor in enumerate(tensors):
-            tensor = tensor.detach()
-            if self.codecs is not None:
-                tensor = self.codecs.encode(message, position, tensor)
+            if tensor is None:
+                tensor = _buffer(message, position, shapes(message)[position], self.codecs, self.device).zero_()
+            elif self.codecs is not None:
+                tensor = self.codecs.encode(message, position, tensor.detach())
+            else:
+                tensor = tensor.detach()
             tensor = tensor.cpu().contiguous() if self.through_host else tensor.contiguous()
             size = tensor.numel() * tensor.element_size()
             start = recorder.now()
@@ -98,9 +117,12 @@ class Outbox:
 
     def flush(self) -> None:
         """Wait until all messages have left."""
-        if self._pending:
+        if self._pending or self._marks:
             start = recorder.now()
             self.let_go(list(self._pending))
+            for work, _ in self._marks:
+                work.wait()
+            self._marks.clear()
             recorder.add("send", start, stream="send", note="flush")
 
     def limit(self, most_bytes: int = IN_FLIGHT_BYTES, at_least: int = 2) -> None:
@@ -146,6 +168,7 @@ class Mailbox:
         self._device, self._codecs = device, codecs
         self._through = torch.device("cpu") if through_host else device
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
+        self._marks: dict[Message, tuple[Any, torch.Tensor]] = {}
         self._after, self._done = after or {}, 0
         self._next: Message | None = None
         self.waited_s = 0.0
@@ -157,14 +180,15 @@ class Mailbox:
         self._done = done
         self._post()
 
-    def take(self, message: Message) -> list[torch.Tensor]:
-        """Wait for a message; its tensors are the caller's."""
+    def take(self, message: Message) -> list[torch.Tensor | None]:
+        """Wait for a message; its tensors are the caller's. ``None`` for a gradient that no one made."""
         while message not in self._posted:
             following = self._following()
             assert following is not None, f"{message} is not in the order of this edge"
             self._open(following)
         start, begun = time.perf_counter(), recorder.now()
         received = self._posted.pop(message)
+        made = self._made(message, len(received))
         num_bytes = 0
         for work, tensor in received:
             work.wait()
@@ -172,11 +196,24 @@ class Mailbox:
         recorder.add("receive", begun, stream="receive", num_bytes=num_bytes, peer=self._source, note=_note(message))
         self.waited_s += time.perf_counter() - start
         self._post()
-        tensors = [tensor.to(self._device) for _, tensor in received]
+        tensors = [
+            tensor.to(self._device) if there else None for (_, tensor), there in zip(received, made, strict=True)
+        ]
         if self._codecs is None:
             return tensors
         expected = self._shapes(message)
-        return [self._codecs.decode(message, at, expected[at], tensor) for at, tensor in enumerate(tensors)]
+        return [
+            None if tensor is None else self._codecs.decode(message, at, expected[at], tensor)
+            for at, tensor in enumerate(tensors)
+        ]
+
+    def _made(self, message: Message, num_tensors: int) -> list[bool]:
+        """For each tensor of a message, whether the sender had it."""
+        if not message.backward:
+            return [True] * num_tensors
+        work, marks = self._marks.pop(message)
+        work.wait()
+        return list(map(bool, marks.tolist()))
 
     def _following(self) -> Message | None:
         """The message to be posted next; no more is read ahead, since a stream may have no end."""
@@ -195,15 +232,26 @@ class Mailbox:
     def _open(self, message: Message) -> None:
         buffers = []
         for position, expected in enumerate(self._shapes(message)):
-            size = None if self._codecs is None else self._codecs.num_bytes(message, position, expected)
-            if size is None:
-                buffer = torch.empty(expected.shape, dtype=expected.dtype, device=self._through)
-            else:
-                buffer = torch.empty(size, dtype=torch.uint8, device=self._through)
-            work = dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
-            buffers.append((work, buffer))
+            buffer = _buffer(message, position, expected, self._codecs, self._through)
+            buffers.append((self._receive(message, position, buffer), buffer))
+        if message.backward:
+            marks = torch.empty(len(buffers), dtype=torch.uint8)
+            self._marks[message] = self._receive(message, len(buffers), marks), marks
         self._posted[message] = buffers
         self._next = None
+
+    def _receive(self, message: Message, position: int, buffer: torch.Tensor) -> Any:
+        return dist.irecv(buffer, src=self._source, group=self._group, tag=_tag(message, position))
+
+
+def _buffer(
+    message: Message, position: int, expected: TensorShape, codecs: LinkCodecs | None, device: torch.device
+) -> torch.Tensor:
+    """Room for a tensor as it travels."""
+    size = None if codecs is None else codecs.num_bytes(message, position, expected)
+    if size is None:
+        return torch.empty(expected.shape, dtype=expected.dtype, device=device)
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _num_bytes(pending: Sequence[tuple[Any, torch.Tensor]]) -> int:

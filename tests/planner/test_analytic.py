@@ -12,8 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
-from stagewright.plan.value import ModelSpec
+from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.planner.analytic import HARDWARE, AnalyticModel, Peak, TransformerShape, peak_of
+from stagewright.planner.measure import measure_model
+from stagewright.profile.value import Profile
 
 SIZES = {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 4}
 TOKENS = {"vocab_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -97,12 +99,34 @@ def test_layers_that_are_shared() -> None:
     for one, other in zip(whole.profile.units[1:-1], half.profile.units[1:-1], strict=True):
         assert one.macs == 2 * other.macs
         assert one.parameter_bytes.total == 2 * other.parameter_bytes.total
-        assert one.kept_bytes.total == 2 * other.kept_bytes.total
+        assert one.kept_bytes.total == 2 * 8 * (18 * 32 + 4 * 88)
+        assert other.kept_bytes.total == 2 * 8 * (10 * 32 + (8 * 32 + 4 * 88) // 2), "what enters layers stays whole"
         assert one.crossing_bytes == other.crossing_bytes == 2 * 8 * 32 * 2
     assert half.tensor is not None
     assert [len(one.forward_bytes) for one in half.tensor] == [0, 2, 2, 2, 0]
     assert half.tensor[1].backward_bytes == (2 * 8 * 32 * 2,) * 2
     assert whole.tensor is None
+
+
+def test_what_a_tensor_axis_leaves_whole_is_what_is_measured(tmp_path: Path) -> None:
+    """Of the hidden state's size: inputs of two norms and of two layers, and two of dropout, which a CPU keeps as wide
+    as what they mask; the formula counts its masks at a byte."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **FAMILIES["gpt2"], "n_layer": 2}))
+    spec = ModelSpec(name=f"hf:{tmp_path}", sequence_length=8, weights="random")
+    source = AnalyticModel(name="gpt2", shape=TransformerShape.of(spec), peak=PEAK, item_bytes=4)
+    measured = measure_model(Plan(model=spec, batch=2, mesh=Mesh(tensor=2)), size=2, cache=False, repeats=1)
+    found = [
+        2 * kept_by_block(half.profile) - kept_by_block(half.whole)
+        for half in (measured, source.model(2, 2))
+        if half.whole is not None
+    ]
+    hidden = 2 * 8 * 32 * 4
+    assert [part / hidden for part in found] == [pytest.approx(6, abs=0.15), 5]
+
+
+def kept_by_block(profile: Profile) -> int:
+    return next(one.kept_bytes.total for one in profile.units if one.block is not None)
 
 
 def test_times_go_with_peak_and_samples() -> None:

@@ -122,7 +122,42 @@ def test_the_most_layers() -> None:
         if not row.refused:
             assert row.peak_bytes <= at_seven < row.above_bytes
     assert rows["pipeline", False].largest > 7, "two devices hold more"
-    assert rows["serial", True].largest <= 7, "one stage alone has everything again in its backward"
+
+
+def test_recomputed_by_blocks() -> None:
+    """Whoever holds the whole model keeps what enters each block, and has one block again at a time."""
+    blocks = [replace(one, block=one.name) for one in equal_units(4).units]
+    ends = [unit(name, 1.0, (1.0, 1.0)) for name in ("stem", "head")]
+    sized = layers(MadeSource(units=(ends[0], *blocks, ends[1])))
+    plain = replace(BASE, recompute="none")
+    rows = rows_of(peak_bytes(*sized(plain, 7)), sized, "layers")
+    for strategy in ("serial", "data"):
+        again = rows[strategy, True]
+        assert again.largest > rows[strategy, False].largest
+        assert again.plan is not None
+        assert again.plan.cuts == tuple(f"u{at}" for at in range(again.largest - 1))
+        assert again.plan.schedule == "interleaved"
+        assert again.past is not None
+        assert len(again.past.cuts) == again.past_size - 1 > again.largest - 1
+        assert again.peak_bytes == peak_bytes(again.plan, sized(plain, again.largest)[1])
+    whole = replace(plain, recompute="always")
+    assert rows["serial", True].now_bytes < peak_bytes(whole, sized(whole, 8)[1]), "less than as one stage"
+    for strategy in ("pipeline", "data, sharded"):
+        other = rows[strategy, True].plan
+        assert other is not None
+        assert (other.cuts, other.schedule) == ((), BASE.schedule), "a pipeline has its own stages, a shard one alone"
+
+
+def test_memory_is_compared_at_one_size() -> None:
+    """A pipeline of two has two layers at least, so that the others are asked for two as well."""
+    blocks = [replace(one, block=one.name) for one in equal_units(4).units]
+    sized = layers(MadeSource(units=tuple(blocks)))
+    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, most=Most(size=9, reason="9"))
+    assert {row.now for row in rows} == {2}
+    serial = next(row for row in rows if row.strategy == "serial" and not row.recompute)
+    assert serial.now_bytes == peak_bytes(*sized(replace(BASE, recompute="none"), 2))
+    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, most=Most(size=9, reason="9"))
+    assert {row.now for row in alone} == {1}
 
 
 def test_what_can_not_be_used_is_said() -> None:

@@ -28,7 +28,7 @@ from stagewright.zoo import catalogue
 
 if TYPE_CHECKING:
     from stagewright.plan.value import Plan
-    from stagewright.planner.fit import Fit, SizedModel
+    from stagewright.planner.fit import Fit
 
 __all__ = ["fit"]
 
@@ -103,7 +103,7 @@ def fit(
     now = {"batch": batch, "layers": int(layers) if layers.isdigit() else 1, "sequence": sequence_length or 128}[what]
     most = most_of(what, base)  # type: ignore[arg-type]
     rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, most=most)  # type: ignore[arg-type]
-    checked = _run(rows, limit, sized, root) if check else None
+    checked = _run(rows, limit, root) if check else None
     if json:
         print_json(
             {
@@ -129,20 +129,22 @@ def fit(
             console.print(f"{line['plan']}: {'ran' if line['ran'] else 'did not fit'} ({line['text']})", markup=False)
 
 
-def _run(rows: list[Fit], limit: int, sized: SizedModel, root: Path) -> list[dict[str, Any]]:
+def _run(rows: list[Fit], limit: int, root: Path) -> list[dict[str, Any]]:
     """The strategy with the largest size, at it and, where memory bounds it, a tenth above, held to the limit."""
     from stagewright.cluster.machine import default_devices
     from stagewright.engine.compare import run_plan
     from stagewright.errors import RunError
-    from stagewright.planner.fit import MEMORY
 
     best = max((row for row in rows if row.plan is not None), key=lambda row: row.largest, default=None)
     if best is None or best.plan is None:
         raise UsageError("nothing fits, so that there is nothing to run: give more --memory")
     found = []
-    sizes = [(best.largest, "at the limit"), (best.largest + max(1, best.largest // 10), "past it")]
-    for size, where in sizes if best.bound == MEMORY else sizes[:1]:
-        plan = sized(best.plan, size)[0]
+    for plan, size, where in (
+        (best.plan, best.largest, "at the limit"),
+        (best.past, best.past_size, "past it"),
+    ):
+        if plan is None:
+            continue
         devices = default_devices(plan.mesh.num_workers, share=True)
         name = f"{best.strategy}{', recomputed' if best.recompute else ''}, {size}"
         note(f"running {name} {where} …")

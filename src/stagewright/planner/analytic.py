@@ -2,12 +2,15 @@
 
     unit        multiply-accumulates of a token           bytes kept of a token (16 bit; 32 bit twice that)
     embedding   0                                         2 h
-    block       4 h² + k h f + 2 s h                      h (18 + 4 f/h): flash attention; divided by the tensor axis
+    block       4 h² + k h f + 2 s h                      10 h + (8 h + 4 f) / t: attention that keeps no weights
     head        h · vocabulary                            2 h + 2 · vocabulary (the logits)
 
-h width, f feed-forward width, s sequence length, k 2 (or 3 with a gate). A pass takes the longer of its arithmetic at
-the device's peak times an efficiency, and its bytes at the memory's bandwidth; backward twice that. An estimate: where
-the device is at hand, measure instead.
+h width, f feed-forward width, s sequence length, k 2 (or 3 with a gate), t workers of a tensor axis. Each of these has
+a part of queries, keys, values and heads' results (8 h) and of what is inside feed-forward layers (4 f), and all of
+what enters norms and layers (8 h) and of dropout's masks (2 h): the engine does not share a sequence out.
+
+A pass takes the longer of its arithmetic at the device's peak times an efficiency, and its bytes at the memory's
+bandwidth; backward twice that. An estimate: where the device is at hand, measure instead.
 """
 
 from __future__ import annotations
@@ -195,7 +198,8 @@ class AnalyticModel:
         tokens = size * shape.sequence_length
         hidden = tokens * shape.width * item
         block_macs = shape.block_parameters + 2 * shape.sequence_length * shape.attention_width
-        kept = round(tokens * shape.width * (18 + 4 * shape.feed_forward / shape.width) * item / 2 / tensor)
+        shared = 8 * shape.width + 4 * shape.feed_forward
+        kept = round(tokens * (10 * shape.width + shared / tensor) * item / 2)
         ends = shape.vocabulary * shape.width
         head_shares = ((0, ends * item),) if shape.tied else ()
         logits = tokens * shape.vocabulary * item

@@ -19,9 +19,11 @@ from stagewright.forecast.costs import plan_costs
 from stagewright.forecast.memory import worker_memory
 from stagewright.forecast.times import pipeline_times
 from stagewright.forecast.topology import Topology
+from stagewright.plan.blocks import recomputed_by_blocks
 from stagewright.plan.check import check_plan
 from stagewright.plan.value import Mesh, Plan
 from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.profile.value import Profile
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 
@@ -54,18 +56,26 @@ class Fit:
     # The memory of the fullest worker there, and one size above; 0: there is none above.
     peak_bytes: int
     above_bytes: int
-    # The memory at the size that was given.
+    # The memory at the size that was given, or the smallest that all strategies can have, and that size.
     now_bytes: int
+    now: int
     # What keeps it from being larger: memory, or the reason of a `Most`.
     bound: str = MEMORY
     # Why it can't be used at all.
     refused: str = ""
     # The plan at the limit; None where none fits.
     plan: Plan | None = None
+    # The plan a tenth past it; None where memory is not what ends it.
+    past: Plan | None = None
+
+    @property
+    def past_size(self) -> int:
+        """The size of `past`."""
+        return self.largest + max(1, self.largest // 10)
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
-        del data["plan"]
+        del data["plan"], data["past"]
         return data
 
 
@@ -104,21 +114,28 @@ def fit_strategies(
 ) -> list[Fit]:
     """One row a strategy and way to recompute."""
     most = most or Most()
-    rows = []
-    for strategy, mesh, shard in _strategies(num_devices):
-        for recompute in ("none", "always"):
-            plan = replace(
-                base,
+    bare = replace(base, cuts=(), stages=None, devices=())
+    plans = [
+        (
+            strategy,
+            replace(
+                bare,
                 mesh=mesh,
                 shard=shard,
                 recompute=recompute,
                 microbatches=microbatches if mesh.pipeline > 1 else 1,
-                cuts=(),
-                stages=None,
-                devices=(),
-            )
-            rows.append(_fit(strategy, plan, limit_bytes, sized, now, _least(plan, what), most))
-    return rows
+            ),
+        )
+        for strategy, mesh, shard in _strategies(num_devices)
+        for recompute in ("none", "always")
+    ]
+    leasts = [_least(plan, what) for _, plan in plans]
+    # Their memory is compared at one size, that all of them can have.
+    now = max([now, *(least for least in leasts if least <= most.size)])
+    return [
+        _fit(strategy, plan, limit_bytes, sized, now, least, most)
+        for (strategy, plan), least in zip(plans, leasts, strict=True)
+    ]
 
 
 def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
@@ -134,16 +151,20 @@ def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
 
 
 def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int, most: Most) -> Fit:
-    def need(size: int) -> int:
+    def planned(size: int) -> tuple[Plan, MeasuredModel]:
         chosen, measured = sized(plan, size)
+        return recomputed_by_blocks(chosen, _blocks(measured.profile)), measured
+
+    def need(size: int) -> int:
+        chosen, measured = planned(size)
         check_plan(chosen)
         return peak_bytes(chosen, measured)
 
-    row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none"}
+    row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none", "now": now}
     try:
         if least > most.size:
             raise UsageError(f"at least {least} are needed, but {most.reason}")
-        at_now = need(max(now, least))
+        at_now = need(now)
         if need(least) > limit:
             return Fit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
         good, bad = least, min(2 * least, most.size)
@@ -155,15 +176,21 @@ def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, lea
             good, bad = (middle, bad) if need(middle) <= limit else (good, middle)
     except UsageError as error:
         return Fit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
-    return Fit(
+    found = Fit(
         **row,
         largest=good,
         peak_bytes=need(good),
         above_bytes=0 if is_all else need(good + 1),
         now_bytes=at_now,
         bound=most.reason if is_all else MEMORY,
-        plan=sized(plan, good)[0],
+        plan=planned(good)[0],
     )
+    return found if is_all else replace(found, past=planned(found.past_size)[0])
+
+
+def _blocks(profile: Profile) -> list[str]:
+    """The last unit of each block."""
+    return list({unit.block: unit.name for unit in profile.units if unit.block is not None}.values())
 
 
 def _least(plan: Plan, what: What) -> int:

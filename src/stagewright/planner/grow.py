@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from stagewright.errors import UsageError
@@ -26,7 +27,7 @@ def grown_layers(measured: MeasuredModel, num_layers: int) -> MeasuredModel:
     middle = (first + last + 1) // 2
     made: list[UnitProfile] = list(units[:first])
     for number in range(num_layers):
-        like, name = first if number == 0 else middle, f"layer {number}"
+        like, name = first if number == 0 else middle, _numbered(units[first].name, number)
         made.append(replace(_moved(units[like], first + number - like, first), name=name, block=name))
     made += [_moved(unit, num_layers - len(blocks), first) for unit in units[last + 1 :]]
     tensor = None
@@ -43,6 +44,11 @@ def grown_layers(measured: MeasuredModel, num_layers: int) -> MeasuredModel:
         whole_macs=measured.profile.whole_macs + sum(unit.macs for unit in made) - sum(unit.macs for unit in units),
     )
     return replace(measured, profile=profile, tensor=tensor, whole=None)
+
+
+def _numbered(name: str, number: int) -> str:
+    """The name that the model itself gives to that block: transformer.h.7 for transformer.h.0 and 7."""
+    return re.sub(r"\d+(?=\D*$)", str(number), name) if re.search(r"\d", name) else f"{name}.{number}"
 
 
 def _moved(unit: UnitProfile, by: int, first: int) -> UnitProfile:

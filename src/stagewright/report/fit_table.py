@@ -18,10 +18,11 @@ def fit_table(rows: Sequence[Fit], title: str, what: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
     table.add_column("strategy", style="bold", no_wrap=True)
     table.add_column("recompute")
-    for name in (f"most {what}", "memory there", "one more", "memory now"):
+    possible = [row for row in rows if not row.refused]
+    now = f"memory at {possible[0].now}" if possible else "memory now"
+    for name in (f"most {what}", "memory there", "one more", now):
         table.add_column(name, justify="right")
     table.add_column("")
-    possible = [row for row in rows if not row.refused]
     largest = max((row.largest for row in possible), default=0)
     least = min((row.now_bytes for row in possible), default=0)
     for row in rows:

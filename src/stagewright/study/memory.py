@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from stagewright.errors import RunError, UnknownName, UsageError
+from stagewright.plan.blocks import recomputed_by_blocks
 from stagewright.plan.check import OPTIMIZERS
 from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.study.machine import calibration, measured_data, measured_of, prepared_for
@@ -139,12 +140,8 @@ class Options:
         strategy, _, again = way.partition("+")
         mesh = Mesh() if strategy == "serial" else Mesh(**{strategy: 2})
         layers = num_layers or self.num_layers
-        if again and strategy != "pipeline" and layers > 1:
-            cuts = tuple(f"{_BLOCK}{number}" for number in range(layers - 1))
-        plan = self._plan(f"gpt-layers:{layers}", mesh, cuts)
-        if again:
-            plan = replace(plan, recompute="always")
-        return replace(plan, schedule="interleaved") if cuts and strategy != "pipeline" else plan
+        plan = replace(self._plan(f"gpt-layers:{layers}", mesh, cuts), recompute="always" if again else "none")
+        return recomputed_by_blocks(plan, [f"{_BLOCK}{number}" for number in range(layers)])
 
     def _plan(self, model: str, mesh: Mesh, cuts: tuple[str, ...]) -> Plan:
         return Plan(
@@ -282,8 +279,7 @@ def _cuts(options: Options, way: str, num_layers: int, bench: Bench) -> tuple[st
         return ()
     measured = grown_layers(measured_of(bench.results["forecast-pipeline"]["measured"]), num_layers)
     conditions = Conditions(num_microbatches=options.microbatches, recompute="+" in way)
-    names = split(measured.profile, 2, "optimal", conditions).cut_names
-    return tuple(name.replace("layer ", _BLOCK) for name in names)
+    return split(measured.profile, 2, "optimal", conditions).cut_names
 
 
 def _run(options: Options, way: str, bench: Bench) -> dict[str, Any]:
@@ -317,9 +313,6 @@ def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
         if plan.mesh.strategy not in measured:
             raise UsageError(f"{plan.mesh.strategy} was left out of this study")
         chosen = replace(plan, model=replace(plan.model, name=f"gpt-layers:{size}"))
-        if plan.recompute != "none" and plan.mesh.pipeline == 1 and size > 1:
-            cuts = tuple(f"layer {number}" for number in range(size - 1))
-            chosen = replace(chosen, cuts=cuts, schedule="interleaved")
         return chosen, grown_layers(measured[plan.mesh.strategy], size)
 
     rows = fit_strategies(

@@ -33,6 +33,8 @@ def test_highest_and_lowest_are_what_was_measured() -> None:
     assert "Here the same." in published
     level = said(concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})), "highest")
     assert "no more apart than two runs of one" in level
+    assert "Here that can't be told." in level
+    assert "is highest" not in level
 
 
 def test_a_slower_strategy_may_save_memory() -> None:

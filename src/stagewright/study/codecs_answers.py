@@ -155,8 +155,8 @@ def _fewest(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
         spread = max((one.deviation or 0.0 for one in (best, plain)), default=0.0)
         if spread > _goal(task):
             sentences.append(
-                f"With this few samples seeds differ by {spread:.1f} points, more than that limit: a longer training "
-                "is needed to tell."
+                f"Seeds of {best.codec} or of no codec differ by {spread:.1f} points, more than that limit: more seeds "
+                "are needed to tell."
             )
     return tuple(sentences)
 

@@ -58,9 +58,9 @@ def _speed(results: Results, ways: Ways) -> tuple[str, ...]:
         for one in ordered
     )
     sentences = [f"On two devices: {rates} over serial."]
+    apart = min(best.speedups) > max(worst.speedups)
+    far = len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0)
     if best is not worst:
-        apart = min(best.speedups) > max(worst.speedups)
-        far = len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0)
         sentences.append(
             f"Highest is {best.strategy}, lowest {worst.strategy}."
             if apart and far
@@ -73,7 +73,9 @@ def _speed(results: Results, ways: Ways) -> tuple[str, ...]:
     sentences.append(
         "Published, on 2 GPUs: tensor highest, pipeline lowest (fill and drain, balance). Here "
         + (
-            "the same."
+            "that can't be told."
+            if not (apart and far)
+            else "the same."
             if (best.strategy, worst.strategy) == ("tensor", "pipeline")
             else f"{best.strategy} is highest and {worst.strategy} lowest."
         )

@@ -30,7 +30,7 @@ def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[A
         _where(results, options),
         _speedups(results, options, runs),
         _best(results, options, runs),
-        _why(results, options),
+        _why(results, options, runs),
         _traces(results, options, runs),
         _improve(results, options),
     )
@@ -185,7 +185,12 @@ def _published_claim(runs: Sequence[MeasuredRun]) -> list[str]:
     return [f"Published: whole blocks beat equal MACs. Here it is {'so too' if faster else 'the other way'} ({seen})."]
 
 
-def _why(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _run_of(why: Mapping[str, Any], runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
+    """The runs of the split that was taken apart."""
+    return next((one for one in runs if one.run == why["run"]), None)
+
+
+def _why(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
@@ -196,12 +201,19 @@ def _why(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         shown = [part for part in costs if part["seconds"] >= 0.005 * why["step_s"]]
         gained = [part for part in costs if part["seconds"] <= -0.005 * why["step_s"]]
         text = joined(f"{part['name']} {percent(part['seconds'] / why['step_s'])}" for part in shown)
-        back = joined(f"{part['name']} {percent(-part['seconds'] / why['step_s'])}" for part in gained)
+        back = joined(
+            f"{part['name']} {percent(-part['seconds'] / why['step_s'])}"
+            + (f" ({_GAINS[part['name']]})" if part["name"] in _GAINS else "")
+            for part in gained
+        )
+        mine = _run_of(why, runs[mode])
+        speedup = why["speedup"] if mine is None or mine.speedup is None else mine.speedup
+        # One round was taken apart, the last.
+        last = f" in the last round ({times(why['speedup'])})" if mine is not None and len(mine.speedups) > 1 else ""
         sentences.append(
-            f"{mode.capitalize()} with {why['stages']} stages reaches {times(why['speedup'])} of {why['num_devices']}. "
-            f"Of a step of {format_s(why['step_s'])}, {percent(why['ideal_s'] / why['step_s'])} is serial ÷ "
-            f"{why['num_devices']}; the rest is {text or 'nothing'}"
-            + (f", less {back} that was faster than forecast." if back else ".")
+            f"{mode.capitalize()} with {why['stages']} stages reaches {times(speedup)} of {why['num_devices']}. "
+            f"Of a step of {format_s(why['step_s'])}{last}, {percent(why['ideal_s'] / why['step_s'])} is serial ÷ "
+            f"{why['num_devices']}; the rest is {text or 'nothing'}" + (f", less {back}." if back else ".")
         )
         if shown:
             sentences.append(f"The largest is {shown[0]['name']}: {_MEANINGS[shown[0]['name']]}.")
@@ -222,11 +234,19 @@ _MEANINGS = {
 }
 
 
+# What a part below nothing means.
+_GAINS = {
+    "repeated work": "smaller pieces took less than their share of the whole batch on one device",
+    "smaller pieces": "micro-batches took less than their share of the whole batch on one device",
+    "unexplained": "faster than forecast",
+}
+
+
 def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
-        mine = next((one for one in runs[mode] if why is not None and one.run == why["run"]), None)
+        mine = None if why is None else _run_of(why, runs[mode])
         if why is None or mine is None:
             continue
         sentences.append(

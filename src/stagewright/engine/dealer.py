@@ -1,4 +1,8 @@
-"""Deal a batch out: every worker is given the whole batch and takes the micro-batches of its replica."""
+"""Deal a batch out: every worker is given the whole batch and takes the micro-batches of its replica.
+
+A smaller batch, as the last of an epoch, has micro-batches of about the size of a full batch's, so it has fewer: what
+depends on their size (batch norm) stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,24 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.equality import Part
-from stagewright.engine.microbatch import batch_dims, batch_dims_of, microbatches, narrow
+from stagewright.engine.microbatch import batch_dims, batch_dims_of, microbatches, narrow, shares
 from stagewright.plan.value import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["Dealer"]
+__all__ = ["Dealer", "num_microbatches"]
+
+
+def num_microbatches(size: int, plan: Plan) -> int:
+    """Micro-batches of each replica for a batch of any size.
+
+    None is larger than those of a full batch, unless otherwise one would have a single sample where theirs have more.
+    """
+    data, most = plan.mesh.data, plan.microbatches
+    share, full = shares(size, data), shares(plan.batch, data)
+    num = min(most, -(-share[0] * most // full[0]))
+    if full[-1] >= 2 * most:
+        num = min(num, share[-1] // 2)
+    return max(1, num)
 
 
 class Dealer:
@@ -32,9 +49,10 @@ class Dealer:
     def parts(self, batch: Batch, place: torch.device, replica: int | None = None) -> list[Part]:
         """The micro-batches of one replica, or of all in order: what serial would do."""
         size = self.size_of(batch)
+        num = num_microbatches(size, self.plan)
         found = []
         for one in range(self.plan.mesh.data) if replica is None else (replica,):
-            for chunk in microbatches(size, self.plan.microbatches, data=self.plan.mesh.data, replica=one):
+            for chunk in microbatches(size, num, data=self.plan.mesh.data, replica=one):
                 args, kwargs, target = self._cut(batch, size, chunk.first_sample, chunk.num_samples, place)
                 found.append(
                     Part(

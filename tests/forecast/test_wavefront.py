@@ -10,7 +10,8 @@ import pytest
 from made_profiles import equal_units, make_costs
 from stagewright.cluster.cluster import Link, Links
 from stagewright.forecast.order import FORWARD, schedule_order
-from stagewright.forecast.predict import predict
+from stagewright.forecast.predict import predict, step_seconds
+from stagewright.forecast.times import pipeline_times
 from stagewright.forecast.wavefront import plain_pipeline
 from stagewright.plan.value import Mesh
 
@@ -49,6 +50,7 @@ def test_messages_of_a_large_pipeline_are_those_of_the_order(schedule: str, monk
     monkeypatch.setattr("stagewright.forecast.times._MOST_NODES", 0)
     found = predict(costs)
     assert found.step_s == pytest.approx(listed.step_s)
+    assert step_seconds(costs) == pytest.approx(listed.step_s)
     for ours, theirs in zip(found.workers, listed.workers, strict=True):
         assert (ours.send_s, ours.receive_s) == pytest.approx((theirs.send_s, theirs.receive_s))
         assert ours.send_s > 0
@@ -58,6 +60,19 @@ def test_messages_of_a_large_pipeline_are_those_of_the_order(schedule: str, monk
             (theirs.worker, theirs.stream, theirs.name, theirs.stage, theirs.microbatch)
         )
         assert (ours.start_s, ours.end_s) == pytest.approx((theirs.start_s, theirs.end_s))
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 3), ("zbv", 6)])
+def test_rows_of_each_worker(schedule: str, stages: int) -> None:
+    costs = make_costs(equal_units(6), mesh=Mesh(pipeline=3), microbatches=6, schedule=schedule, stages=stages)
+    times = pipeline_times(costs)
+    for worker in range(3):
+        assert times.actions_of(worker).tolist() == np.flatnonzero(times.worker == worker).tolist()
+        assert times.sent_by(worker).tolist() == np.flatnonzero(times.sender == worker).tolist()
+        assert times.received_by(worker).tolist() == np.flatnonzero(times.receiver == worker).tolist()
+    alone = pipeline_times(make_costs(equal_units(1), mesh=Mesh(), microbatches=2))
+    assert len(alone.actions_of(0)) == 4
+    assert len(alone.sent_by(0)) == 0
 
 
 def test_a_long_pipeline_is_a_matter_of_seconds() -> None:

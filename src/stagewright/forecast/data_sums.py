@@ -123,11 +123,14 @@ def _buckets(
     windows: list[tuple[float, float]] = []
     sizes: list[float] = []
     own = [index for index, stage in enumerate(costs.stages) if stage.worker == worker]
-    whole = len(own) > 1 or (times.kind == BACKWARD_WEIGHT).any()  # buckets leave when their stage is done
+    rows = times.actions_of(worker)
+    backward = rows[(times.kind[rows] == BACKWARD) | (times.kind[rows] == BACKWARD_WEIGHT)]
+    # Buckets leave when their stage is done.
+    whole = len(own) > 1 or (times.kind[rows] == BACKWARD_WEIGHT).any()
     for index in reversed(own):
         stage = costs.stages[index]
-        mine = (times.stage == index) & ((times.kind == BACKWARD) | (times.kind == BACKWARD_WEIGHT))
-        last = int(np.flatnonzero(mine)[np.argmax(times.end_s[mine])])
+        mine = backward[times.stage[backward] == index]
+        last = int(mine[np.argmax(times.end_s[mine])])
         start, end = float(times.start_s[last]), float(times.end_s[last])
         units = [costs.gradients[at] for at in range(stage.last, stage.first - 1, -1)]
         scale = stage.parameter_bytes / max(1, sum(size for size, _ in units))  # shared ones count once

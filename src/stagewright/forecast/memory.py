@@ -136,7 +136,7 @@ def _changes(
     changes: list[tuple[int, int]] = []  # activations, the rest
     most = 0
     seen: set[int] = set()
-    mine = np.flatnonzero(times.worker == worker)
+    mine = times.actions_of(worker)
     last_chunk = len(costs.shares) - 1
     in_place = bucketed and last_chunk == 0
     for node in mine[np.argsort(times.start_s[mine], kind="stable")]:

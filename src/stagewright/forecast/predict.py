@@ -7,12 +7,14 @@ Peers along data and tensor do the same at the same time, so one of each is simu
 
 from __future__ import annotations
 
+from collections import Counter
+
 from stagewright.forecast.collective import all_reduce_s
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.data_sums import DataSums, data_sums
 from stagewright.forecast.memory import worker_memory
 from stagewright.forecast.order import FORWARD, KINDS
-from stagewright.forecast.times import Times, pipeline_times
+from stagewright.forecast.times import Times, pipeline_times, worker_ends_s
 from stagewright.forecast.value import Forecast, LinkUse, Segment, WorkerForecast
 
 __all__ = ["MOST_SEGMENTS", "predict", "step_seconds"]
@@ -52,8 +54,11 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
 
 def step_seconds(costs: PlanCosts) -> float:
     """The step's time alone."""
-    times = pipeline_times(costs)
-    sums = [data_sums(costs, times, worker) for worker in range(costs.plan.mesh.pipeline)]
+    if costs.plan.mesh.data == 1:
+        sums = [DataSums(end_s=end) for end in worker_ends_s(costs)]
+    else:
+        times = pipeline_times(costs)
+        sums = [data_sums(costs, times, worker) for worker in range(costs.plan.mesh.pipeline)]
     return _ends(costs, sums)[1] / (1 if costs.plan.training else costs.plan.steps)
 
 
@@ -82,13 +87,13 @@ def optimizer_s(costs: PlanCosts, worker: int) -> float:
 
 
 def _worker(costs: PlanCosts, times: Times, sums: DataSums, worker: int, step_s: float, repeats: int) -> WorkerForecast:
-    mine = times.worker == worker
+    mine = times.actions_of(worker)
     taken = float((times.end_s[mine] - times.start_s[mine]).sum())
     tensor = float(times.collective_s[mine].sum())
     data = max(0.0, sums.end_s - times.worker_end_s(worker) - sums.slowed_s)
     optimizer = optimizer_s(costs, worker)
     computing = taken - tensor + sums.slowed_s
-    sent, received = times.sender == worker, times.receiver == worker
+    sent, received = times.sent_by(worker), times.received_by(worker)
     return WorkerForecast(
         worker=worker,
         stages=tuple(index for index, stage in enumerate(costs.stages) if stage.worker == worker),
@@ -120,6 +125,7 @@ def _recompute_s(costs: PlanCosts, worker: int) -> float:
 def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
     found = []
     ways = 2 if costs.plan.training else 1
+    alike = Counter(costs.shares)
     for edge in range(len(costs.stages) - 1):
         stage, behind = costs.stages[edge], costs.stages[edge + 1]
         if stage.worker == behind.worker:
@@ -132,7 +138,7 @@ def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
                 sender=stage.worker,
                 receiver=behind.worker,
                 num_bytes=int(ways * size * sum(costs.shares)),
-                busy_s=ways * sum(link.message_s(size * share) for share in costs.shares),
+                busy_s=ways * sum(count * link.message_s(size * share) for share, count in alike.items()),
             )
         )
     return tuple(found)

@@ -29,8 +29,10 @@ class Held:
     """The received values whose gradient must travel back."""
     outputs: list[torch.Tensor | None]
     """The values (or the loss) whose gradient arrives; ``None`` where a value turned out not to need one."""
+    later: list[torch.Tensor] = field(default_factory=list)
+    """The outputs that the first half left alone."""
     gradients: list[torch.Tensor] = field(default_factory=list)
-    """Once the first half has run, the gradients of ``outputs``, which are those that it left alone."""
+    """Their gradients."""
     groups: Any = None
     """What the first half left for the second."""
     forgotten: bool = False
@@ -51,7 +53,7 @@ def backward_inputs(
     """The first half: gradients of the inputs alone."""
     outputs, given = _paired(held.outputs, gradients)
     depend = [_depends(output, held.inputs) for output in outputs]
-    held.outputs, held.gradients = _chosen(outputs, depend, False), _chosen(given, depend, False)
+    held.outputs, held.later, held.gradients = [], _chosen(outputs, depend, False), _chosen(given, depend, False)
     if not any(depend):
         return [None] * len(held.inputs)
     from torch.distributed.pipelining._backward import stage_backward_input
@@ -64,8 +66,8 @@ def backward_inputs(
 
 def backward_weights(held: Held, parameters: Sequence[nn.Parameter]) -> None:
     """The second half: the parameters' gradients."""
-    if held.outputs:
-        torch.autograd.backward(held.outputs, held.gradients, retain_graph=held.groups is not None)
+    if held.later:
+        torch.autograd.backward(held.later, held.gradients, retain_graph=held.groups is not None)
     if held.groups is None:
         return
     from torch.distributed.pipelining._backward import stage_backward_weight

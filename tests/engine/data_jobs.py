@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -16,6 +17,7 @@ from stagewright.engine.data import DataParallel, wrap_data_parallel
 from stagewright.engine.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.microbatch import shares
 from stagewright.engine.tensor import apply_tensor_parallel
+from stagewright.planner.calibration_job import both
 
 
 class Tied(nn.Module):
@@ -38,16 +40,48 @@ class Tied(nn.Module):
         return self.head(hidden), self.aside(hidden)
 
 
+class Ways(nn.Module):
+    """Which layer a sample passes depends on its sign; a layer that no sample passes is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(x)
+        for positive, way in enumerate(self.ways):
+            rows = ((sign > 0) == bool(positive)).nonzero()[:, 0]
+            if len(rows):
+                found = found.index_add(0, rows, way(x[rows]))
+        return found
+
+
 class Routed(nn.Module):
-    """Which layer a batch passes depends on its first sample."""
+    """Samples that go different ways."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 4)
-        self.ways = nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+        self.routed = Ways()
+        self.head = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.ways[int(x[0, 0] > 0)](self.first(x))
+        return self.head(self.routed(self.first(x), x[:, 0]))
+
+
+class Picking(nn.Module):
+    """Two layers, of which a batch's first sample picks one for the head: backward does not reach the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        found = [layer(hidden) for layer in self.layers]
+        return self.head(found[int(x[0, 0] > 0)])
 
 
 class Normed(nn.Module):
@@ -63,13 +97,16 @@ class Normed(nn.Module):
         return self.head(torch.relu(self.norm(self.convolution(x))).mean((2, 3)))
 
 
-def build(name: str, batch: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def build(name: str, batch: int, step: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     if name == "tied":
         return Tied(), torch.randint(0, 11, (batch, 5)), torch.randint(0, 11, (batch, 5))
     if name == "routed":
-        signs = torch.ones(batch, 1)
-        signs[0] = -1  # the first replica goes another way than all others
+        signs = torch.ones(batch, 1)  # in step 2 all go one way
+        if step == 0:  # each replica both ways
+            signs[::2] = -1
+        elif step != 2:  # the first replica another way than all others
+            signs[: shares(batch, dist.get_world_size())[0]] = -1
         return Routed(), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
     assert name == "normed"
     return Normed(), torch.randn(batch, 2, 6, 6), torch.randint(0, 3, (batch,))
@@ -87,28 +124,43 @@ def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
     return (slice(first, first + sizes[index]), sizes[index] / batch) if sizes[index] else (slice(0, 1), 0.0)
 
 
-def replica_step(replica: DataParallel, x: torch.Tensor, target: torch.Tensor, chunks: int = 1) -> torch.Tensor:
-    """One step on this replica's part; the loss of the whole batch."""
+def replica_step(
+    replica: DataParallel, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
+) -> torch.Tensor:
+    """One step on this replica's part; the loss of the whole batch. ``forwards_first``: as GPipe orders the chunks."""
     rows, weight = own_part(len(x), replica.num_replicas, replica.index)
     pieces = list(zip(x[rows].chunk(chunks), target[rows].chunk(chunks), strict=True))
-    total = torch.zeros(())
-    for at, (inputs, wanted) in enumerate(pieces):
-        share = weight * len(inputs) / (rows.stop - rows.start)
-        if at < len(pieces) - 1:
-            with replica.accumulate():
-                loss = loss_of(replica(inputs), wanted) * share
-                loss.backward()
-        else:
-            loss = loss_of(replica(inputs), wanted) * share
-            loss.backward()
-        total += loss.detach()
+    losses: list[torch.Tensor] = []
+
+    def forward(at: int) -> None:
+        inputs, wanted = pieces[at]
+        losses.append(loss_of(replica(inputs), wanted) * weight * (len(inputs) / (rows.stop - rows.start)))
+
+    def backward(at: int) -> None:
+        losses[at].backward()
+
+    every = range(len(pieces))
+    if forwards_first:
+        order = [(action, at) for action in (forward, backward) for at in every]
+    else:
+        order = [(action, at) for at in every for action in (forward, backward)]
+    for action, at in order:
+        with replica.accumulate() if at < len(pieces) - 1 else contextlib.nullcontext():
+            action(at)
+    total = torch.stack([one.detach() for one in losses]).sum()
     replica.synchronise(weight)
     dist.all_reduce(total, group=replica.group)
     return total
 
 
 def steps(
-    rank: int, name: str, batches: tuple[int, ...], shard: bool, chunks: int = 1, bucket_bytes: int = 100
+    rank: int,
+    name: str,
+    batches: tuple[int, ...],
+    shard: bool,
+    chunks: int = 1,
+    bucket_bytes: int = 100,
+    forwards_first: bool = False,
 ) -> dict[str, Any]:
     """Optimiser steps on batches of these sizes: the worst differences to serial over all of them."""
     serial, _, _ = build(name, 2)
@@ -116,16 +168,20 @@ def steps(
     if rank:  # replica 0's values count
         with torch.no_grad():
             next(copied.parameters()).add_(1.0)
-    units = [*copied.layers, copied.embedding, copied.head] if isinstance(copied, Tied) else []
+    units: list[nn.Module] = []
+    if isinstance(copied, Tied):
+        units = [*copied.layers, copied.embedding, copied.head]
+    elif isinstance(copied, Routed):
+        units = [copied.first, copied.routed]
     replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
-    found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": []}
-    for batch in batches:
-        _, x, target = build(name, batch)
+    found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": [], "none": []}
+    for step, batch in enumerate(batches):
+        _, x, target = build(name, batch, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
         replica.traffic.reset()
-        loss = replica_step(replica, x, target, chunks)
+        loss = replica_step(replica, x, target, chunks, forwards_first)
         wanted = serial_step(serial, name, x, target, replica.num_replicas)
         found["loss"] = max(found["loss"], difference(loss, wanted))
         gradients = full_gradients(replica.module)
@@ -135,7 +191,7 @@ def steps(
         state = full_state_dict(replica.module)
         found["state"] = max(found["state"], worst(as_float(state), as_float(serial.state_dict())))
         found["bytes"].append(replica.traffic.payload_bytes)
-    found["none"] = [key for key, value in gradients.items() if value is None]
+        found["none"].append([key for key, value in gradients.items() if value is None])
     other = {key: value + 1 for key, value in state.items()}
     load_full_state_dict(replica.module, other)
     found["loads"] = all(torch.equal(value, other[key]) for key, value in full_state_dict(replica.module).items())
@@ -183,18 +239,32 @@ def running_mean(rank: int, batch: int) -> float:
     return difference(found, serial.get_buffer("norm.running_mean"))
 
 
-def dropped(rank: int) -> str:
-    """A parameter used in the first step and not in the second, with no search for unused ones: the message."""
-    model, x, target = build("routed", 4)
-    replica = wrap_data_parallel(model, dist.group.WORLD, bucket_bytes=1)
-    replica_step(replica, x.abs(), target)
-    replica_step(replica, x.abs(), target)  # DistributedDataParallel from here on
-    model.zero_grad()
+def parted(rank: int) -> str:
+    """Replicas that go backward through different units, whose shards are of one size: the message."""
+    torch.manual_seed(0)
+    model = Picking()
+    replica = wrap_data_parallel(model, dist.group.WORLD, shard=True, units=[*model.layers, model.head])
+    x = torch.rand(4, 4)
+    x[: own_part(4, replica.num_replicas, 0)[0].stop] *= -1
     try:
-        replica_step(replica, -x.abs(), target)
+        replica_step(replica, x, torch.randint(0, 3, (4,)))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def changed_in_place(rank: int) -> float:
+    """An output that a loss changes in place: how far the gradients are from serial's."""
+    serial, x, target = build("normed", 4)
+    replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
+    for model in (replica, replica, serial):
+        serial.zero_grad()
+        replica.module.zero_grad()
+        loss_of(model(x).mul_(2), target).backward()
+        if model is replica:
+            replica.synchronise(0.5)
+            found = full_gradients(replica.module)
+    return worst({key: value / replica.num_replicas for key, value in found.items()}, full_gradients(serial))
 
 
 def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, Any]:
@@ -230,3 +300,8 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
     found["tensor_bytes"] = axis.traffic.payload_bytes
     found["data_bytes"] = replica.traffic.payload_bytes
     return found
+
+
+def rounds(rank: int) -> list[Any]:
+    """What a calibration's workers tell each other, of different lengths."""
+    return both([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]

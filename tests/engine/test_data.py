@@ -25,27 +25,28 @@ def test_equals_serial_for_any_batch(shard: bool, workers: int, pool_of: Callabl
     that the loss does not use, a parameter that is a single number."""
     for found in pool_of(workers).run("data_jobs:steps", "tied", (8, 7, 5, 1), shard):
         check(found)
-        assert found["none"] == ["unused.weight", "unused.bias", "aside.weight", "aside.bias"]
+        assert found["none"] == [["unused.weight", "unused.bias", "aside.weight", "aside.bias"]] * 4
 
 
 @STRATEGIES
-def test_accumulates_chunks(shard: bool, pool_of: Callable[[int], Any]) -> None:
-    for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8, 8), shard, chunks=2):
+@pytest.mark.parametrize("forwards_first", [False, True], ids=["1f1b", "gpipe"])
+def test_accumulates_chunks(shard: bool, forwards_first: bool, pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8, 8), shard, chunks=2, forwards_first=forwards_first):
         check(found)
 
 
 def test_counts_the_bytes_of_buckets(pool_of: Callable[[int], Any]) -> None:
-    # Tied embedding 11×6, three layers of 6×6 + 6, one number: 193 gradients; a count for each of the 4 unused ones.
-    # The first step also asks which of the 12 parameters are used.
+    # Tied embedding 11×6, three layers of 6×6 + 6, one number: 193 gradients; a mark for each of the 12 parameters, and
+    # one for the order of collectives.
     for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8), False):
-        assert found["bytes"] == [193 * 4 + 12 * 8, 193 * 4 + 4 * 8]
+        assert found["bytes"] == [193 * 4 + 13 * 8] * 2
 
 
 def test_counts_the_bytes_of_shards(pool_of: Callable[[int], Any]) -> None:
     # Units: 3 × (6×6 + 6), gathered twice and scattered once. The root: 12×6 (11 rows, padded to 2 shards), the unused
-    # 6×5 + 6 (5 rows padded) and 2×6 + 2, gathered once and scattered once; the single number and its count by hand.
+    # 6×5 + 6 (5 rows padded) and 2×6 + 2, gathered once and scattered once; the single number and the marks by hand.
     for found in pool_of(2).run("data_jobs:steps", "tied", (8, 8), True):
-        assert found["bytes"] == [3 * 4 * 3 * 42 + 2 * 4 * (72 + 36 + 14) + 4 + 8] * 2
+        assert found["bytes"] == [3 * 4 * 3 * 42 + 2 * 4 * (72 + 36 + 14) + 4 + 13 * 8] * 2
 
 
 @STRATEGIES
@@ -59,16 +60,24 @@ def test_running_mean_is_that_of_the_whole_batch(pool_of: Callable[[int], Any]) 
     assert max(pool_of(3).run("data_jobs:running_mean", 7)) <= 1e-6
 
 
-def test_replicas_that_use_different_parameters(pool_of: Callable[[int], Any]) -> None:
-    for found in pool_of(2).run("data_jobs:steps", "routed", (8, 7, 5), False):
+@STRATEGIES
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_replicas_that_use_different_parameters(shard: bool, chunks: int, pool_of: Callable[[int], Any]) -> None:
+    """In the first step each replica uses all, then each its own, then all the same, then again each its own."""
+    for found in pool_of(2).run("data_jobs:steps", "routed", (8, 7, 5, 6), shard, chunks=chunks):
         check(found)
+        assert found["none"] == [[], [], ["routed.ways.0.weight", "routed.ways.0.bias"], []]
 
 
-def test_says_which_gradient_was_not_summed(pool_of: Callable[[int], Any]) -> None:
-    for message in pool_of(2).run("data_jobs:dropped", time_limit_s=60):
-        assert "RunError" in message
-        assert "'ways.1.weight'" in message
-        assert "find_unused=True" in message
+def test_refuses_shards_of_different_units(pool_of: Callable[[int], Any]) -> None:
+    for message in pool_of(2).run("data_jobs:parted", time_limit_s=60):
+        assert message.startswith("RunError: replica ")
+        assert "went backward through other units than another one" in message
+        assert "shard = false" in message
+
+
+def test_outputs_may_be_changed_in_place(pool_of: Callable[[int], Any]) -> None:
+    assert max(pool_of(2).run("data_jobs:changed_in_place")) <= 1e-5
 
 
 @STRATEGIES
@@ -80,3 +89,9 @@ def test_tensor_and_data_on_one_mesh(name: str, shard: bool, pool_of: Callable[[
         assert found["state"] <= 1e-4  # Adam divides small differences by small numbers
         assert found["tensor_bytes"] > 0
         assert found["data_bytes"] > 0
+
+
+def test_a_calibration_travels_as_json(pool_of: Callable[[int], Any]) -> None:
+    """Nothing that comes from the network is unpickled: keys arrive as texts."""
+    wanted = [[{"sums": {"8": [0.5] * length}}] for length in (1, 4)]
+    assert pool_of(2).run("data_jobs:rounds") == [wanted, wanted]

@@ -7,9 +7,11 @@ A loss must carry its share of the whole batch (n_i / B), as everywhere in the e
 equal serial's on the whole batch, however unequal the shares are. A replica without a sample must still take part:
 give it any sample with the weight 0.
 
-Unused parameters: which parameters the loss reaches is seen in the first step, which is reduced without
-DistributedDataParallel; those that no replica reaches are then left out of it, so nothing waits for them and their
-gradient stays None, as in serial. Where replicas differ (routing by data), it searches for unused ones in every step.
+Unused parameters: replicas may use different ones (routing by data), in each step others. One that a replica did not
+use counts as zeros there; one that no replica used has no gradient, as in serial. So each step ends with a mark for
+every parameter, summed. Those that no replica used in the first step, which is reduced by hand, are summed by hand in
+later ones, too, where they are used: nothing waits for them. FSDP2's units must all be reached by backward, in one
+order on all replicas; which is checked.
 
 Batch norm: each replica normalises its own samples; running statistics are averaged over replicas by weight after each
 step. The running mean is then serial's; the running variance lacks what the replicas' means differ by (deferred mode in
@@ -20,6 +22,7 @@ own; those of replica 0 count.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -30,6 +33,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from stagewright.engine.batch_norm import tracked_norms
 from stagewright.engine.gradients import BUCKET_BYTES, in_buckets
@@ -48,16 +52,14 @@ def wrap_data_parallel(
     shard: bool = False,
     units: Iterable[nn.Module] = (),
     bucket_bytes: int = BUCKET_BYTES,
-    find_unused: bool | None = None,
     average_batch_norm: bool = True,
 ) -> DataParallel:
     """Make this worker's module one replica of the data axis, a process group or a mesh of one dimension.
 
     Every replica gets replica 0's parameters and buffers. ``place``: the device to run on, while parameters may still
     be on the host; None: where they are. ``shard``: FSDP2, with ``units`` gathered one by one and the rest as a whole;
-    optimisers must be made afterwards, from ``parameters()`` of the result. ``find_unused``: whether unused parameters
-    are searched for in every step; None: as the first step shows. ``average_batch_norm=False`` leaves running
-    statistics to deferred mode.
+    optimisers must be made afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
+    running statistics to deferred mode.
     """
     if bucket_bytes < 1:
         raise UsageError(f"buckets of {bucket_bytes} bytes are too small; use 1 or more")
@@ -68,7 +70,7 @@ def wrap_data_parallel(
     if shard:
         mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, place)
         return _Sharded(module, group, norms, mesh, units, place)
-    return _Replicated(module, group, norms, bucket_bytes, find_unused)
+    return _Replicated(module, group, norms, bucket_bytes)
 
 
 class DataParallel:
@@ -83,6 +85,7 @@ class DataParallel:
         self.traffic = Traffic()
         """What passed the data axis; exact for replicas, from FSDP2's groups for shards."""
         self._norms = norms
+        self._order = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -120,69 +123,99 @@ class DataParallel:
         recorder.add("collective", start, num_bytes=num_bytes, note="data")
         return flat
 
-    def _sum_gradients(self, parameters: list[nn.Parameter], bucket_bytes: int) -> list[int]:
-        """Sum gradients by hand; for each parameter on how many replicas it had one."""
-        if not parameters:
+    def _used(self, trained: list[nn.Parameter], lacked: set[int], order: int = 0) -> list[nn.Parameter]:
+        """Those that any replica used; of the others, zeros that stood for a gradient are taken away.
+
+        ``lacked``: which had none on this replica, whatever they have by now. ``order``: stands for the order of this
+        replica's collectives, which must be all replicas'.
+        """
+        had = [one.grad is not None and id(one) not in lacked for one in trained]
+        if not had:
             return []
-        had = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int64)
-        counts: list[int] = self._sum(had.to(parameters[0].device)).tolist()
-        present = [parameter for parameter, count in zip(parameters, counts, strict=True) if count]
-        for bucket in in_buckets(present, bucket_bytes):
+        marks = self._sum(torch.tensor([*had, order], dtype=torch.int64).to(trained[0].device))
+        if all(had) and order == self._order:
+            return trained  # without reading the sum: a GPU need not be waited for
+        *counts, orders = marks.tolist()
+        if orders != order * self.num_replicas:
+            raise RunError(
+                f"replica {self.index} of {self.num_replicas} went backward through other units than another one, so "
+                "shards of different parameters were taken for one; train this model with shard = false"
+            )
+        self._order = order
+        for one, count in zip(trained, counts, strict=True):
+            if not count:
+                one.grad = None
+        return [one for one, count in zip(trained, counts, strict=True) if count]
+
+    def _sum_gradients(self, parameters: Iterable[nn.Parameter], bucket_bytes: int) -> None:
+        """Sum gradients by hand; one that is missing here counts as zeros."""
+        for bucket in in_buckets(parameters, bucket_bytes):
             flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).reshape(-1) for one in bucket])
             self._sum(flat)
             for one, value in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 if one.grad is None:
                     one.grad = torch.empty_like(one)
                 one.grad.copy_(value.view_as(one))
-        return counts
 
 
 class _Replicated(DataParallel):
     """DistributedDataParallel from the second step on."""
 
-    def __init__(
-        self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int, find_unused: bool | None
-    ) -> None:
+    def __init__(self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int) -> None:
         super().__init__(module, group, norms)
         self._bucket_bytes = bucket_bytes
-        self._find_unused = find_unused
         self._wrapped: DistributedDataParallel | None = None
-        self._trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        self._left_out: list[nn.Parameter] = []
-        self._in_buckets: dict[int, str] = {}
+        self._trained = [one for one in module.parameters() if one.requires_grad]
+        self._accumulates = False
+        self._in_buckets: set[int] = set()
         self._reduced: set[int] = set()
+        self._lacked: set[int] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._wrapped is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        return self._wrapped(*args, **kwargs)
+        with self._wrapped.no_sync():  # or else it exchanges in the next backward, be it another micro-batch's
+            outputs = self._wrapped(*args, **kwargs)
+        return outputs if self._accumulates else self._exchanging(outputs)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
-        with self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext():
+        self._accumulates = True
+        try:
             yield
+        finally:
+            self._accumulates = False
+
+    def _exchanging(self, outputs: Any) -> Any:
+        """Outputs whose backward exchanges the gradients.
+
+        It reaches every parameter: one that they don't depend on gets no gradient by that, but DistributedDataParallel
+        hears of it, as it does of all others, and waits for none in vain.
+        """
+        assert self._wrapped is not None
+        reducer = self._wrapped.reducer
+        anchor = _Anchor.apply(lambda: reducer.prepare_for_backward([]), *self._trained)  # type: ignore[no-untyped-call]
+
+        def held(one: torch.Tensor) -> Any:
+            return _Held.apply(one, anchor) if one.requires_grad else one  # type: ignore[no-untyped-call]
+
+        return tree_map_only(torch.Tensor, held, outputs)
 
     def synchronise(self, weight: float) -> None:
-        if self._wrapped is None:
-            counts = self._sum_gradients(list(self._trained.values()), self._bucket_bytes)
-            self._wrap(dict(zip(self._trained, counts, strict=True)))
-        else:
-            self._check_reduced()
-            self._sum_gradients(self._left_out, self._bucket_bytes)
+        assert self._reduced == self._in_buckets, "backward has not reached every parameter"
+        used = self._used(self._trained, self._lacked)
+        self._reduced.clear()
+        self._lacked.clear()
+        self._sum_gradients([one for one in used if id(one) not in self._in_buckets], self._bucket_bytes)
+        if self._wrapped is None and used:
+            self._wrap(used)
         self._average_statistics(weight)
 
-    def _wrap(self, counts: dict[str, int]) -> None:
+    def _wrap(self, used: list[nn.Parameter]) -> None:
         """Hand over to DistributedDataParallel what the first step has shown to be used."""
-        unused = [name for name, count in counts.items() if count == 0]
-        if self._find_unused is None:
-            self._find_unused = any(0 < count < self.num_replicas for count in counts.values())
-        self._left_out = [self._trained[name] for name in unused]
-        used = {name: one for name, one in self._trained.items() if name not in unused}
-        if not used:
-            return
-        self._in_buckets = {id(one): name for name, one in used.items()}
-        aliases = {id(one) for one in self._left_out}
-        ignored = [name for name, one in self.module.named_parameters(remove_duplicate=False) if id(one) in aliases]
+        self._in_buckets = {id(one) for one in used}
+        named = self.module.named_parameters(remove_duplicate=False)
+        ignored = [name for name, one in named if one.requires_grad and id(one) not in self._in_buckets]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             self.module, ignored
         )
@@ -194,7 +227,6 @@ class _Replicated(DataParallel):
             init_sync=False,
             bucket_cap_mb=self._bucket_bytes / (1 << 20),
             gradient_as_bucket_view=True,
-            find_unused_parameters=self._find_unused,
         )
         # A lambda: torch inspects annotations, and those of this file are text.
         wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
@@ -203,7 +235,8 @@ class _Replicated(DataParallel):
     def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Sum one bucket; DistributedDataParallel's own hook would average."""
         flat = bucket.buffer()
-        self._reduced.update(id(parameter) for parameter in bucket.parameters())
+        self._reduced.update(id(one) for one in bucket.parameters())
+        self._lacked.update(id(one) for one in bucket.parameters() if one.grad is None)
         num_bytes = flat.numel() * flat.element_size()
         self.traffic.add_all_reduce(num_bytes, self.num_replicas)
         done = recorder.beside(num_bytes, "data")
@@ -219,17 +252,36 @@ class _Replicated(DataParallel):
 
         return work.get_future().then(take)  # type: ignore[no-any-return]
 
-    def _check_reduced(self) -> None:
-        """Say so where a parameter was waited for in vain: its bucket has not been summed."""
-        missed = [name for identity, name in self._in_buckets.items() if identity not in self._reduced]
-        self._reduced.clear()
-        if missed:
-            # Buckets leave in order: behind the one that waits, others wait too.
-            guilty = [name for name in missed if self._trained[name].grad is None] or missed
-            raise RunError(
-                f"{len(missed)} gradients were not summed over the replicas: the first step reached {guilty[0]!r} and "
-                f"{len(guilty) - 1} other parameters that this one did not; wrap with find_unused=True"
-            )
+
+class _Anchor(torch.autograd.Function):
+    """A number that hangs on every parameter, with no gradient for any; calls ``begin`` before they get theirs.
+
+    Made after the forward: backward takes what was made last first, so no parameter waits for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, begin: Callable[[], None], *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.begin, ctx.num_parameters = begin, len(parameters)
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[None, ...]:
+        ctx.begin()
+        num_inputs: int = 1 + ctx.num_parameters
+        return (None,) * num_inputs
+
+
+class _Held(torch.autograd.Function):
+    """A value as it is, hung on an anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.detach()  # not the value itself, which could then not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
 
 
 class _Sharded(DataParallel):
@@ -254,11 +306,14 @@ class _Sharded(DataParallel):
         for unit in _own_units(module, units):
             self._groups.append(fully_shard(unit, mesh=mesh, ignored_params=ignored))
         self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
-        for one in self._groups:
+        self._lacked: set[int] = set()
+        self._running_order = 0
+        for index, one in enumerate(self._groups):
             one.set_gradient_divide_factor(1.0)
             one.set_force_sum_reduction_for_comms(True)
-            one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
-            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
+            one.set_custom_all_gather(_Recorded(_all_gather, self._note, f"gather {index}"))  # type: ignore[arg-type]
+            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter, self._note, f"scatter {index}"))  # type: ignore[arg-type]
+            self._fill(one)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -270,9 +325,41 @@ class _Sharded(DataParallel):
             root.set_requires_gradient_sync(True)
 
     def synchronise(self, weight: float) -> None:
-        self._sum_gradients(self._scalars, BUCKET_BYTES)
+        trained = [one for one in self.module.parameters() if one.requires_grad]
+        used = self._used(trained, self._lacked, self._running_order)
+        self._lacked.clear()
+        self._running_order = 0
+        whole = {id(one) for one in self._scalars}
+        self._sum_gradients([one for one in used if id(one) in whole], BUCKET_BYTES)
         self._average_statistics(weight)
         self._count()
+
+    def _note(self, collective: str) -> None:
+        self._running_order = zlib.crc32(collective.encode(), self._running_order)
+
+    def _fill(self, unit: FSDPModule) -> None:
+        """Zeros in place of missing gradients before a unit's are summed: FSDP2 sums what is there, and takes it for
+        the same parameters on all replicas.
+
+        A setting for this came with torch 2.13, and does not tell what was missing.
+        """
+        group: Any = unit._get_fsdp_state()._fsdp_param_group
+        if group is None:  # nothing of its own beside its units' parameters
+            return
+        scatter = group.post_backward
+
+        def post_backward(*unused: Any) -> None:
+            for one in group.fsdp_params if group.reduce_grads else ():
+                whole, shard = one.unsharded_param, one.sharded_param
+                if whole.grad is not None or one.unsharded_accumulated_grad is not None:
+                    self._lacked.discard(id(shard))
+                elif whole.requires_grad:
+                    whole.grad = torch.zeros_like(whole)
+                    if shard.grad is None:
+                        self._lacked.add(id(shard))
+            scatter(*unused)
+
+        group.post_backward = post_backward
 
     def _count(self) -> None:
         """One step: a group is gathered forward and (the root's stays) backward; its gradients are scattered once."""
@@ -295,14 +382,15 @@ class _Sharded(DataParallel):
 class _Recorded:
     """FSDP2's collective as it is, with its time recorded: the CPU waits for it, a GPU runs it beside computing."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[..., Any], note: Callable[[str], None], name: str) -> None:
+        self._run, self._note, self._name = run, note, name
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        self._note(self._name)
         start = recorder.now()
         work = self._run(output_tensor, input_tensor, *args, **options)
         largest = max(output_tensor, input_tensor, key=torch.Tensor.numel)

@@ -43,10 +43,21 @@ def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
 
 
 def both(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """What both workers found, on each of them."""
-    workers: list[Any] = [None, None]
-    dist.all_gather_object(workers, rounds)
+    """What both workers found, on each of them, as it is read from JSON."""
+    workers = [json.loads(text) for text in _texts_of_all(json.dumps(rounds))]
     return {"workers": workers, "message_bytes": MESSAGE_BYTES[-1] * 2 * _TRIPS, "num_trips": _TRIPS}
+
+
+def _texts_of_all(text: str) -> list[str]:
+    """Every worker's text, as plain bytes: nothing that comes from the network is unpickled."""
+    own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor([len(own)]))
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    padded[: len(own)] = own
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded)
+    return [bytes(one[: int(size)].tolist()).decode() for one, size in zip(found, sizes, strict=True)]
 
 
 class Probe:

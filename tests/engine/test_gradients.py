@@ -29,7 +29,7 @@ def test_gradients_become_views_of_their_bucket_so_that_none_is_there_twice(lone
     model(torch.ones(3, 4)).sum().backward()
     assert len({one.grad.untyped_storage().data_ptr() for one in model.parameters() if one.grad is not None}) == 1
     sums.stage_done(0)
-    assert sums.finish() > 0
+    assert sums.finish()["data"] > 0
 
     plain = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     plain.load_state_dict(model.state_dict())
@@ -50,6 +50,15 @@ def test_a_second_step_adds_to_what_is_there_and_a_parameter_without_a_gradient_
         assert torch.equal(used.weight.grad, torch.full((1, 3), times))  # type: ignore[arg-type]
     assert unused.grad is None
     sums.close()
+
+
+def test_a_tied_weight_without_a_gradient_keeps_none_and_its_bytes_have_a_name_of_their_own(lone_group: Any) -> None:
+    used, unused = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
+    sums = GradientSum({0: [used, unused]}, tied=[(used, lone_group), (unused, lone_group)])
+    (2 * used).sum().backward()
+    assert sums.finish() == {"data": 0, "tied": 20}
+    assert torch.equal(used.grad, torch.full((5,), 2.0))  # type: ignore[arg-type]
+    assert unused.grad is None
 
 
 def test_buckets_leave_in_one_order_whichever_parameters_a_replica_uses(

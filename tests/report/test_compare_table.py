@@ -45,6 +45,8 @@ def test_what_a_step_sends_is_links_and_collectives() -> None:
     (line,) = compare_remarks([row()])
     assert "equal to serial within 3e-07" in line
     assert "a step sends 4.00 KiB over cut 0, 4.00 KiB to data collectives" in line
+    (line,) = compare_remarks([row(collective_bytes=[{"tied": 1024}, {"tied": 1024}])])
+    assert "a step sends 4.00 KiB over cut 0, 2.00 KiB to sums of tied weights" in line
 
 
 def test_a_plan_that_is_not_equal_has_no_speedup_and_says_what_differs() -> None:

@@ -85,7 +85,7 @@ class GradientSum:
         self._data_group = data_group
         self._tied = list(tied)
         self._armed = False
-        self._num_bytes = 0
+        self._num_bytes = {"data": 0, "tied": 0}
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[int, _Bucket] = {}
         self._stages = {stage: list({id(one): one for one in held}.values()) for stage, held in stages.items()}
@@ -145,14 +145,14 @@ class GradientSum:
             if there:
                 parameter.grad = value
         num_bytes = bucket.flat.numel() * bucket.flat.element_size()
-        self._num_bytes += num_bytes
+        self._num_bytes["data"] += num_bytes
         done = recorder.beside(num_bytes, "data")
         bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
         if recorder.is_recording:
             bucket.work.get_future().add_done_callback(lambda _: done())
 
-    def finish(self) -> int:
-        """Wait for all sums and put them back; the bytes that this worker gave to collectives."""
+    def finish(self) -> dict[str, int]:
+        """Wait for all sums and put them back; the bytes that this worker gave to them, over replicas and tied."""
         if self._data_group is not None:
             for bucket in self._buckets:
                 if bucket.work is None:
@@ -165,16 +165,20 @@ class GradientSum:
                     self._give(bucket)
                 bucket.work, bucket.flat, bucket.waiting = None, None, 0
         for parameter, group in self._tied:
+            start = recorder.now()
+            holders = torch.tensor([parameter.grad is not None], dtype=torch.float32, device=parameter.device)
+            dist.all_reduce(holders, group=group)
+            if not holders.item():  # no loss reaches it: it keeps none
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             num_bytes = parameter.grad.numel() * parameter.grad.element_size()
-            start = recorder.now()
             dist.all_reduce(parameter.grad, group=group)
             recorder.add("collective", start, num_bytes=num_bytes, note="tied")
-            self._num_bytes += num_bytes
+            self._num_bytes["tied"] += num_bytes
         self._armed = False
         self._done.clear()
-        sent, self._num_bytes = self._num_bytes, 0
+        sent, self._num_bytes = self._num_bytes, dict.fromkeys(self._num_bytes, 0)
         return sent
 
     @staticmethod

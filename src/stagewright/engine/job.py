@@ -312,11 +312,12 @@ def _forget_traffic(replica: Replica) -> None:
 
 
 def _collective_bytes(replica: Replica) -> dict[str, int]:
-    """Bytes that this worker gave to the collectives of each axis in the last step."""
+    """Bytes that this worker gave to the collectives of each axis, and of tied weights, in the last step."""
     axes = {"tensor": replica.tensor_axis, "data": replica.data_axis}
     found = {name: int(axis.traffic.payload_bytes) for name, axis in axes.items() if axis is not None}
-    if replica.summed_bytes:
-        found["data"] = found.get("data", 0) + replica.summed_bytes
+    for name, num_bytes in replica.summed_bytes.items():
+        if num_bytes:
+            found[name] = found.get(name, 0) + num_bytes
     return found
 
 

@@ -88,8 +88,8 @@ class Replica:
         self.dealer = Dealer(plan, model, self.graph)
         self._firsts: list[int] = []
         self._shape_texts: dict[tuple[int, int], str] = {}
-        self.summed_bytes = 0
-        """Bytes that the last step gave to sums over replicas and holders of tied weights."""
+        self.summed_bytes: dict[str, int] = {}
+        """Bytes that the last step gave to sums over replicas (``data``) and holders of tied weights (``tied``)."""
         self.tensor_axis = self._split_layers() if plan.mesh.tensor > 1 else None
         every = self.graph.stages(self.cuts)
         self.stages: dict[int, Stage] = {

@@ -14,7 +14,15 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.report.loss_notes import loss_notes
 from stagewright.report.unequal import unequal_sentence
 
-__all__ = ["compare_remarks", "compare_table", "failure_tracebacks", "refusal_reason", "sent_bytes", "strategy_label"]
+__all__ = [
+    "collective_label",
+    "compare_remarks",
+    "compare_table",
+    "failure_tracebacks",
+    "refusal_reason",
+    "sent_bytes",
+    "strategy_label",
+]
 
 _WHO = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
 
@@ -67,6 +75,11 @@ def sent_bytes(row: Mapping[str, Any]) -> int:
     return int(links + sum(sum(one.values()) for one in row["collective_bytes"]))
 
 
+def collective_label(axis: str) -> str:
+    """What ``collective_bytes`` counts under a name."""
+    return "sums of tied weights" if axis == "tied" else f"{axis} collectives"
+
+
 def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for each row: how close it is to serial, or why there is none; then what to know about the loss."""
     found = []
@@ -88,7 +101,7 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             close = "to the last bit" if worst == 0 else f"within {worst:.0e}"
             memory = ", ".join(format_bytes(size) for size in row["peak_memory_bytes"])
             traffic = [f"{size} over cut {cut}" for cut, size in _sizes(row["link_bytes"]).items()]
-            traffic += [f"{size} to {axis} collectives" for axis, size in _sizes(_summed(row)).items()]
+            traffic += [f"{size} to {collective_label(axis)}" for axis, size in _sizes(_summed(row)).items()]
             sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
             found.append(f"{label}: equal to serial {close}; peak memory of each worker {memory}{sent}")
     return found + [f"note: {line}" for line in loss_notes(rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes
+from stagewright.report.compare_table import collective_label
 from stagewright.report.page.runs import RunData
 from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
 
@@ -46,4 +47,4 @@ def _sizes(run: RunData) -> dict[str, int]:
     for worker in run.result.get("collective_bytes", []):
         for axis, count in worker.items():
             axes[axis] = axes.get(axis, 0) + int(count)
-    return found | {f"{axis} collectives": count for axis, count in axes.items() if count}
+    return found | {collective_label(axis): count for axis, count in axes.items() if count}

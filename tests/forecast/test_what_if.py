@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import FREE, Link, Links
-from stagewright.forecast.predict import step_seconds
+from stagewright.forecast.predict import optimizer_s, step_seconds
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.what_if import (
     PARTS,
@@ -102,6 +102,19 @@ def test_what_if() -> None:
     assert step_seconds(perfectly_balanced(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=4))) == 30
     faster = with_links(costs.topology.cluster, 1e9, None)
     assert faster.links.intra_host == Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
+
+
+def test_perfect_balance_leaves_no_imbalance() -> None:
+    """The second stage has more to compute, nine times the parameters to step and to add up, and the loss."""
+    uneven = [unit("a", 1, (1, 1)), unit("b", 3, (3, 3), parameter_bytes=Amount(total=900))]
+    terms = TERMS | {"model_terms": ModelTerms(optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.01, loss_forward_s=1)}
+    costs = make_costs(profile_of(uneven), mesh=Mesh(pipeline=2), microbatches=4, terms=terms)
+    balanced = perfectly_balanced(costs)
+    assert seconds(costs, "imbalance") > 1
+    assert seconds(balanced, "imbalance") == pytest.approx(0)
+    assert [optimizer_s(balanced, worker) for worker in (0, 1)] == pytest.approx([5 * 1.1] * 2)
+    assert balanced.stages[0].accumulate_s == balanced.stages[1].accumulate_s == pytest.approx(5 * 1.1)
+    assert [one.parameter_bytes for one in balanced.stages] == [100, 900], "memory stays where it is"
 
 
 def test_other_links_do_not_take_what_sums_were_measured_to_take() -> None:

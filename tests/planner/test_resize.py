@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.planner.conftest import MadeSource, cluster_of, plan_of, random_units
+from tests.planner.conftest import FixedSource, MadeSource, cluster_of, plan_of, random_units
 
 from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
@@ -70,6 +72,20 @@ def test_the_work_stays_the_same() -> None:
         assert after == pytest.approx(before), name
     again = resized(more, 2)
     assert again.forecast().step_s == pytest.approx(prepared.forecast().step_s)
+
+
+def test_smaller_shares_are_what_they_are_measured_to_be() -> None:
+    """Replicas with fewer samples each, where a part of the time does not go with them."""
+    source = FixedSource(units=equal_units(4).units)
+    prepared = source.prepared(plan_of(Mesh(data=2), batch=16), cluster_of(2, FREE))
+    for count in (4, 16):
+        found = resized(prepared, count)
+        assert found.measured.profile.batch_size == 16 // count
+        alone = source.prepared(plan_of(Mesh(data=count), batch=16), cluster_of(count, FREE))
+        assert found.forecast().step_s == pytest.approx(alone.forecast().step_s)
+        # What is known of one size alone is taken in proportion.
+        scaled = resized(replace(prepared, source=None), count).forecast().step_s
+        assert scaled < found.forecast().step_s
 
 
 def test_equal_replicas_reach_n() -> None:

@@ -26,6 +26,7 @@ from stagewright.planner import search as searching
 from stagewright.planner.measure import MeasuredModel, chunk_sizes
 from stagewright.planner.search import least_memory, lower_bound_s, search
 from stagewright.profile.value import Amount, Time
+from stagewright.report.plan_table import plan_remarks
 from stagewright.split.compare import split
 from stagewright.split.conditions import Conditions
 
@@ -294,6 +295,33 @@ def test_the_best_is_by_a_measurement_of_its_own(count: int) -> None:
     assert steps == sorted(steps)
     first = Sharpened(units=random_units(6, 0)).prepared(found.best[0].plan, cluster_of(COUNT), terms=FAST)
     assert first.forecast().step_s == pytest.approx(steps[0]), "a forecast of the plan says the same"
+
+
+def test_one_device_is_by_a_measurement_of_its_own() -> None:
+    """The line says a third of what one device is measured to take: speed-ups are over what was measured."""
+    asked.clear()
+    source = Sharpened(units=random_units(6, 0))
+    found = quick_search(source, cluster_of(COUNT))
+    assert found.serial is not None
+    assert (max(chunk_sizes(found.serial.plan)), 1) in asked
+    again = source.prepared(found.serial.plan, cluster_of(1), terms=FAST).forecast()
+    assert found.serial.forecast.step_s == pytest.approx(again.step_s)
+    for one in found.best:
+        assert one.forecast.serial_s == pytest.approx(again.step_s)
+
+
+def test_more_than_there_are_devices_is_remarked_on() -> None:
+    source = MadeSource(units=random_units(6, 0))
+    found = quick_search(source, cluster_of(COUNT))
+    assert not any("more than there are" in line for line in plan_remarks(found))
+    first = found.best[0]
+    found.best[0] = replace(first, forecast=replace(first.forecast, speedup=5.96))
+    assert "5.96 × on 4 devices is more than there are: smaller pieces take less" in plan_remarks(found)[-1]
+    assert found.serial is not None
+    found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=4))
+    assert "one device takes 4 micro-batches and adds up their gradients" in plan_remarks(found)[-1]
+    found.is_serial_by_line = True
+    assert "one device was forecast from smaller micro-batches" in plan_remarks(found)[-1]
 
 
 @pytest.mark.parametrize(("seed", "bandwidth"), [(0, 100.0), (2, 300.0), (3, 150.0), (7, 200.0)])

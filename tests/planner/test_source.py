@@ -10,7 +10,7 @@ from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_un
 from stagewright.errors import UsageError
 from stagewright.plan.value import Plan
 from stagewright.planner.measure import MeasuredModel
-from stagewright.planner.source import MeasuredSource, between
+from stagewright.planner.source import MeasuredSource, between, source_around
 from stagewright.profile.value import Amount
 
 MADE = MadeSource(units=random_units(5, 0), tensors=(1, 2))
@@ -89,3 +89,49 @@ def test_it_is_measured_once() -> None:
     assert asked[-1] == (4, 2)
     lone = MeasuredSource(plan=plan_of(), small=2, large=2, measure=measure)
     assert lone.model(64, 1).profile.batch_size == 2, "one size was measured: shares of it are counted instead"
+
+
+@pytest.mark.parametrize(
+    ("batch", "chunks", "ends"),
+    [(32, 8, (4, 8)), (32, 1, (16, 32)), (6, 1, (3, 6)), (2, 2, (1, 2)), (2, 1, (2, 2)), (1, 1, (1, 1))],
+)
+def test_sizes_around_a_plan(batch: int, chunks: int, ends: tuple[int, int]) -> None:
+    plan = plan_of(batch=batch, microbatches=chunks)
+    own = MADE.model(batch // chunks, 1)
+    found = source_around(plan, own, lambda plan, size: MADE.model(size, 1))
+    assert (found.small, found.large) == ends
+    assert found.model(batch // chunks, 1) is own
+
+
+def test_a_size_that_can_not_be_run_stays_on_the_line() -> None:
+    asked = []
+
+    def measure(plan: Plan, size: int) -> MeasuredModel:
+        asked.append(size)
+        if size == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        return MADE.model(size, 1)
+
+    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    assert not source.sharpen(1, 1)
+    assert not source.sharpen(1, 1)
+    assert asked.count(1) == 1
+    assert source.model(1, 1).profile.source == "line"
+
+
+def test_a_line_is_through_the_nearest() -> None:
+    """From 8 samples on, each takes twice as long."""
+
+    def measure(plan: Plan, size: int) -> MeasuredModel:
+        found = MADE.model(max(size, 2 * size - 8), 1)
+        return replace(found, profile=replace(found.profile, batch_size=size))
+
+    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    once = MADE.units[0].forward.median_s
+
+    def seconds(size: int) -> float:
+        return source.model(size, 1).profile.units[0].forward.median_s / once
+
+    assert [seconds(size) for size in (1, 4, 12, 16)] == pytest.approx([1, 4, 12, 16])
+    assert source.sharpen(16, 1)
+    assert [seconds(size) for size in (1, 4, 12, 16, 20)] == pytest.approx([1, 4, 16, 24, 32])

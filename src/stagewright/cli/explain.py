@@ -72,6 +72,7 @@ def explain(
         no_cache=no_cache,
         repeats=repeats,
         fresh=fresh,
+        every_schedule=True,
     )
     from stagewright.planner.explain import explain_plan, explain_run
 
@@ -93,8 +94,10 @@ def explain(
     title = f"{plan.model.name}: {plan.mesh.strategy} on {plan.mesh.num_workers} workers, {how}"
     if free_communication or perfect_balance:
         advice = "not looked for: these costs are of no real plan"
+    elif found.change is None and found.num_tried == 0:
+        advice = "not known: there is no change to be tried that fits"
     elif found.change is None:
-        advice = "none of the changes that were tried gains 1 %"
+        advice = f"none of the {found.num_tried} changes that were tried gains 1 %"
     else:
         advice = f"{found.change.what}: {found.change.gain:+.0%} (forecast)"
     if plot is not None:

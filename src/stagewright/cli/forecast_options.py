@@ -73,15 +73,20 @@ def prepared_from(
     no_cache: bool,
     repeats: int,
     fresh: bool = False,
+    every_schedule: bool = False,
 ) -> Prepared:
-    """Measure what is missing and bring it together; refuses wrong files before anything is measured."""
+    """Measure what is missing and bring it together; refuses wrong files before anything is measured.
+
+    `every_schedule`: backwards in two halves are measured too, for others than the plan's own schedule.
+    """
     from stagewright.cluster.file import read_cluster
     from stagewright.cluster.machine import default_devices
     from stagewright.errors import UnknownName
     from stagewright.plan.value import AXES
     from stagewright.planner.calibrate import load_calibration
     from stagewright.planner.forecasting import check_kind, prepare
-    from stagewright.planner.measure import measure_model
+    from stagewright.planner.measure import MeasuredModel, chunk_sizes, measure_model
+    from stagewright.planner.source import source_around
 
     if innermost not in AXES:
         raise UnknownName("axis", innermost, AXES)
@@ -93,13 +98,31 @@ def prepared_from(
     if chosen is not None:
         check_kind(plan.devices[0] if plan.devices else default_devices(1)[0], chosen, rescale)
     calibration = load_calibration(cache, progress=note)
-    with progress(f"measuring {plan.model.name}") as report:
-        measured = measure_model(
-            plan, cache=False if no_cache else cache or True, repeats=repeats, fresh=fresh, progress=report
-        )
+
+    def measure(other: Plan, size: int | None) -> MeasuredModel:
+        layers = f" as one of {other.mesh.tensor}" if other.mesh.tensor > 1 else ""
+        with progress(f"measuring {other.model.name}, micro-batches of {max(chunk_sizes(other))}{layers}") as report:
+            return measure_model(
+                other,
+                size=size,
+                cache=False if no_cache else cache or True,
+                repeats=repeats,
+                fresh=fresh,
+                progress=report,
+            )
+
+    measured = measure(plan, max(chunk_sizes(plan)) if every_schedule else None)
     if chosen is None:
         chosen = calibration.cluster(plan.mesh.num_workers)
-    return prepare(plan, measured, chosen, calibration.terms_on(chosen), innermost=innermost, rescale=rescale)
+    return prepare(
+        plan,
+        measured,
+        chosen,
+        calibration.terms_on(chosen),
+        innermost=innermost,
+        rescale=rescale,
+        source=source_around(plan, measured, measure, repeats=repeats),
+    )
 
 
 def note_profile(profile: Profile) -> None:

@@ -62,7 +62,7 @@ def report(
         from stagewright.report.page.forecaster import make_forecaster
 
         usual: dict[str, Any] = {"cluster": None, "rescale": False, "innermost": "pipeline", "no_cache": False}
-        forecaster = make_forecaster(partial(prepared_from, **usual, cache=cache_dir, repeats=5))
+        forecaster = make_forecaster(partial(prepared_from, **usual, cache=cache_dir, repeats=5, every_schedule=True))
     made = build_report(runs, title=title, forecaster=forecaster, newest=newest or MOST_RUNS)
     content = page_html(made.page)
     save_text(content, output)

@@ -122,6 +122,8 @@ class PlanCosts:
     serial_s: float
     # How much longer computing takes because other devices of the host are busy.
     crowded: float
+    # What if: whether every worker's optimiser takes the mean of all.
+    even_optimizer: bool = False
 
     def durations(self, order: Order) -> Floats:
         """The duration of every node."""

@@ -8,6 +8,7 @@ Peers along data and tensor do the same at the same time, so one of each is simu
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from stagewright.forecast.collective import all_reduce_s
 from stagewright.forecast.costs import PlanCosts
@@ -80,6 +81,9 @@ def _ends(costs: PlanCosts, sums: list[DataSums]) -> tuple[list[float], float]:
 
 def optimizer_s(costs: PlanCosts, worker: int) -> float:
     """The optimiser's step of a worker."""
+    if costs.even_optimizer:
+        count = costs.plan.mesh.pipeline
+        return sum(optimizer_s(replace(costs, even_optimizer=False), one) for one in range(count)) / count
     own = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
     divide = costs.plan.mesh.data if costs.plan.shard else 1
     speed = costs.topology.speeds()[worker]

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import FREE, Cluster, Link, Links
-from stagewright.forecast.costs import PlanCosts, StageCosts
+from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.predict import optimizer_s, step_seconds
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.topology import Topology
@@ -216,22 +216,17 @@ def free_links(cluster: Cluster) -> Cluster:
 
 
 def perfectly_balanced(costs: PlanCosts) -> PlanCosts:
-    """The same with every stage taking the mean of all."""
-    count = len(costs.stages)
+    """The same with every stage taking the mean of all, the loss and the optimiser's step shared by all."""
+    count, loss = len(costs.stages), costs.model_terms
+    if count == 1:
+        return costs
     names = ("forward_s", "backward_input_s", "backward_weight_s", "tensor_forward_s", "tensor_backward_s")
-    means = {name: sum(getattr(stage, name) for stage in costs.stages) / count for name in names}
-    loss = costs.model_terms
-    stages: list[StageCosts] = [replace(stage, **means) for stage in costs.stages]
-    shared = replace(loss, loss_forward_s=0.0, loss_backward_s=0.0) if count > 1 else loss
-    spread = [
-        replace(
-            stage,
-            forward_s=stage.forward_s + loss.loss_forward_s / count if count > 1 else stage.forward_s,
-            backward_weight_s=stage.backward_weight_s + loss.loss_backward_s / count
-            if count > 1
-            else stage.backward_weight_s,
-        )
-        for stage in stages
-    ]
-    assert isinstance(shared, ModelTerms)
-    return replace(costs, stages=tuple(spread), model_terms=shared)
+    means = {name: sum(getattr(stage, name) for stage in costs.stages) / count for name in (*names, "accumulate_s")}
+    means["forward_s"] += loss.loss_forward_s * costs.crowded / count
+    means["backward_weight_s"] += loss.loss_backward_s * costs.crowded / count
+    return replace(
+        costs,
+        stages=tuple(replace(stage, **means) for stage in costs.stages),
+        model_terms=replace(loss, loss_forward_s=0.0, loss_backward_s=0.0),
+        even_optimizer=True,
+    )

@@ -1,8 +1,12 @@
 """Why a plan's speed-up is not n, and the one change that would gain most.
 
 A run is explained by its own events: the stages' times as they were measured there, the rest as forecast, and what is
-then left as *unexplained*. Changes are tried one by one, each with a forecast of its own: a cut moved by a unit, other
-numbers of micro-batches, another schedule, no recomputation, data instead of pipeline.
+then left as *unexplained*. Serial is the run's own, or else the quickest way on one device, as in a search.
+
+Changes are tried one by one, each with a forecast of its own: a cut moved by a unit, other numbers of micro-batches,
+another schedule, no recomputation, data instead of pipeline or tensor, pipeline instead of data. Other sizes of
+micro-batch are by what is known of two; that of the change which gains most is measured, until one of those that were
+is the best.
 """
 
 from __future__ import annotations
@@ -18,11 +22,13 @@ from stagewright.forecast.predict import predict, step_seconds
 from stagewright.forecast.what_if import Parts, explain_parts
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.forecasting import Prepared
+from stagewright.planner.forecasting import Prepared, measured_size
+from stagewright.planner.measure import chunk_sizes
+from stagewright.planner.serial import plain_plan, quickest_serial
 from stagewright.store.run import RunFolder
 from stagewright.store.serial import serial_beside
 
-__all__ = ["Change", "Explanation", "best_change", "explain_plan", "explain_run", "serial_of"]
+__all__ = ["Change", "Explanation", "explain_plan", "explain_run", "serial_of", "tried_changes"]
 
 _LEAST_GAIN = 0.01
 
@@ -49,6 +55,8 @@ class Explanation:
     is_measured: bool
     # The change that would gain most; None: none of those tried gains a hundredth.
     change: Change | None
+    # How many changes were tried, of those that fit.
+    num_tried: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         parts = self.parts
@@ -66,13 +74,14 @@ class Explanation:
             "change": None
             if self.change is None
             else {"what": self.change.what, "step_s": self.change.step_s, "gain": self.change.gain},
+            "num_tried": self.num_tried,
         }
 
 
 def explain_plan(prepared: Prepared, *, changes: bool = True) -> Explanation:
     """A plan's forecast, explained; without `changes` none is looked for (costs that no plan has can't be compared)."""
-    change = best_change(prepared) if changes else None
-    return Explanation(parts=explain_parts(prepared.costs), is_measured=False, change=change)
+    parts = explain_parts(prepared.costs, serial_s=_serial_s(prepared))
+    return _explanation(parts, tried_changes(prepared) if changes else [], is_measured=False)
 
 
 def explain_run(prepared: Prepared, folder: RunFolder) -> Explanation:
@@ -80,9 +89,21 @@ def explain_run(prepared: Prepared, folder: RunFolder) -> Explanation:
     result = folder.result()
     if result is None or result.get("status") != "done" or "latency_s" not in result:
         raise UsageError(f"{folder.path} has no measured steps: explain a run that `stagewright compare` has finished")
-    measured = replace(prepared, costs=_as_measured(prepared.costs, folder))
-    parts = explain_parts(measured.costs, float(result["latency_s"]), serial_of(folder))
-    return Explanation(parts=parts, is_measured=True, change=best_change(prepared))
+    serial_s = serial_of(folder) or _serial_s(prepared)
+    parts = explain_parts(_as_measured(prepared.costs, folder), float(result["latency_s"]), serial_s)
+    return _explanation(parts, tried_changes(prepared), is_measured=True)
+
+
+def _explanation(parts: Parts, tried: Sequence[Change], *, is_measured: bool) -> Explanation:
+    best = tried[0] if tried and tried[0].gain >= _LEAST_GAIN else None
+    return Explanation(parts=parts, is_measured=is_measured, change=best, num_tried=len(tried))
+
+
+def _serial_s(prepared: Prepared) -> float | None:
+    """The quickest step on one device; None: where other sizes are not known, the same micro-batches there."""
+    if prepared.source is None:
+        return None
+    return quickest_serial(prepared.plan, prepared.source, prepared.cluster, prepared.terms)[1].step_s
 
 
 def serial_of(folder: RunFolder) -> float | None:
@@ -123,24 +144,39 @@ def _typical(seconds: Sequence[float]) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def best_change(prepared: Prepared) -> Change | None:
-    """The change that would gain most, of those that fit; None where none gains a hundredth."""
-    now = step_seconds(prepared.costs)
-    found: list[Change] = []
-    for what, plan in _changes(prepared):
-        try:
-            other = prepared.changed(plan=plan)
-        except UsageError:
-            continue
-        forecast = predict(other.costs)
-        if forecast.fits:
-            found.append(Change(what=what, step_s=forecast.step_s, gain=now / forecast.step_s - 1))
-    best = max(found, key=lambda one: one.gain, default=None)
-    return best if best is not None and best.gain >= _LEAST_GAIN else None
+def tried_changes(prepared: Prepared) -> list[Change]:
+    """The changes that can be made and fit, the one that gains most first: that one by a measurement of its size."""
+    now_s = step_seconds(prepared.costs)
+    plans = dict(_changes(prepared))
+    found: dict[str, Change] = {}
+    again = list(plans)
+    while True:
+        for what in again:
+            found.pop(what, None)
+            step_s = _step_if_fits(prepared, plans[what])
+            if step_s is not None:
+                found[what] = Change(what=what, step_s=step_s, gain=now_s / step_s - 1)
+        ranked = sorted(found.values(), key=lambda one: -one.gain)
+        if prepared.source is None or not ranked or ranked[0].gain < _LEAST_GAIN:
+            return ranked
+        size = measured_size(plans[ranked[0].what])
+        if size == measured_size(prepared.plan) or not prepared.source.sharpen(*size):
+            return ranked
+        again = [what for what, plan in plans.items() if measured_size(plan) == size]
+
+
+def _step_if_fits(prepared: Prepared, plan: Plan) -> float | None:
+    """A plan's step by what is known; None where it is refused or does not fit."""
+    try:
+        forecast = predict(prepared.changed(plan=plan, sharp=False).costs, timeline=False)
+    except UsageError:
+        return None
+    return forecast.step_s if forecast.fits else None
 
 
 def _changes(prepared: Prepared) -> Iterator[tuple[str, Plan]]:
     plan, names = prepared.plan, [unit.name for unit in prepared.measured.profile.units]
+    least = min(2, *chunk_sizes(plan))  # samples of a micro-batch: with one not every model can be trained
     for at, cut in enumerate(plan.cuts):
         place = names.index(cut)
         for moved in (place - 1, place + 1):
@@ -149,30 +185,24 @@ def _changes(prepared: Prepared) -> Iterator[tuple[str, Plan]]:
             if inside:
                 cuts = (*plan.cuts[:at], names[moved], *plan.cuts[at + 1 :])
                 yield f"cut after {names[moved]} instead of {cut}", replace(plan, cuts=cuts)
-    if plan.mesh.pipeline > 1:
-        for chunks in (plan.microbatches * 2, plan.microbatches // 2):
-            if 1 <= chunks <= plan.batch // plan.mesh.data:
-                yield f"{chunks} micro-batches instead of {plan.microbatches}", replace(plan, microbatches=chunks)
+    for chunks in (plan.microbatches * 2, plan.microbatches // 2):
+        if 1 <= chunks <= plan.batch // (least * plan.mesh.data):
+            yield f"{chunks} micro-batches instead of {plan.microbatches}", replace(plan, microbatches=chunks)
+    if plan.mesh.pipeline > 1 and plan.training:
         for name in SCHEDULES:
-            if name != plan.schedule and plan.training:
-                other = replace(plan, schedule=name, stages=None, cuts=(), placement="auto")  # type: ignore[arg-type]
-                if other.num_stages <= len(names):
-                    yield f"schedule {name} instead of {plan.schedule}", other
+            other = replace(plan, schedule=name, stages=None, cuts=(), placement="auto")  # type: ignore[arg-type]
+            if name != plan.schedule and other.num_stages <= len(names):
+                yield f"schedule {name} instead of {plan.schedule}", other
     if plan.recompute != "none":
         yield "no recomputation", replace(plan, recompute="none")
-    count = plan.mesh.pipeline * plan.mesh.data
-    if plan.mesh.pipeline > 1 and plan.batch >= count:
-        yield (
-            f"data={count} instead of {plan.mesh}",
-            replace(
-                plan,
-                mesh=Mesh(data=count, tensor=plan.mesh.tensor),
-                microbatches=1,
-                stages=None,
-                cuts=(),
-                placement="auto",
-                schedule="1f1b",
-                codec="none",
-                codec_backward=None,
-            ),
-        )
+    data, tensor, pipeline = plan.mesh.data, plan.mesh.tensor, plan.mesh.pipeline
+    for mesh in dict.fromkeys((Mesh(data=data * pipeline, tensor=tensor), Mesh(data=plan.mesh.num_workers))):
+        if mesh != plan.mesh and plan.batch >= least * mesh.data:
+            other = replace(plain_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard)
+            yield f"{mesh} instead of {plan.mesh}", other
+    stages = max(data, tensor)
+    chunks = 2 * stages * plan.microbatches
+    if pipeline == 1 and stages > 1 and chunks * least <= plan.batch and plan.mesh.num_workers == stages:
+        mesh = Mesh(pipeline=stages)
+        other = replace(plain_plan(plan, mesh, chunks), recompute=plan.recompute)
+        yield f"{mesh} in {chunks} micro-batches instead of {plan.mesh}", other

@@ -19,10 +19,11 @@ from stagewright.plan.check import check_plan
 from stagewright.plan.value import Axis, Plan
 from stagewright.planner.link_codecs import link_codecs
 from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.planner.source import Source
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
 
-__all__ = ["Prepared", "check_kind", "prepare"]
+__all__ = ["Prepared", "check_kind", "measured_size", "prepare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +40,27 @@ class Prepared:
     terms: EngineTerms
     # What each action costs.
     costs: PlanCosts
+    # What other sizes of micro-batch cost; None: as much for each sample as those that were measured.
+    source: Source | None = None
 
     def forecast(self) -> Forecast:
         """The predicted step."""
         return predict(self.costs, self.plan.cuts)
 
-    def changed(self, **changes: Any) -> Prepared:
-        """The same with another plan, cluster or terms: what if; what was rescaled once may be again."""
+    def changed(self, *, sharp: bool = True, **changes: Any) -> Prepared:
+        """The same with another plan, cluster or terms: what if; what was rescaled once may be again.
+
+        Micro-batches of another size are measured, unless they need not be `sharp`: then they are by what is known.
+        """
         given = {"plan": self.plan, "measured": self.measured, "cluster": self.cluster, "terms": self.terms, **changes}
         rescaled = bool(_other_kinds(self.measured.profile.device, self.cluster))
-        return prepare(**given, innermost=self.costs.topology.innermost, rescale=rescaled)
+        check_plan(given["plan"])
+        wanted = measured_size(given["plan"])
+        if self.source is not None and wanted != measured_size(self.plan):
+            if sharp:
+                self.source.sharpen(*wanted)
+            given["measured"] = self.source.model(*wanted)
+        return prepare(**given, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
 
 
 def prepare(
@@ -59,6 +71,7 @@ def prepare(
     *,
     innermost: Axis = "pipeline",
     rescale: bool = False,
+    source: Source | None = None,
 ) -> Prepared:
     """Bring plan, measurements and cluster together; refuses what does not belong together."""
     check_plan(plan)
@@ -85,7 +98,14 @@ def prepare(
         engine_terms=terms,
         whole=measured.whole,
     )
-    return Prepared(plan=plan, measured=measured, cluster=cluster, terms=terms or EngineTerms(), costs=costs)
+    return Prepared(
+        plan=plan, measured=measured, cluster=cluster, terms=terms or EngineTerms(), costs=costs, source=source
+    )
+
+
+def measured_size(plan: Plan) -> tuple[int, int]:
+    """What a plan's model is measured at: samples of its largest micro-batch, workers that share its layers."""
+    return max(chunk_sizes(plan)), plan.mesh.tensor
 
 
 def choose_cuts(plan: Plan, measured: MeasuredModel, topology: Topology) -> tuple[str, ...]:

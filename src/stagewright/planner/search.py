@@ -6,8 +6,8 @@
 
 The bound of worker w: what it computes, after the forwards before it and before the backwards behind them. It never
 exceeds the forecast, so that nothing better is thrown away. One device alone and plain data parallel are always
-forecast, to stand beside. Sizes of micro-batches between those that were measured lie on a line; the best plan's own is
-measured at last, and that of the next one if this makes another the best.
+forecast, to stand beside. Sizes of micro-batches between those that were measured lie on a line; one device's own is
+measured first, the best plan's at last, and that of the next one if this makes another the best.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from stagewright.plan.check import check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Axis, Mesh, Plan
 from stagewright.planner.measure import chunk_sizes, cut_places
+from stagewright.planner.serial import microbatch_numbers, plain_plan, quickest_serial
 from stagewright.planner.source import Source
 from stagewright.quantity import format_bytes
 from stagewright.split.compare import split as split_by
@@ -40,7 +41,6 @@ __all__ = ["Candidate", "Found", "Ranked", "search"]
 
 _MOST_NODES = 40_000  # of a schedule that must be listed node by node
 _MOST_EXACT = 200
-_MOST_CHUNKS = 1024
 _MOST_MESHES = 3  # on which schedules beyond GPipe and 1F1B are tried
 _LEAST_RANKED = 10  # however few are shown
 _PLAIN = ("1f1b", "gpipe")
@@ -90,6 +90,8 @@ class Found:
     best: list[Ranked] = field(default_factory=list)
     # One device alone, which speed-ups are over: the quickest that fits, or else the quickest.
     serial: Ranked | None = None
+    # Whether its step is by a line through smaller micro-batches, since to measure its own would take long.
+    is_serial_by_line: bool = False
     # Plain data parallel over all devices, fitting or not; None where the batch is too small.
     data_parallel: Ranked | None = None
     # How many plans there were, how many were forecast exactly, how many did not fit.
@@ -127,13 +129,14 @@ def search(
     found = Found()
     plain = [name for name in schedules if name in _PLAIN]
     others = [name for name in schedules if name not in _PLAIN]
+    costs, forecast = quickest_serial(base, source, cluster, maker.terms)
+    found.serial = Ranked(plan=costs.plan, codec="none", forecast=forecast, costs=costs)
+    found.is_serial_by_line = source.model(max(chunk_sizes(costs.plan)), 1).profile.source == "line"
+    maker.serial_s = forecast.step_s
     choices = _choices(base, source, count, plain or list(_PLAIN), recomputes, shards, known, most_tensor)
     candidates = [one for plan, codec in choices if (one := maker.candidate(plan, codec, known[codec])) is not None]
     if progress is not None:
         progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begun:.1f} s …")
-    found.serial = _serial(maker, base)
-    maker.serial_s = found.serial.forecast.step_s
-    candidates = [replace(one, costs=maker.same_serial(one.costs)) for one in candidates]
     nearest = maker.unfit
     most = max(top, _LEAST_RANKED)
     least_s = _rank(maker, candidates, found, most, nearest)
@@ -196,13 +199,11 @@ def _sharpen(maker: _Maker, found: Found, count: int) -> None:
     """Measure the sizes of the first plans' own micro-batches, until the first ones are such."""
     while found.best:
         sizes = dict.fromkeys((max(chunk_sizes(one.plan)), one.plan.mesh.tensor) for one in found.best[:count])
-        sharpened = {one for one in sizes if maker.source.sharpen(*one)}
+        sharpened = [one for one in sizes if maker.source.sharpen(*one)]
         if not sharpened:
             return
-        for at, one in enumerate(found.best):
-            if (max(chunk_sizes(one.plan)), one.plan.mesh.tensor) in sharpened:
-                found.best[at] = maker.again(one)
-        found.best = sorted((one for one in found.best if one.forecast.fits), key=lambda one: one.forecast.step_s)
+        again = [maker.again(one) for one in found.best]  # all: sizes beside a measured one lie on other lines now
+        found.best = sorted((one for one in again if one.forecast.fits), key=lambda one: one.forecast.step_s)
 
 
 def _choices(
@@ -228,7 +229,7 @@ def _choices(
             if base.batch < data:
                 continue
             mesh = Mesh(data=data, tensor=tensor, pipeline=pipeline)
-            for chunks in _numbers(share):
+            for chunks in microbatch_numbers(share):
                 for schedule in schedules if pipeline > 1 else ("1f1b",):
                     for recompute in recomputes if base.training else ("none",):
                         for shard in shards if data > 1 and pipeline == 1 and base.training else (False,):
@@ -248,19 +249,6 @@ def _choices(
                                 )
                                 if _allowed(plan, source.num_units):
                                     yield plan, codec
-
-
-def _numbers(share: int) -> list[int]:
-    """Numbers of micro-batches: halves of the share, down to single samples."""
-    found, size = [], share
-    while size >= 1:
-        chunks = -(-share // size)
-        if chunks <= _MOST_CHUNKS and chunks not in found:
-            found.append(chunks)
-        if size == 1:
-            break
-        size = -(-size // 2)
-    return found
 
 
 def _allowed(plan: Plan, num_units: int) -> bool:
@@ -412,43 +400,13 @@ def least_memory(costs: PlanCosts) -> str | None:
     return None
 
 
-def _serial(maker: _Maker, base: Plan) -> Ranked:
-    """One device, the fastest of the cluster: in as many micro-batches as is quickest there, and fits if any do."""
-    fastest = max(maker.cluster.devices, key=lambda one: one.speed)
-    alone = Topology(mesh=Mesh(), cluster=replace(maker.cluster, devices=(replace(fastest, count=1, hosts=1),)))
-    found = []
-    for chunks in _numbers(base.batch):
-        plan = _plain(base, Mesh(), chunks)
-        costs = maker.costs(plan, alone, chunk_sizes(plan))
-        one = maker.exact(Candidate(plan=plan, costs=costs, bound_s=0.0))
-        forecast = replace(one.forecast, serial_s=one.forecast.step_s, speedup=1.0)
-        found.append(replace(one, forecast=forecast, costs=replace(costs, serial_s=forecast.step_s)))
-    return min(found, key=lambda one: (not one.forecast.fits, one.forecast.step_s))
-
-
-def _plain(base: Plan, mesh: Mesh, chunks: int) -> Plan:
-    """Without anything that could be chosen beside."""
-    return replace(
-        base,
-        mesh=mesh,
-        microbatches=chunks,
-        schedule="1f1b",
-        recompute="none",
-        shard=False,
-        stages=None,
-        cuts=(),
-        placement="auto",
-        devices=(),
-    )
-
-
 def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
     """Replicas alone: whole if they fit, else with the fewest micro-batches that do, else as they are."""
     if base.batch < count:
         return None
     found: Ranked | None = None
-    for chunks in _numbers(-(-base.batch // count)):
-        plan = _plain(base, Mesh(data=count), chunks)
+    for chunks in microbatch_numbers(-(-base.batch // count)):
+        plan = plain_plan(base, Mesh(data=count), chunks)
         try:
             check_plan(plan)
         except UsageError:

@@ -1,10 +1,11 @@
-"""Where a search takes its costs from: a model measured at two sizes of micro-batch, and in between by a straight line.
+"""Where a search takes its costs from: a model measured at some sizes of micro-batch, and in between by straight lines.
 
-seconds and bytes of a unit = a + b · samples        measured at the smallest and the largest size
+seconds and bytes of a unit = a + b · samples        through the two nearest sizes that were measured
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -16,7 +17,7 @@ from stagewright.plan.value import Mesh, Plan
 from stagewright.planner.measure import REPEATS, MeasuredModel, measure_model
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile
 
-__all__ = ["MeasuredSource", "Source", "between"]
+__all__ = ["MeasuredSource", "Source", "between", "source_around"]
 
 
 class Source(Protocol):
@@ -52,8 +53,9 @@ class MeasuredSource:
     # Measures a plan's model at a size.
     measure: Callable[[Plan, int], MeasuredModel] = lambda plan, size: measure_model(plan, size=size)
     _found: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
-    _lines: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
+    _lines: dict[tuple[int, int, int, int], MeasuredModel] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
+    _failed: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def num_units(self) -> int:
@@ -75,9 +77,14 @@ class MeasuredSource:
         return self._refused.get(tensor)
 
     def sharpen(self, size: int, tensor: int) -> bool:
-        if (size, tensor) in self._found or self.seconds_of(size, tensor) > self.longest_s:
+        known = (size, tensor) in self._found or (size, tensor) in self._failed
+        if known or self.seconds_of(size, tensor) > self.longest_s:
             return False
-        self._at(size, tensor)
+        try:
+            self._at(size, tensor)
+        except (ValueError, RuntimeError):  # batch norm of one sample, too little memory: it stays on the line
+            self._failed.add((size, tensor))
+            return False
         return True
 
     def seconds_of(self, size: int, tensor: int) -> float:
@@ -91,9 +98,10 @@ class MeasuredSource:
             return self._at(size, tensor)
         if self.small == self.large:
             return self._at(self.small, tensor)
-        if (size, tensor) not in self._lines:
-            self._lines[size, tensor] = between(self._at(self.small, tensor), self._at(self.large, tensor), size)
-        return self._lines[size, tensor]
+        low, high = _around(size, sorted({self.small, self.large} | {one for one, of in self._found if of == tensor}))
+        if (size, tensor, low, high) not in self._lines:
+            self._lines[size, tensor, low, high] = between(self._at(low, tensor), self._at(high, tensor), size)
+        return self._lines[size, tensor, low, high]
 
     def _at(self, size: int, tensor: int) -> MeasuredModel:
         if (size, tensor) not in self._found:
@@ -102,6 +110,28 @@ class MeasuredSource:
             )
             self._found[size, tensor] = self.measure(plan, size)
         return self._found[size, tensor]
+
+
+def _around(size: int, known: list[int]) -> tuple[int, int]:
+    """Of sizes in order, the two that another lies between; or that are nearest, where it lies beyond all."""
+    at = min(max(1, bisect.bisect(known, size)), len(known) - 1)
+    return known[at - 1], known[at]
+
+
+def source_around(
+    plan: Plan, measured: MeasuredModel, measure: Callable[[Plan, int], MeasuredModel], *, repeats: int = REPEATS
+) -> MeasuredSource:
+    """Other sizes for a plan that was measured at its own: by the line through that and twice as much, or half."""
+    own, tensor = measured.profile.batch_size, plan.mesh.tensor
+    half = own // 2 if own >= 4 else own  # of single samples not every model can be trained
+    other = 2 * own if 2 * own <= plan.batch else half
+
+    def known(other_plan: Plan, size: int) -> MeasuredModel:
+        return measured if (size, other_plan.mesh.tensor) == (own, tensor) else measure(other_plan, size)
+
+    return MeasuredSource(
+        plan=plan, small=min(own, other), large=max(own, other), longest_s=30.0, repeats=repeats, measure=known
+    )
 
 
 def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredModel:

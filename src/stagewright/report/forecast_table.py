@@ -15,7 +15,8 @@ __all__ = ["forecast_summary", "link_use_table", "worker_table"]
 def forecast_summary(forecast: Forecast) -> str:
     """The figures that count, in one line."""
     fits = "" if forecast.fits else "; DOES NOT FIT"
-    alone = "one device" if forecast.microbatches == 1 else "one device in the same micro-batches"
+    in_pieces = forecast.microbatches > 1 or "data=" in forecast.mesh
+    alone = "one device in the same micro-batches" if in_pieces else "one device"
     return (
         f"step {format_s(forecast.step_s)}, {forecast.samples_per_s:.4g} samples/s, "
         f"speed-up {forecast.speedup:.2f} × over {alone} ({format_s(forecast.serial_s)}), "

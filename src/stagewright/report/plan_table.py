@@ -69,7 +69,21 @@ def plan_remarks(found: Found) -> list[str]:
         gain = found.data_parallel.forecast.step_s / found.best[0].forecast.step_s
         lines.append(f"the best is {gain:.2f} × as fast as plain data parallel")
     lines.append("speed-up is over one device alone; memory has the optimiser's states in it")
+    above = max(found.best, key=lambda one: one.forecast.speedup / one.plan.mesh.num_workers)
+    if round(above.forecast.speedup, 2) > above.plan.mesh.num_workers:
+        lines.append(
+            f"{above.forecast.speedup:.2f} × on {above.plan.mesh.num_workers} devices is more than there are: "
+            f"{_why_above(found)}"
+        )
     return lines
+
+
+def _why_above(found: Found) -> str:
+    if found.is_serial_by_line:
+        return "one device was forecast from smaller micro-batches, since its own would take long to measure"
+    if found.serial is not None and found.serial.plan.microbatches > 1:
+        return f"one device takes {found.serial.plan.microbatches} micro-batches and adds up their gradients"
+    return "smaller pieces take less for each sample than the whole batch, or the machine changed between measurements"
 
 
 def verified_table(verified: Verified) -> Table:

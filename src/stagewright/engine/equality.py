@@ -335,12 +335,11 @@ def compare_with(
     worst = ("nothing", 0.0)
     differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
     results = _named(outputs)
-    expected_outputs = _named(dict(enumerate(reference.outputs))) if reference else None
-    kinds = (
-        ("gradients", gradients, reference and reference.gradients, None),
-        ("buffers", buffers, reference and reference.buffers, reference and reference.changed),
-        ("outputs", results, expected_outputs, None),
-    )
+    kinds: list[tuple[str, Mapping[str, torch.Tensor], dict[str, torch.Tensor] | None, frozenset[str] | None]] = [
+        ("gradients", gradients, reference.gradients if reference else None, None),
+        ("buffers", buffers, *((reference.buffers, reference.changed) if reference else (None, None))),
+        ("outputs", results, _named(dict(enumerate(reference.outputs))) if reference else None, None),
+    ]
     for kind, held, expected, needed in kinds:
         names: list[str] = []
         for name, value, scale in _shared(expected, device, by_module=kind == "gradients"):

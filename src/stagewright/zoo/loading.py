@@ -219,7 +219,8 @@ def _from_factory(request: _Request) -> Model:
 
 def _in(dtype: torch.dtype, module: nn.Module) -> nn.Module:
     """The module's real numbers in a type; `module.to` would drop the imaginary part of complex ones."""
-    return module._apply(lambda one: one.to(dtype) if one.is_floating_point() else one)
+    made: nn.Module = module._apply(lambda one: one.to(dtype) if one.is_floating_point() else one)  # type: ignore[no-untyped-call]
+    return made
 
 
 def _cast(model: Model, dtype: torch.dtype) -> Model:

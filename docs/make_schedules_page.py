@@ -97,8 +97,9 @@ AFTER = """\
   to keep a core or a GPU busy.
 - The batch need not be divisible: 10 samples in 4 micro-batches are 3, 3, 2, 2, and losses are weighted by samples. A
   batch must have at least one sample for each micro-batch of each replica.
-- A last batch that is too small for all micro-batches has fewer of them; those that do not exist are left out of the
-  order, which stays valid.
+- A smaller last batch has fewer micro-batches, of about the size of a full batch's
+  ([batch norm](batch-norm-and-dropout.md#batch-norm) depends on it); those that do not exist are left out of the order,
+  which stays valid.
 - What each schedule asks for is in the table; a plan that does not fit is refused with the number that would:
 
 ```console

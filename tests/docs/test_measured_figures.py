@@ -31,6 +31,7 @@ _LINK = re.compile(r"\]\(([^)\s#]+\.md)")
 STATED: dict[str, dict[str, str]] = {
     "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
     "capture.md": {"80 %": "a rule of capture's"},
+    "train.md": {"300 seconds": "a default"},
     "codecs.md": {"5 %": "a rule of auto's", "100 %": "a whole copy"},
     "fabric.md": {
         "1 Gbit/s": "the lab's rate",

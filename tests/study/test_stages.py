@@ -97,7 +97,7 @@ def test_why_it_is_not_n_names_the_largest_part_first() -> None:
 
 def test_pieces_that_run_better_are_not_called_faster_than_forecast() -> None:
     parts = stages_parts()
-    parts["why-inference"]["parts"] += [{"name": "smaller pieces", "seconds": -0.1}]
+    parts["why-inference"]["parts"] += [{"name": "smaller pieces", "seconds": -0.1, "lost_speedup": -0.1}]
     text = said(concluded(parts), "not n")
     assert "smaller pieces 8.0 % (micro-batches took less than their share of the whole batch on one device)" in text
     assert text.count("faster than forecast") == 1, "what is unexplained"

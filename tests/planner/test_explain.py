@@ -17,7 +17,7 @@ from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.what_if import PARTS
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.explain import Change, _changes, explain_plan, explain_run, tried_changes
+from stagewright.planner.explain import Change, _changes, _stage_as_measured, explain_plan, explain_run, tried_changes
 from stagewright.planner.forecasting import Prepared, prepare
 from stagewright.planner.measure import MeasuredModel
 from stagewright.planner.search import search
@@ -259,6 +259,33 @@ def test_a_run_is_explained_by_its_own_events(recompute: str, tmp_path: Path) ->
     assert named["recomputation"] == pytest.approx(3 * again)
     assert named["imbalance"] == pytest.approx(0)
     assert named["unexplained"] == pytest.approx(0.2 - 3 * 0.030)
+
+
+@pytest.mark.parametrize("recompute", ["none", "always"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_stages_are_those_of_their_actions(schedule: str, recompute: str) -> None:
+    """A forecast of each action, taken for a measurement, gives the same stages: whole backwards and halves."""
+    plan = plan_of(Mesh(pipeline=2), microbatches=4, schedule=schedule, recompute=recompute)
+    terms = ModelTerms(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
+    costs = MadeSource(units=tuple(random_units(4, 3)), terms=terms).prepared(plan, cluster_of(2, FREE)).costs
+    for index, stage in enumerate(costs.stages):
+        loss = costs.model_terms.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
+        again = stage.forward_s if recompute == "always" else 0.0
+        both = stage.backward_input_s + stage.backward_weight_s
+        if schedule == "1f1b":
+            seconds = {"backward": both + again + loss + stage.accumulate_s}
+        elif index == 0:
+            seconds = {"backward-weight": both + again + stage.accumulate_s}
+        elif recompute == "always":
+            seconds = {"backward-input": both + again + loss + stage.accumulate_s, "backward-weight": 0.0}
+        else:
+            seconds = {
+                "backward-input": 1.5 * stage.backward_input_s + loss,
+                "backward-weight": 1.25 * stage.backward_weight_s + stage.accumulate_s,
+            }
+        found = _stage_as_measured(costs, index, {"forward": stage.forward_s, **seconds})
+        assert found.backward_input_s == pytest.approx(stage.backward_input_s)
+        assert found.backward_weight_s == pytest.approx(stage.backward_weight_s)
 
 
 def test_a_run_without_steps(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ is the best.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.forecast.costs import PlanCosts
+from stagewright.forecast.costs import PlanCosts, StageCosts
 from stagewright.forecast.predict import predict, step_seconds
 from stagewright.forecast.what_if import Parts, explain_parts
 from stagewright.plan.schedules import SCHEDULES
@@ -31,6 +31,8 @@ from stagewright.store.serial import serial_beside
 __all__ = ["Change", "Explanation", "explain_plan", "explain_run", "serial_of", "tried_changes"]
 
 _LEAST_GAIN = 0.01
+_HALVES = ("backward-input", "backward-weight")
+_TIMED = ("forward", "backward", *_HALVES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,29 +121,37 @@ def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:
     taken: dict[tuple[int, str], list[float]] = {}
     for rank in range(costs.plan.mesh.num_workers):
         for event in folder.worker(rank).events():
-            if event.get("kind") in ("forward", "backward") and event["note"] != "loss":
+            if event.get("kind") in _TIMED and event["note"] != "loss":
                 seconds = event["end_s"] - event["start_s"]
                 taken.setdefault((event["stage"], event["kind"]), []).append(seconds)
     stages = []
-    last = len(costs.stages) - 1
-    for index, stage in enumerate(costs.stages):
-        forward = _typical(taken.get((index, "forward"), ()))
-        if forward is None:
+    for index in range(len(costs.stages)):
+        seconds = {kind: statistics.median(taken[index, kind]) for kind in _TIMED if (index, kind) in taken}
+        if "forward" not in seconds:
             return costs
-        changed: dict[str, Any] = {"forward_s": forward}
-        whole = _typical(taken.get((index, "backward"), ()))
-        if whole is not None:
-            again = forward if costs.recomputes(index) else 0.0
-            loss = costs.model_terms.loss_backward_s * costs.crowded if index == last else 0.0
-            rest = max(0.0, whole - again - loss - stage.accumulate_s)
-            share = stage.backward_input_s / max(1e-12, stage.backward_input_s + stage.backward_weight_s)
-            changed |= {"backward_input_s": share * rest, "backward_weight_s": (1 - share) * rest}
-        stages.append(replace(stage, **changed))
+        stages.append(_stage_as_measured(costs, index, seconds))
     return replace(costs, stages=tuple(stages))
 
 
-def _typical(seconds: Sequence[float]) -> float | None:
-    return statistics.median(seconds) if seconds else None
+def _stage_as_measured(costs: PlanCosts, index: int, seconds: Mapping[str, float]) -> StageCosts:
+    """A stage with what its actions took, by their kind."""
+    stage, terms = costs.stages[index], costs.model_terms
+    forward = seconds["forward"]
+    changed: dict[str, Any] = {"forward_s": forward}
+    loss = terms.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
+    halves = [seconds.get(kind) for kind in _HALVES]
+    if None not in halves and index > 0 and not costs.recomputes(index):
+        first, second = (one or 0.0 for one in halves)
+        changed["backward_input_s"] = max(0.0, first - loss) / terms.split_input
+        changed["backward_weight_s"] = max(0.0, second - stage.accumulate_s) / terms.split_weight
+    elif "backward" in seconds or any(one is not None for one in halves):
+        # The first stage has all of it in the second half, one that runs forward again in the first.
+        whole = seconds.get("backward", sum(one or 0.0 for one in halves))
+        again = forward if costs.recomputes(index) else 0.0
+        rest = max(0.0, whole - again - loss - stage.accumulate_s)
+        share = stage.backward_input_s / max(1e-12, stage.backward_input_s + stage.backward_weight_s)
+        changed |= {"backward_input_s": share * rest, "backward_weight_s": (1 - share) * rest}
+    return replace(stage, **changed)
 
 
 def tried_changes(prepared: Prepared) -> list[Change]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from made_profiles import equal_units
 from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.planner import split_backward
 from stagewright.planner.measure import measure_model
-from stagewright.planner.split_backward import _factors
+from stagewright.planner.split_backward import Halves, _factors, split_halves
 
 PERCEPTRON = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
 
@@ -30,3 +33,16 @@ def test_only_where_a_schedule_splits(tmp_path: Path) -> None:
         assert terms.split_input > 0
         assert terms.split_weight > 0
         assert terms.split_input != pytest.approx(1.0, abs=1e-9), "it was measured"
+
+
+def test_no_room_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = equal_units(3)
+
+    def fails(error: Exception) -> None:
+        monkeypatch.setattr(split_backward, "_round", lambda graph, model: (_ for _ in ()).throw(error))
+
+    fails(RuntimeError("can't be split"))
+    assert split_halves(None, None, profile, 1) == Halves()  # type: ignore[arg-type]
+    fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"))
+    with pytest.raises(torch.OutOfMemoryError):
+        split_halves(None, None, profile, 1)  # type: ignore[arg-type]

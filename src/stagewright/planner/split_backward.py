@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from stagewright.capture.graph import UnitGraph
+from stagewright.cluster.refusal import refusal_of
 from stagewright.engine.backward import Held, backward_inputs, backward_weights, backward_whole
 from stagewright.profile.replay import Stopwatch
 from stagewright.profile.value import Profile, amount_of
@@ -48,7 +49,9 @@ def split_halves(graph: UnitGraph, model: Model, profile: Profile, rounds: int) 
         return Halves()
     try:
         taken = [_round(graph, model) for _ in range(rounds + 1)][1:]
-    except RuntimeError:  # a backward that torch can't split: a run would say so
+    except RuntimeError as error:  # a backward that torch can't split: a run would say so
+        if refusal_of(error, who="this model", doing="backward") is not None:
+            raise  # no room is no answer
         return Halves()
     if not all(taken):
         return Halves()

@@ -51,7 +51,7 @@ def plans(draw: st.DrawFn) -> Plan:
         microbatches=microbatches,
         schedule=schedule,
         units=draw(words),
-        shard=mesh.data > 1 and draw(st.booleans()),
+        shard=mesh.data > 1 and mesh.pipeline == 1 and training and draw(st.booleans()),
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
         batch_norm=draw(st.sampled_from(["plain", "deferred"])),
         training=training,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from stagewright.engine import job
 from stagewright.engine.equality import Reference, compare_with, full_precision
+from stagewright.plan.value import ModelSpec, Plan
 from stagewright.report.unequal import unequal_sentence
 
 
@@ -108,3 +111,23 @@ def test_a_number_where_serial_has_none(alone: None) -> None:
     rest = {**SAME, "loss": 1.0, "tolerance": 1e-5, "device": torch.device("cpu")}
     assert compare_with(serial, **{**rest, "gradients": {"a.weight": NAN}}).equal
     assert not compare_with(serial, **{**rest, "gradients": {"a.weight": ONE}}).equal
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_second_step_is_compared_too(spoilt: bool, alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums that are right once, as of buckets that are made anew after a first step."""
+    steps: list[int] = []
+    replica = SimpleNamespace(
+        plan=Plan(model=ModelSpec(name="made"), batch=2),
+        context=SimpleNamespace(torch_device=torch.device("cpu")),
+        codecs=None,
+        buffers=lambda: {"a.mean": ONE.clone()},
+        zero_gradients=lambda: None,
+        train_step=lambda batch, keep_outputs: steps.append(1),
+        total_loss=lambda outcome: 1.0,
+        full_gradients=lambda: {"a.weight": ONE, "b.weight": ONE * (len(steps) if spoilt else 1)},
+    )
+    monkeypatch.setattr(job, "_outputs", lambda replica, outcome: SAME["outputs"])
+    found = job.prove(replica, None, SERIAL)  # type: ignore[arg-type]
+    assert (len(steps), found.equal) == (2, not spoilt)
+    assert not spoilt or found.worst == "gradient of b.weight"

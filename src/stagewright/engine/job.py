@@ -1,6 +1,6 @@
 """What every worker of a measured run does: prove the plan equal to serial, time it, write down what was seen.
 
-    load, capture ─► worker 0: serial reference ─► this worker's part ─► one step, compared ─► one step, memory counted
+    load, capture ─► worker 0: serial reference ─► this worker's part ─► a step, compared, twice ─► one, memory counted
         ─► warm-up ─► timed steps ─► workers/N/result.json, metrics.jsonl, events.parquet, memory.parquet, clock.json
 
 The launcher merges the workers' results (``merge_results``).

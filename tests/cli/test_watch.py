@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from stagewright.cli.watch import watch
+from stagewright.cli.watch import _until_interrupted, watch
 from stagewright.errors import StagewrightError
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 from stagewright.store.run import RunFolder
@@ -110,6 +113,40 @@ def test_on_a_terminal_the_page_s_address_and_the_view_are_there(finished: RunFo
     assert "http://127.0.0.1:" in text
     assert "Ctrl-C ends the page, not the run" in text
     assert "finished" in text
+
+
+@pytest.mark.parametrize("line", range(1, 9))
+def test_an_interruption_anywhere_in_the_wait_ends_it(line: int) -> None:
+    """At each line of the wait, the last of them while it sleeps."""
+
+    def alarm(*_: object) -> None:
+        if line < 0:
+            raise TimeoutError
+        interrupt()
+
+    def interrupt() -> None:
+        nonlocal line
+        line = -1
+        signal.raise_signal(signal.SIGINT)
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal line
+        line -= event == "line" and frame.f_code.co_filename in (threading.__file__, watch.__code__.co_filename)
+        if line == 0:
+            interrupt()
+        return trace
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with _until_interrupted() as stop:
+            signal.setitimer(signal.ITIMER_REAL, 0.2, 2)
+            sys.settrace(trace)
+            stop.wait()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        sys.settrace(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,10 +86,31 @@ def watch(
                 stop.wait()
 
 
+class _Stop:
+    """A flag that a signal's handler may set at any time: ``threading.Event`` blocks if its own wait is interrupted."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one whose put may interrupt its get
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until it is set, or for so long."""
+        if not self._is_set:
+            with suppress(queue.Empty):
+                self._told.get(timeout=timeout_s)
+
+
 @contextmanager
-def _until_interrupted() -> Iterator[threading.Event]:
+def _until_interrupted() -> Iterator[_Stop]:
     """Set by Ctrl-C or SIGTERM: the usual end of watching, so not an error."""
-    stop = threading.Event()
+    stop = _Stop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
     try:
@@ -99,7 +120,7 @@ def _until_interrupted() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _show(watcher: Watcher, stop: threading.Event, *, speed: float | None, stay: bool) -> None:
+def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> None:
     """Draw the state until the run has ended (or was replayed), or until Ctrl-C."""
     from rich.live import Live
 
@@ -122,7 +143,7 @@ def _show(watcher: Watcher, stop: threading.Event, *, speed: float | None, stay:
                 return
 
 
-def _states(watcher: Watcher, stop: threading.Event, speed: float | None) -> Iterator[dict[str, Any]]:
+def _states(watcher: Watcher, stop: _Stop, speed: float | None) -> Iterator[dict[str, Any]]:
     from stagewright.report.live.server import replay_dict
 
     if speed is not None and watcher.now()[1]["status"] in _ENDED:

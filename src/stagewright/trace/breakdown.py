@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.trace.value import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
 
-__all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "schedule_idle"]
+__all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "own_times", "schedule_idle"]
 
 PARTS = ("compute", "transfer", "collective", "wait", "bubble", "overhead")
 _TRANSFER = ("send", "encode", "decode")
@@ -97,7 +97,7 @@ def _share(
     assert whole is not None
     found = dict.fromkeys((*PARTS, "recompute", "optimizer", "waiting"), 0.0)
     number = 0
-    for event, own_s in _own_times([one for one in events if one.stream != "collective"]):
+    for event, own_s in own_times([one for one in events if one.stream != "collective"]):
         if event.kind in COMPUTE_KINDS:
             found["compute"] += own_s
             if event.kind in found:
@@ -132,7 +132,7 @@ def _share(
     )
 
 
-def _own_times(events: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
+def own_times(events: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
     """Each event with its time without what is nested in it, in the order of their begin."""
     own = [event.seconds for event in events]
     around: list[int] = []
@@ -213,7 +213,7 @@ def schedule_idle(trace: Trace, step: int) -> dict[int, float]:
     for worker in trace.workers:
         mine = worker.of_step(step)
         compute = [one for one in mine if one.stream == "compute"]
-        own = {id(event): seconds for event, seconds in _own_times(compute)}
+        own = {id(event): seconds for event, seconds in own_times(compute)}
         inner = _recomputed(compute)
         orders[worker.rank] = [
             (_node(one), own[id(one)] + inner.get(id(one), 0.0))
@@ -235,7 +235,7 @@ def _recomputed(compute: Sequence[TraceEvent]) -> dict[int, float]:
     found: dict[int, float] = {}
     outer = [one for one in compute if one.kind.startswith("backward")]
     starts = [one.start_s for one in outer]
-    for event, seconds in _own_times(compute):
+    for event, seconds in own_times(compute):
         at = bisect.bisect_right(starts, event.start_s) - 1
         if event.kind == "recompute" and at >= 0:
             found[id(outer[at])] = found.get(id(outer[at]), 0.0) + seconds

@@ -39,7 +39,7 @@ def connect() -> Iterator[Callable[..., list[Connections]]]:
         yield make
 
 
-def on_all(num_ranks: int, work: Callable[[int], Any], timeout_s: float = 30.0) -> list[Any]:
+def on_all(num_ranks: int, work: Callable[[int], Any], timeout_s: float = 120.0) -> list[Any]:
     """Do something at every rank at the same time; the first error is raised."""
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []

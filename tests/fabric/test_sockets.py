@@ -96,20 +96,26 @@ def test_a_wrong_sum_is_seen() -> None:
 
 
 def test_who_is_waited_for_is_noted(connect: Connect, on_all: OnAll) -> None:
-    ends = connect(3)
+    ends, trials = connect(3), 5
 
-    def work(rank: int) -> list[float]:
+    def work(rank: int) -> list[list[float]]:
         engine = SocketEngine(ends[rank], 3, scratch_bytes=SLICE + 64)
         (flow,) = flows(rank, 3, "ring", [3000], 1)
-        engine.barrier(0)
-        if rank == 1:
-            time.sleep(0.2)
-        engine.run(flow, 0)
-        return engine.receive_wait_s
+        sums = [[0.0] * 3]
+        for trial in range(trials):
+            flow.reset(trial)
+            engine.barrier(trial)
+            if rank == 1:
+                time.sleep(0.1)
+            engine.run(flow, trial)
+            sums.append(list(engine.receive_wait_s))
+        return sums
 
-    waits = on_all(3, work)
-    assert waits[2][1] > 0.15, "rank 2 waits for rank 1"
-    assert waits[1][0] < 0.1, "what rank 1 needs is there"
+    sums = np.array(on_all(3, work))
+    waits = np.diff(sums, axis=1)  # by rank, trial and the one who is waited for
+    # A busy machine may hold up any of them in one trial or another.
+    assert waits[2, :, 1].max() > 0.09, "rank 2 waits for rank 1"
+    assert waits[1, :, 0].min() < 0.05, "what rank 1 needs is there"
 
 
 def test_a_lost_peer_is_named(connect: Connect, on_all: OnAll) -> None:

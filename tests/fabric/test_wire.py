@@ -34,7 +34,7 @@ def meet(one: bytes, two: bytes) -> tuple[Any, Any]:
     other = threading.Thread(target=try_to, args=(1, lambda: meet_coordinator(second, two)))
     other.start()
     try_to(0, lambda: meet_agent(first, one))
-    other.join(15)
+    other.join(60)
     return found[0], found[1]
 
 
@@ -112,7 +112,7 @@ def test_agents_run_a_workload(tmp_path: Path) -> None:
         assert measured.error is None
         assert measured.trials.num_trials == 5
         assert measured.trials.num_wrong == 0
-        assert [process.wait(10) for process in started] == [0, 0]
+        assert [process.wait(60) for process in started] == [0, 0]
     finally:
         for process in started:
             process.kill()

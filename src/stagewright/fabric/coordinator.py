@@ -36,6 +36,7 @@ __all__ = ["Coordinator", "Measured", "Place", "Settings"]
 SILENT_S = 6.0  # without a sign of life a rank is taken for dead
 _STOP_S = 3.0  # the others have this long to hand in what they have
 _PREPARE_S = 60.0
+_LISTEN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ class _Member:
     place: Place
     channel: Channel
     process: subprocess.Popen[bytes] | None = None
-    heard_s: float = field(default_factory=time.monotonic)
+    heard_s: float | None = None  # None: it has not said its first word; to start takes its time
     state: str = "new"  # done, fault or dead in the end
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[bytes] = field(default_factory=list)
@@ -136,6 +137,7 @@ class Coordinator:
             self.close()
             raise
         for member in self._members:
+            member.channel.socket.settimeout(SILENT_S)  # one that is stopped in the middle of a message ends the wait
             self._selector.register(member.channel.socket, selectors.EVENT_READ, member)
         return self
 
@@ -253,8 +255,10 @@ class Coordinator:
         until_s = None if limit_s is None else time.monotonic() + limit_s
         moved_s, seen = time.monotonic(), 0
         while any(kind not in member.answers for member in self._members):
-            self._listen(0.2)
+            before = time.monotonic()
+            self._listen(_LISTEN_S)
             now = time.monotonic()
+            self._forgive(now - before - _LISTEN_S)
             finished = min(member.num_rows for member in self._members) // len(self._workload.messages)
             if finished != seen:
                 moved_s, seen = now, finished
@@ -263,12 +267,8 @@ class Coordinator:
             for member in self._members:
                 if member.state in ("dead", "fault"):
                     raise RunError(member.error or f"rank {member.rank} failed")
-                if now - member.heard_s > SILENT_S:
-                    member.state = "dead"
-                    member.error = (
-                        f"rank {member.rank} ({member.place.name}) has been silent for {SILENT_S:.0f} s: "
-                        "stopped, unplugged, or its host is down"
-                    )
+                if member.heard_s is not None and now - member.heard_s > SILENT_S:
+                    member.state, member.error = "dead", _silence(member)
                     raise RunError(member.error)
             if until_s is not None and now > until_s:
                 late = [member.rank for member in self._members if kind not in member.answers]
@@ -276,6 +276,13 @@ class Coordinator:
             if until_s is None and now - moved_s > self._settings.hang_s:
                 raise RunError(f"no trial was finished for {self._settings.hang_s:.0f} s, after {seen} trials")
         return [member.answers[kind] for member in self._members]
+
+    def _forgive(self, stalled_s: float) -> None:
+        """While this process itself was not let run, nobody could be heard."""
+        if stalled_s > 1.0:
+            for member in self._members:
+                if member.heard_s is not None:
+                    member.heard_s += stalled_s
 
     def _listen(self, timeout_s: float) -> None:
         """Take what has arrived."""
@@ -305,6 +312,8 @@ class Coordinator:
             member.answers[frame.kind] = frame.fields
 
     def _obituary(self, member: _Member, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            return _silence(member)
         why = ""
         if member.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -329,6 +338,13 @@ class Coordinator:
         if dead:
             measured.dead = [member.rank for member in dead]
             measured.error = "; ".join(member.error or "" for member in dead)
+
+
+def _silence(member: _Member) -> str:
+    return (
+        f"rank {member.rank} ({member.place.name}) has been silent for {SILENT_S:.0f} s: "
+        "stopped, unplugged, or its host is down"
+    )
 
 
 def _call(host: str, port: int, limit_s: float) -> socket.socket:

@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples everywhere, however slow the machine; other ones with `--hypothesis-profile default`.
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 sys.path.insert(0, str(Path(__file__).parent))  # `program`, also for copies of a process
 

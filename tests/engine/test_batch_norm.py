@@ -88,7 +88,7 @@ def test_merged_over_replicas(momentum: float | None) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert sums.seen == [((3 * 10,), torch.float64)] * 3
         for one, replica in zip(deferred, replicas, strict=True):
             one.remove()
@@ -101,7 +101,7 @@ class AllReduce:
     def __init__(self, num_replicas: int) -> None:
         self.seen: list[Any] = []
         self._vectors: list[torch.Tensor] = []
-        self._all_here = threading.Barrier(num_replicas, timeout=10)
+        self._all_here = threading.Barrier(num_replicas, timeout=60)
 
     def __call__(self, vector: torch.Tensor) -> None:
         self.seen.append((tuple(vector.shape), vector.dtype))

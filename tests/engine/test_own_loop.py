@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -46,9 +47,9 @@ def test_what_a_user_gives_is_taken_outside() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("raise", f"worker 1 (cpu:{CORE}) failed: KeyError: 'no such thing'"),
+        ("raise", rf"worker 1 \(cpu:{CORE}\) failed: KeyError: 'no such thing'"),
         pytest.param(
-            "hang", f"worker 1 (cpu:{CORE}) hangs: no worker has made progress for 6 s", marks=pytest.mark.slow
+            "hang", rf"worker 1 \(cpu:{CORE}\) hangs: no worker has made progress for \d+ s", marks=pytest.mark.slow
         ),
     ],
 )
@@ -57,14 +58,14 @@ def test_under_torchrun(how: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("cpu:0", f"cpu:{CORE}"))
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "script.py"]
     done = subprocess.run(
-        words, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "HOW": how}
+        words, capture_output=True, text=True, timeout=240, cwd=tmp_path, env={**os.environ, "HOW": how}
     )
     ended_s = time.time() - float((tmp_path / "failing").read_text())
     assert done.returncode == 1
-    assert f"stagewright: {message}" in done.stderr
+    assert re.search(f"stagewright: {message}", done.stderr)
     assert "at: step 2, stage 1, micro-batch 1, forward, shapes (2, 8) float32" in done.stderr
     assert "in forward" in done.stderr
-    assert ended_s < 20  # on a busy machine; some of these seconds are torchrun's
+    assert ended_s < 90  # not the minutes of torch's own time limits, nor the 1000 s of the one that hangs
 
 
 SCRIPT = """
@@ -104,8 +105,9 @@ plan = Plan(
     units="leaf",
     devices=("cpu:0", "cpu:0"),
 )
+hang_s = 12 if os.environ["HOW"] == "hang" else 120  # a busy machine may stand still for some seconds
 trainer = parallelize(
-    model, batch, plan=plan, loss=nn.functional.cross_entropy, optimizer=torch.optim.SGD, hang_s=6
+    model, batch, plan=plan, loss=nn.functional.cross_entropy, optimizer=torch.optim.SGD, hang_s=hang_s
 )
 for number in range(4):
     Fragile.failing = number == 2

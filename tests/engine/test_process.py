@@ -16,7 +16,7 @@ from stagewright.engine.process import ProcessMark
 
 PROGRAM = (
     "import sys, time; from pathlib import Path; from stagewright.engine.process import ProcessMark\n"
-    "ProcessMark.own().write(Path(sys.argv[1])); print(flush=True); time.sleep(60)"
+    "ProcessMark.own().write(Path(sys.argv[1])); print(flush=True); time.sleep(600)"
 )
 
 
@@ -59,7 +59,7 @@ def test_stopped_and_killed(tmp_path: Path) -> None:
             assert mark is not None
             assert mark.state() == "running"
             process.send_signal(signal.SIGSTOP)
-            until = time.monotonic() + 10
+            until = time.monotonic() + 60
             while mark.state() != "stopped" and time.monotonic() < until:
                 time.sleep(0.01)
             assert mark.state() == "stopped"

@@ -69,7 +69,7 @@ class Machine:
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=120)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def torchrun(
     plan: Path,
     job: str,
     *words: str,
-    limit_s: float = 100,
+    limit_s: float = 240,
     folders: Sequence[Path] | None = None,
     second_in: Sequence[str] = (),
 ) -> list[tuple[int, str]]:
@@ -204,7 +204,7 @@ def test_two_machines_agree_on_cuts_and_leave_one_result(machines: list[Machine]
 
 def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: Path) -> None:
     run = plan.parent / "run"
-    ended = torchrun(machines, plan, "tiny_jobs:one_raises_alone", "--run-folder", str(run), limit_s=100)
+    ended = torchrun(machines, plan, "tiny_jobs:one_raises_alone", "--run-folder", str(run))
     assert [code for code, _ in ended] == [1, 1]
     assert "stagewright: worker 1 " in ended[1][1]
     assert "ValueError: boom on the second machine" in ended[1][1]
@@ -212,5 +212,5 @@ def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: 
     # Worker 0 did not talk to worker 1: it learned of the failure from the store, and says so.
     assert "worker 1 failed: ValueError: boom on the second machine" in ended[0][1]
     times_s = [json.loads((run / "workers" / str(rank) / "error.json").read_text())["time_ns"] / 1e9 for rank in (0, 1)]
-    assert 0 <= times_s[0] - times_s[1] < 10
+    assert 0 <= times_s[0] - times_s[1] < 60
     assert json.loads((run / "result.json").read_text())["status"] == "failed"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from stagewright.engine import watch as watch_module
 from stagewright.engine.fault import Activity, Doing, Fault
 from stagewright.engine.watch import OUTSIDE, START_S, ProgressClock, StoreWatch, blame, is_stopped
 
@@ -49,7 +50,7 @@ def test_a_stopped_process_is_seen() -> None:
         try:
             assert not is_stopped(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
-            until_s = time.monotonic() + 5
+            until_s = time.monotonic() + 60
             while not is_stopped(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.01)
             assert is_stopped(process.pid)
@@ -58,16 +59,23 @@ def test_a_stopped_process_is_seen() -> None:
     assert not is_stopped(process.pid)
 
 
-def watch(store: HashStore, activity: Activity, ended: list[Fault], worker: int = 0, hang_s: float = 0.4) -> StoreWatch:
+def watch(
+    store: HashStore,
+    activity: Activity,
+    ended: list[Fault],
+    worker: int = 0,
+    hang_s: float = 0.4,
+    grace_s: float = 0.1,
+) -> StoreWatch:
     one = StoreWatch(
-        store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=0.1
+        store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=grace_s
     )
     one.start()
     return one
 
 
 def wait_for(ended: list[Fault]) -> Fault:
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while not ended and time.monotonic() < until_s:
         time.sleep(0.01)
     return ended[0]
@@ -87,23 +95,42 @@ def test_another_workers_failure_ends_this_one() -> None:
     assert fault.message == "worker 1 failed: ValueError: boom"
 
 
-def test_no_progress_of_any_worker_is_a_hang_and_some_is_not() -> None:
+class Clock:
+    """A clock that goes on only while a watch waits, and says when."""
+
+    def __init__(self, on_wait: Callable[[float], None]) -> None:
+        self.now_s = 0.0
+        self._on_wait = on_wait
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ns(self) -> int:
+        return 0
+
+    def wait(self, seconds: float) -> bool:
+        self.now_s += seconds
+        self._on_wait(self.now_s)
+        return False
+
+
+def test_no_progress_of_any_worker_is_a_hang_and_some_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     store, activity, ended = HashStore(), Activity(), []
     activity.begin("receive")
-    busy = Activity()
-    busy.begin("forward")
-    mine = watch(store, activity, ended, hang_s=1)
-    other = watch(store, busy, [], worker=1, hang_s=3)
-    for _ in range(20):  # 2 s in which one worker goes on
-        time.sleep(0.1)
-        busy.begin("forward")
-        assert not ended
-    fault = wait_for(ended)
-    mine.stop()
-    other.stop()
-    assert fault.kind == "hung"
-    assert re.fullmatch(r"no worker has made progress for \d s", fault.message)
-    assert "time.sleep" in fault.traceback  # where the main thread is
+
+    def another_goes_on_for_two_seconds(now_s: float) -> None:
+        if now_s < 2:
+            store.add("progress", 1)
+
+    clock = Clock(another_goes_on_for_two_seconds)
+    monkeypatch.setattr(watch_module, "time", clock)
+    one = StoreWatch(store, worker=0, device="cpu:0", activity=activity, hang_s=1, end=ended.append, grace_s=0.5)
+    one._stop = clock  # type: ignore[assignment]
+    one._run()
+    (fault,) = ended
+    assert (fault.kind, fault.message) == ("hung", "no worker has made progress for 1 s")
+    assert clock.now_s == pytest.approx(1.9 + 1.0 + 0.5, abs=0.11), "the last progress, the limit, the other's turn"
+    assert "one._run()" in fault.traceback  # where the main thread is
 
 
 def test_the_one_that_waits_lets_the_other_speak_first() -> None:
@@ -134,7 +161,8 @@ def test_code_of_ones_own_may_take_its_time_until_others_wait_for_it() -> None:
     other.begin(OUTSIDE)
     ended: list[list[Fault]] = [[], []]
     watches = [
-        watch(store, one, found, rank) for rank, (one, found) in enumerate(zip((mine, other), ended, strict=True))
+        watch(store, one, found, rank, grace_s=1.5)
+        for rank, (one, found) in enumerate(zip((mine, other), ended, strict=True))
     ]
     time.sleep(1.0)
     assert ended == [[], []]
@@ -143,7 +171,7 @@ def test_code_of_ones_own_may_take_its_time_until_others_wait_for_it() -> None:
     for one in watches:
         one.stop()
     assert [(fault.worker, fault.kind) for fault in faults] == [(0, "hung"), (1, "lost-peer")]
-    assert "time.sleep" in faults[0].traceback
+    assert "in test_code_of_ones_own" in faults[0].traceback
 
 
 def test_a_store_that_vanishes_ends_no_code_of_ones_own() -> None:
@@ -154,7 +182,8 @@ def test_a_store_that_vanishes_ends_no_code_of_ones_own() -> None:
     mine, ended = Activity(), []
     mine.begin(OUTSIDE)
     one = watch(Gone(), mine, ended)  # type: ignore[arg-type]
-    one._thread.join(5)
+    one._thread.join(60)
+    assert not one._thread.is_alive()
     assert not ended
     mine.begin("forward")
     watch(Gone(), mine, ended)  # type: ignore[arg-type]
@@ -163,8 +192,8 @@ def test_a_store_that_vanishes_ends_no_code_of_ones_own() -> None:
 
 def test_a_watch_that_is_stopped_says_nothing() -> None:
     store, ended = HashStore(), []
-    mine = watch(store, Activity(), ended)
+    mine = watch(store, Activity(), ended, hang_s=60, grace_s=60)
     mine.tell(Fault(worker=1, kind="raised", message="boom"))
     mine.stop()
-    time.sleep(0.3)
+    assert not mine._thread.is_alive()
     assert not ended

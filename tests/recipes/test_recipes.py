@@ -22,7 +22,7 @@ needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash to parse 
 
 
 def parses(script: str) -> None:
-    done = subprocess.run([str(BASH), "-n"], input=script, capture_output=True, text=True, timeout=20)
+    done = subprocess.run([str(BASH), "-n"], input=script, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -58,13 +58,13 @@ def test_slurm_script_starts_the_worker_on_each_machine(tmp_path: Path) -> None:
         "SLURM_GPUS_ON_NODE": "4",
     }
     done = subprocess.run(
-        [str(BASH), str(SLURM), "my plan.toml"], capture_output=True, text=True, timeout=20, env=environment
+        [str(BASH), str(SLURM), "my plan.toml"], capture_output=True, text=True, timeout=120, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")
     words = "--nnodes 2 --node-rank 1 --nproc-per-node 4 --master-addr node-a --master-port 30123 --max-restarts 0"
     expected = [*words.split(), "-m", "stagewright", "worker", "my plan.toml", "--run-folder", "runs/slurm-70123"]
     assert done.stdout.splitlines() == expected
-    without_plan = subprocess.run([str(BASH), str(SLURM)], capture_output=True, text=True, timeout=20, env=environment)
+    without_plan = subprocess.run([str(BASH), str(SLURM)], capture_output=True, text=True, timeout=120, env=environment)
     assert without_plan.returncode != 0
     assert "the plan: sbatch" in without_plan.stderr
 

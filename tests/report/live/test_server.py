@@ -30,7 +30,7 @@ def served(path: Any, access: Access | None = None) -> Iterator[LiveServer]:
 
 
 def ask(server: LiveServer, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
@@ -42,7 +42,7 @@ class Stream:
     """One viewer: takes events and applies them."""
 
     def __init__(self, server: LiveServer, path: str = "/events") -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.request("GET", path)
         self.answer = self._connection.getresponse()
         self.names: list[str] = []

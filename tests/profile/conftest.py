@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from stagewright.capture import UnitGraph, capture
+from stagewright.profile import replay
 
 
 @pytest.fixture
@@ -18,3 +21,9 @@ def chain() -> Callable[..., Any]:
         return capture(nn.Sequential(*parts), (example,), units=[str(index) for index in range(len(parts))])
 
     return make
+
+
+@pytest.fixture
+def processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are timed by what they compute: for ratios of times that hold while others use the same core."""
+    monkeypatch.setattr(replay, "time", SimpleNamespace(perf_counter=time.thread_time))

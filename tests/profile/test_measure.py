@@ -42,11 +42,12 @@ def test_numbers_of_a_small_network(chain: Callable[..., Any]) -> None:
     assert measured.source == "measured"
 
 
+@pytest.mark.usefixtures("processor_time")
 def test_units_explain_the_whole(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(256, 512)
     parts = [nn.Linear(512, 512) for _ in range(4)]
     measured = profile(chain(*parts, example=inputs), (inputs,), name="even", device="cpu:0", cache=False)
-    assert 0.6 < measured.coverage < 1.6  # loose: the suite shares its cores; benchmarks/ tells the real ratio
+    assert 0.6 < measured.coverage < 1.6  # loose: the suite shares its caches; benchmarks/ tells the real ratio
 
 
 class Between(nn.Module):
@@ -62,6 +63,7 @@ class Between(nn.Module):
         return self.last(wide.view(-1, 64, 8).mean(1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize("training", [True, False])
 def test_what_lies_between_units_counts_with_them(training: bool) -> None:
     inputs = torch.randn(512, 8)

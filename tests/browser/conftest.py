@@ -79,7 +79,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., BrowserPage]]:
             reduced_motion="reduce",
         )
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(90_000)
         found = BrowserPage(page=page)
         page.on("console", lambda line: _note(found, line))
         page.on("pageerror", lambda error: found.errors.append(f"exception: {error}"))

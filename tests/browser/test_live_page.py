@@ -75,7 +75,7 @@ def test_a_real_run_from_before_its_begin_to_after_its_end(browser_page: Any, tm
             stderr=subprocess.DEVNULL,
         )
         try:
-            page.get_by_text("finished").wait_for(timeout=120_000)
+            page.get_by_text("finished").wait_for(timeout=300_000)
         finally:
             run.kill()
         run.wait()
@@ -155,8 +155,10 @@ def test_a_finished_run_is_replayed_paused_and_sought(browser_page: Any, tmp_pat
         page.get_by_role("button", name="Go on").click()
         page.locator("#status", has_text="finished").wait_for()
         assert page.evaluate("state.replay") == {"at_s": 2.0, "length_s": 2.0}
+        page.select_option("#speed", "0.1")  # at 10 × it would be over before it is seen
         page.locator("#seek").fill("1")
         page.locator("#status", has_text="replay").wait_for()
+        page.select_option("#speed", "10")
         page.locator("#status", has_text="finished").wait_for()
 
 

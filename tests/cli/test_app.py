@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -24,22 +23,20 @@ def run(*words: str, cwd: Path | None = None, **more: str) -> subprocess.Complet
     return run_program(words, cwd=cwd, env=environment)
 
 
-def _children_s() -> float:
-    """Processor time of the programs that were started: other tests may keep the cores busy."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def test_help_is_quick_and_imports_no_torch() -> None:
-    seconds = []
-    for _ in range(3):
-        start = _children_s()
-        result = subprocess.run([str(HERE / "stagewright"), "--help"], capture_output=True, check=False)
-        seconds.append(_children_s() - start)
-        assert result.returncode == 0
-    assert min(seconds) < 0.6
-    check = "import sys, stagewright, stagewright.cli.app as a; assert 'torch' not in sys.modules, 'torch was imported'"
-    subprocess.run([sys.executable, "-c", check], check=True)
+def test_help_imports_nothing_slow() -> None:
+    assert subprocess.run([str(HERE / "stagewright"), "--help"], capture_output=True, check=False).returncode == 0
+    check = (
+        "import sys; sys.argv = ['stagewright', '--help']\n"
+        "from stagewright.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.stderr.write(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, check=True, text=True)
+    imported = set(done.stderr.split())
+    assert "typer" in imported
+    slow = {"torch", "transformers", "numpy", "scipy", "sklearn", "matplotlib", "pyarrow", "safetensors", "PIL"}
+    assert imported & slow == set()
 
 
 def test_listing_models_imports_no_torch() -> None:

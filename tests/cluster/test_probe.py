@@ -46,7 +46,7 @@ def test_an_end_that_fails_ends_both() -> None:
     start = time.monotonic()
     with pytest.raises(RunError, match=r"the link could not be measured: end [01] ended with code 1: .*core 4095"):
         probe.measure_link((f"cpu:{CORES[0]}", "cpu:4095"))
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 90
     assert not children()
 
 

@@ -29,7 +29,7 @@ __all__ = ["cluster_of", "measure_link"]
 _MIB = 2**20
 
 
-def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: float = 60.0) -> MeasuredLink:
+def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: float = 120.0) -> MeasuredLink:
     """Times messages between two devices such as cpu:0 and cpu:1.
 
     Measuring takes about `budget_s`, starting the processes some seconds more; after `limit_s` they are ended.

@@ -150,19 +150,20 @@ def test_too_many_viewers_are_told_so(make_run: Callable[..., Any], monkeypatch:
         first.close()
 
 
-def test_closing_frees_the_port_and_ends_every_stream(make_run: Callable[..., Any]) -> None:
+def test_closing_frees_the_port_and_ends_every_stream(
+    make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "PING_S", 600.0)  # nothing but the end wakes a stream
     before = threading.active_count()
     with served(make_run().path) as server:
         port = server.port
         viewer = Stream(server)
         viewer.until(lambda state: True)
-        begun = time.monotonic()
     viewer.answer.read()  # ends
-    assert time.monotonic() - begun < 4
     viewer.close()
     with socket.create_server(("127.0.0.1", port)):
         pass
-    until = time.monotonic() + 5
+    until = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < until:
         time.sleep(0.02)
     assert threading.active_count() <= before

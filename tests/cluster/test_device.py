@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -84,6 +85,19 @@ def test_restores_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), Device.parse(f"cpu:{CORES[0]}").pinned():
         _ = 1 / 0
     assert (os.sched_getaffinity(0), torch.get_num_threads()) == (before, num_threads)
+
+
+@pins
+def test_one_core_is_computed_on_by_one_thread() -> None:
+    """Also where a library under torch took its number of threads when it was loaded, as on Arm processors."""
+    values, weights = torch.randn(4, 128, 384), torch.randn(384, 384)
+    with Device.parse(f"cpu:{CORES[0]}").pinned(), torch.no_grad():
+        torch.nn.functional.linear(values, weights)
+        own_s, all_s = time.thread_time(), time.process_time()
+        for _ in range(20):
+            torch.nn.functional.linear(values, weights)
+        own_s, all_s = time.thread_time() - own_s, time.process_time() - all_s
+    assert all_s < 1.2 * own_s + 0.02
 
 
 @pins

@@ -114,11 +114,11 @@ class Device:
         try:
             if masks_before:
                 _pin(self)
-            torch.set_num_threads(self.num_threads)
+            _set_num_threads(self.num_threads)
             yield bool(masks_before)
         finally:
             keep_freed_memory(kept_before)
-            torch.set_num_threads(num_threads_before)
+            _set_num_threads(num_threads_before)
             own = masks_before.get(os.getpid())
             for thread in _masks():
                 # Threads that were started meanwhile go where the main thread goes.
@@ -135,12 +135,24 @@ def pin_process(device: Device) -> bool:
         return False
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = str(device.num_threads)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(device.num_threads)
+    if "torch" in sys.modules:
+        _set_num_threads(device.num_threads)
     if can_pin():
         _pin(device)
     return can_pin()
+
+
+def _set_num_threads(count: int) -> None:
+    """How many threads torch computes with.
+
+    On Arm processors torch calls a library that goes on with as many as there were cores when it was loaded: on one
+    core they would take turns, and wait for each other. OpenMP lets no thread compute beside one.
+    """
+    import torch
+
+    torch.set_num_threads(count)
+    with contextlib.suppress(OSError, AttributeError):  # elsewhere OpenMP has another name, and libraries obey torch
+        ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD).omp_set_max_active_levels(0 if count == 1 else 1)
 
 
 def keep_freed_memory(keep: bool = True) -> bool:

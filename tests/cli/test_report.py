@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -76,17 +77,30 @@ def test_the_newest(root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs", "-o", "no/page.html"], "can't write no/page.html: there is no folder no; name a file with -o"),
-        (["runs", "-o", "runs"], "can't write runs: it is a folder; name a file with -o"),
-        (["runs", "--markdown", "runs"], "can't write runs: it is a folder; name a file with --markdown"),
+        (["runs", "-o", "no/page.html"], "-o no/page.html: there is no folder no; make it first: mkdir -p no"),
+        (["runs", "-o", "runs"], "-o runs: that is a folder; name a file in it, like runs/report.html"),
+        (
+            ["runs", "--markdown", "runs"],
+            "--markdown runs: that is a folder; name a file in it, like runs/report.md",
+        ),
+        (["runs", "--figures", "a-file"], "--figures a-file: a-file is a file; name a folder"),
+        (["runs", "--figures", "a-file/below"], "--figures a-file/below: {root}/a-file is a file; name a folder"),
     ],
 )
 def test_wrong_places(root: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "a-file").write_text("kept")
     monkeypatch.chdir(root)
     with pytest.raises(UsageError) as caught:
         CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert str(caught.value) == message
-    assert sorted(path.name for path in root.iterdir()) == ["runs"], "nothing was written"
+    assert str(caught.value) == message.format(root=root)
+    assert sorted(path.name for path in root.iterdir()) == ["a-file", "runs"], "nothing was written"
+
+
+def test_a_folder_that_can_not_be_written_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(UsageError, match=r"-o page.html: the folder . can't be written to; choose another"):
+        CliRunner().invoke(app, ["runs", "-o", "page.html"], catch_exceptions=False)
 
 
 def test_an_unknown_run(root: Path) -> None:

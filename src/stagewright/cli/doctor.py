@@ -27,7 +27,7 @@ def doctor(
 ) -> None:
     """Show this machine: cores, memory, GPUs, backends, versions; write its cluster file."""
     if output is not None:
-        check_output(output, "-o")
+        check_output(output, "-o", "cluster.toml")
     from stagewright.cluster.file import write_cluster
     from stagewright.cluster.machine import default_devices, probe_machine
     from stagewright.cluster.probe import cluster_of, measure_link

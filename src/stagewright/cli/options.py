@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ __all__ = [
     "Weights",
     "begin",
     "check_output",
+    "check_output_folder",
     "devices_of",
     "numbers",
 ]
@@ -166,12 +168,26 @@ def devices_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_output(path: Path, option: str) -> None:
-    """UsageError where no file can be written there: before the work whose result it is."""
+def check_output(path: Path, option: str, like: str) -> None:
+    """UsageError where no file can be written there: before the work whose result it is; `like` is a usual name."""
     if path.is_dir():
-        raise UsageError(f"{option} {path}: that is a folder; name a file in it, like {path / 'cluster.toml'}")
+        raise UsageError(f"{option} {path}: that is a folder; name a file in it, like {path / like}")
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {path.parent}; make it first: mkdir -p {path.parent}")
+    _check_writable(path.parent, f"{option} {path}")
+
+
+def check_output_folder(path: Path, option: str) -> None:
+    """UsageError where files can't be written in a folder of this name, which is made where it is not there."""
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise UsageError(f"{option} {path}: {there} is a file; name a folder")
+    _check_writable(there, f"{option} {path}")
+
+
+def _check_writable(folder: Path, asked: str) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{asked}: the folder {folder} can't be written to; choose another")
 
 
 def numbers(text: str, what: str) -> list[float]:

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json
+from stagewright.cli.options import CacheDir, Json, check_output, check_output_folder
 from stagewright.cli.screen import note, print_json
-from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes
 
 __all__ = ["report"]
@@ -52,10 +51,11 @@ def report(
     from stagewright.report.page.html import page_html
     from stagewright.report.page.runs import MOST_RUNS
 
-    for path, option in ((output, "-o"), (markdown, "--markdown")):
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            wrong = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-            raise UsageError(f"can't write {path}: {wrong}; name a file with {option}")
+    check_output(output, "-o", "report.html")
+    if markdown is not None:
+        check_output(markdown, "--markdown", "report.md")
+    if figures is not None:
+        check_output_folder(figures, "--figures")
     forecaster = None
     if forecast:
         from stagewright.cli.forecast_options import prepared_from

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
+from stagewright.cli.options import CacheDir, Json, NoCache, Repeats, check_output
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.errors import UsageError
 
@@ -71,12 +71,12 @@ def trace(
     from stagewright.trace.breakdown import breakdown, check_step
     from stagewright.trace.read import read_trace
 
-    for path, what in ((picture, "--picture"), (perfetto, "--perfetto")):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{what} {path}: there is no folder {path.parent}; make it first")
+    if perfetto is not None:
+        check_output(perfetto, "--perfetto", "trace.json")
     if picture is not None:
         from stagewright.report.figure_file import check_figure_path
 
+        check_output(picture, "--picture", "trace.svg")
         check_figure_path(picture)
     folder = RunFolder.open(run)
     plan = folder.plan()

@@ -22,8 +22,12 @@ def check_figure_path(path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise UsageError(f"can't draw {str(path)!r}: its suffix is {path.suffix!r}, use one of {', '.join(_SUFFIXES)}")
+    if path.is_dir():
+        raise UsageError(f"can't write {str(path)!r}: that is a folder; name a file in it, like {path / 'figure.png'}")
     if not path.parent.is_dir():
         raise UsageError(f"can't write {str(path)!r}: there is no folder {str(path.parent)!r}, make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"can't write {str(path)!r}: the folder {str(path.parent)!r} can't be written to")
     return path
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cli import main, options
+from stagewright.cli import main
 from stagewright.cluster import machine
 from stagewright.engine import copies, launch
 
@@ -28,7 +28,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.setattr(f"stagewright.cli.{name}.begin_importing", lambda: None)
     monkeypatch.setattr(copies, "_serve", lambda: pytest.fail("a process was started"))
     monkeypatch.setattr(launch, "Agent", lambda *args, **keys: pytest.fail("a worker was started"))
-    monkeypatch.setattr(options, "pin_process", lambda device: False)
+    for module in ("cli.options", "cluster.device"):
+        monkeypatch.setattr(f"stagewright.{module}.pin_process", lambda device: False)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     monkeypatch.setenv("STAGEWRIGHT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("STAGEWRIGHT_DATA", raising=False)
@@ -91,6 +92,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("train digits-vit digits --plan no.toml", "there is no plan no.toml; `stagewright plan MODEL -o no.toml`"),
         ("worker model.toml", "unknown model 'digits-vti'; did you mean 'digits-vit'"),
         ("worker no.toml", "there is no plan no.toml"),
+        ("worker own.toml", "unknown factory 'plan'; did you mean 'plain'"),
         ("study stages --quick --policies tmie", "unknown policy 'tmie'; did you mean 'time'"),
         ("study stages --quick --cluster no.toml", "--cluster: there is no cluster file no.toml; `stagewright doctor"),
         ("study stages --quick --stages 1", "1 stages can't be compared with serial: give numbers from 2 up"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from stagewright.plan.value import Plan
 
 __all__ = ["worker"]
 
@@ -33,11 +37,24 @@ def worker(
     ] = None,
 ) -> None:
     """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
-    from stagewright.engine.worker import Place, start_worker
+    from stagewright.engine.worker import start_worker
     from stagewright.plan.file import read_plan
-    from stagewright.plan.here import check_named
 
     if job is None:
-        found, rank = read_plan(plan), Place.of(os.environ).rank
-        check_named(found.model, found.devices[rank] if rank < len(found.devices) else None)
+        _check(read_plan(plan))
     start_worker(plan, run_folder, job, hang_s)
+
+
+def _check(plan: Plan) -> None:
+    """Refuse a model or a device that is not here before the run has a folder."""
+    from stagewright.cluster.device import pin_process
+    from stagewright.engine.worker import Place, choose_device
+    from stagewright.plan.here import check_here, check_named
+
+    place = Place.of(os.environ)
+    if plan.devices and place.rank >= len(plan.devices):
+        return  # the worker says how many there must be
+    check_named(plan.model, plan.devices[place.rank] if plan.devices else None)
+    device = choose_device(plan, place)
+    pin_process(device)  # before a module of the user's imports torch
+    check_here(replace(plan, devices=(device.text,)))

@@ -88,8 +88,11 @@ def test_refuses_units_that_cut_a_region() -> None:
     plan = tensor_plan(model, 2)
     refuse_open_regions(plan, ["bert.encoder.layer.0", "bert.encoder.layer.1"])
     halves = [f"bert.encoder.layer.{at}.{part}" for at in range(2) for part in ("attention", "intermediate", "output")]
-    with pytest.raises(UsageError, match=r"layer.0.intermediate.dense … .*, but they are in 2 units"):
+    with pytest.raises(UsageError, match=r"layer.0.intermediate.dense … .*, but they are in 2 units") as caught:
         refuse_open_regions(plan, halves)
+    wanted = "bert.encoder.layer.0,bert.encoder.layer.1"
+    assert str(caught.value).endswith(f"keep each whole with --units {wanted}")
+    refuse_open_regions(plan, wanted.split(","))
 
 
 def test_plan_names_layers() -> None:

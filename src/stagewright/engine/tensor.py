@@ -105,13 +105,18 @@ def apply_tensor_parallel(model: nn.Module, axis: Any, *, plan: TensorPlan | Non
 def refuse_open_regions(plan: TensorPlan, targets: Iterable[str]) -> None:
     """Refuse units (names of their modules) that hold a part of a region: glue and cuts would see one worker's part."""
     units = set(targets)
-    for region in plan.regions:
-        homes = {_home(name, units) for name in (*region.columns, *region.shared, region.row)}
-        if len(homes) > 1 or None in homes:
-            raise UsageError(
-                f"tensor parallelism keeps {region.columns[0]} … {region.row} together, but they are in "
-                f"{len(homes)} units ({', '.join(sorted(str(one) for one in homes))}); capture with coarser units"
-            )
+    homes = [{_home(name, units) for name, _ in _layers(region)} for region in plan.regions]
+    divided = [at for at, found in enumerate(homes) if len(found) > 1 or None in found]
+    if not divided:
+        return
+    first, apart = plan.regions[divided[0]], homes[divided[0]]
+    owners = list(dict.fromkeys(plan.regions[at].owner for at in divided))
+    outermost = [one for one in owners if not any(one.startswith(f"{other}.") for other in owners)]
+    fix = f"keep each whole with --units {','.join(outermost)}" if all(outermost) else "use data or pipeline instead"
+    raise UsageError(
+        f"tensor parallelism keeps {first.columns[0]} … {first.row} together, but they are in {len(apart)} units "
+        f"({', '.join(sorted(str(one) for one in apart))}); {fix}"
+    )
 
 
 def _home(name: str, units: set[str]) -> str | None:

@@ -1,13 +1,12 @@
-"""What a study names that must be on this machine: models, devices, weights, policies, a cluster's file.
+"""What a study names that must be on this machine: models, devices, policies, a cluster's file.
 
-Asked before the study has a folder: a part that fails for want of a name would fail again in every other part.
+Asked before the study has a folder: a part that fails for want of a name would fail again in every other part. Data and
+weights are looked for where a lesson is chosen (``lesson.py``).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from stagewright.errors import DataMissing, UsageError
+from stagewright.errors import UsageError
 from stagewright.study.value import Study
 
 __all__ = ["check_study"]
@@ -31,9 +30,6 @@ def check_study(study: Study) -> None:
     check_devices(tuple(asked.get("devices") or ()))
     for name in asked.get("policies") or ():
         find_policy(name)
-    weights = asked.get("weights")
-    if weights is not None and not Path(weights).expanduser().is_dir():
-        raise DataMissing(f"the weights folder {weights!r} does not exist; give a folder with config.json and weights")
     if asked.get("cluster") is not None:
         _check_cluster(asked["cluster"])
 

@@ -178,10 +178,10 @@ def _looked(data: str, task: str) -> str:
 
 def find_weights(lesson: Lesson, weights: str | None, data: str | None) -> str | None:
     """The folder with weights of the backbone's kind; None: it starts from random ones."""
+    if weights is not None and not Path(weights).expanduser().is_dir():
+        raise DataMissing(f"the weights folder {weights!r} does not exist; give a folder with config.json and weights")
     if lesson.kind is None:
         return None
-    if weights is not None and not Path(weights).expanduser().is_dir():
-        raise DataMissing(f"the weights folder {weights!r} does not exist: give a folder with config.json and weights")
     for root in (weights, data):
         if root is None:
             continue

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -27,21 +26,21 @@ class Pool:
 
     def __init__(self, num_workers: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(num_workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, num_workers, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, num_workers, theirs), daemon=True)
             with imported_ahead():
                 process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        port = self.pipes[0].recv()
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
 
-    def run(self, function: str, *args: Any, time_limit_s: float = 120, **kwargs: Any) -> list[Any]:
+    def run(self, function: str, *args: Any, time_limit_s: float = 240, **kwargs: Any) -> list[Any]:
         """Run ``module:function(rank, *args, **kwargs)`` on every worker."""
         for pipe in self.pipes:
             pipe.send((function, args, kwargs))
@@ -66,16 +65,18 @@ class Pool:
             process.join()
 
 
-def _serve(rank: int, num_workers: int, port: int, pipe: Connection) -> None:
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK=str(rank)
-    )
+def _serve(rank: int, num_workers: int, pipe: Connection) -> None:
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK=str(rank))
     sys.path.insert(0, str(HERE))
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=num_workers)
+    # Worker 0 takes a port that is free and keeps it: one that was looked for before could be another's by now.
+    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else pipe.recv(), is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        pipe.send(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_workers)
     while True:
         try:
             function, args, kwargs = pipe.recv()

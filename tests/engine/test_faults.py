@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,7 +28,8 @@ from stagewright.trace.read import read_trace
 
 CORES = sorted(usable_cores())
 HANG_S = 3.0
-END_S = 10.0  # all processes are gone so soon after a fault
+END_S = 45.0  # all processes are gone so soon after a fault, on a machine that may itself stand still for a while
+STILL = r"no worker has made progress for \d+ s"
 
 SCRIPT = """
 import sys
@@ -37,7 +39,7 @@ from stagewright.errors import StagewrightError
 from stagewright.store.run import RunFolder
 folder = RunFolder.open(sys.argv[1])
 try:
-    launch(folder.plan(), folder, job=sys.argv[2], hang_s=30, timeout_s=120)
+    launch(folder.plan(), folder, job=sys.argv[2], hang_s=100, timeout_s=200)
 except StagewrightError as error:
     print(error, file=sys.stderr)
     sys.exit(error.exit_code)
@@ -48,15 +50,15 @@ except KeyboardInterrupt:
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Jobs are found, and no test of this file runs for more than two minutes."""
+    """Jobs are found, and no test of this file runs for more than four minutes."""
 
     def too_long(number: int, frame: Any) -> None:
-        raise AssertionError("the test ran for 120 s")
+        raise AssertionError("the test ran for 240 s")
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.alarm(120)
+    signal.alarm(240)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -76,7 +78,7 @@ def seen(folder: RunFolder) -> list[dict[str, Any]]:
 
 def wait_until_seen(folder: RunFolder, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     """Both workers are at work."""
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < until_s:
         with contextlib.suppress(FileNotFoundError, ValueError):
             found = seen(folder)
@@ -93,10 +95,10 @@ def alive(pid: int) -> bool:
     return False
 
 
-def nothing_left(notes: list[dict[str, Any]], within_s: float) -> None:
+def nothing_left(notes: list[dict[str, Any]]) -> None:
     """No worker, no child of a worker, no port."""
     pids = [note[name] for note in notes for name in ("pid", "child") if name in note]
-    until_s = time.monotonic() + within_s
+    until_s = time.monotonic() + END_S  # who was killed still needs a core to end on
     while any(alive(pid) for pid in pids) and time.monotonic() < until_s:
         time.sleep(0.02)
     assert [pid for pid in pids if alive(pid)] == []
@@ -105,13 +107,14 @@ def nothing_left(notes: list[dict[str, Any]], within_s: float) -> None:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def fails(folder: RunFolder, job: str) -> tuple[StagewrightError, float]:
+def fails(folder: RunFolder, job: str, hang_s: float = 100.0) -> tuple[StagewrightError, float]:
     """The error of a run, and the time from the last sign of the worker that failed to the end."""
     with pytest.raises(StagewrightError) as caught:
-        launch(folder.plan(), folder, job=f"tiny_jobs:{job}", hang_s=HANG_S, timeout_s=90)
+        launch(folder.plan(), folder, job=f"tiny_jobs:{job}", hang_s=hang_s, timeout_s=200)
     last = max(path.stat().st_mtime for path in (folder.path / "workers").glob("*/seen.json"))
-    nothing_left(seen(folder), 0.0)
-    return caught.value, time.time() - last
+    took_s = time.time() - last
+    nothing_left(seen(folder))
+    return caught.value, took_s
 
 
 AT = "at: step 3, stage 1, micro-batch 2, forward, shapes (4, 3) float32"
@@ -153,18 +156,18 @@ def test_a_worker_that_leaves_without_a_word(folder: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_stopped(folder: RunFolder) -> None:
-    error, took_s = fails(folder, "stopped")
+    error, took_s = fails(folder, "stopped", HANG_S)
     lines = str(error).splitlines()
-    assert lines[0].startswith(f"worker 1 (cpu:{CORES[-1]}) hangs: no worker has made progress for 3 s; its process is")
+    assert re.match(rf"worker 1 \(cpu:{CORES[-1]}\) hangs: {STILL}; its process is", lines[0])
     assert lines[1].strip() == AT
     assert took_s < HANG_S + END_S
 
 
 @pytest.mark.slow
 def test_a_worker_that_loops_and_ignores_sigterm(folder: RunFolder) -> None:
-    error, took_s = fails(folder, "loops")
+    error, took_s = fails(folder, "loops", HANG_S)
     text = str(error)
-    assert text.splitlines()[0] == f"worker 1 (cpu:{CORES[-1]}) hangs: no worker has made progress for 3 s"
+    assert re.fullmatch(rf"worker 1 \(cpu:{CORES[-1]}\) hangs: {STILL}", text.splitlines()[0])
     assert AT in text
     assert "worker 0 is at: step 0, all-reduce" in text
     assert "in spin_for_ever" in text
@@ -173,8 +176,8 @@ def test_a_worker_that_loops_and_ignores_sigterm(folder: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_workers_that_wait_for_each_other(folder: RunFolder) -> None:
-    error, took_s = fails(folder, "waits")
-    assert str(error).splitlines()[0] == f"worker 0 (cpu:{CORES[0]}) hangs: no worker has made progress for 3 s"
+    error, took_s = fails(folder, "waits", HANG_S)
+    assert re.fullmatch(rf"worker 0 \(cpu:{CORES[0]}\) hangs: {STILL}", str(error).splitlines()[0])
     assert "worker 1 is at: step 0, stage 1, micro-batch 0, receive" in str(error)
     assert "in recv" in str(error)
     assert took_s < HANG_S + END_S
@@ -183,7 +186,7 @@ def test_workers_that_wait_for_each_other(folder: RunFolder) -> None:
 @pytest.mark.parametrize("how", ["raises", pytest.param("hangs", marks=pytest.mark.slow), "killed"])
 def test_events_until_the_fault(folder: RunFolder, how: str) -> None:
     """Every worker tells what it did; one that was killed up to its last whole step, others what they were at, too."""
-    _, took_s = fails(folder, f"{how}_in_a_step")
+    _, took_s = fails(folder, f"{how}_in_a_step", HANG_S if how == "hangs" else 100.0)
     assert took_s < END_S + (HANG_S if how == "hangs" else 0)
     folder.finish("failed", {})
     trace = read_trace(folder, unfinished=True)
@@ -217,7 +220,7 @@ def test_an_error_of_ours_is_its_sentence(folder: RunFolder) -> None:
 
 def test_wrong_use_found_by_workers_stays_wrong_use(folder: RunFolder) -> None:
     with pytest.raises(UsageError, match="there is no task 'digit'; did you mean 'digits'\\?") as caught:
-        launch(folder.plan(), folder, job="tiny_jobs:wrong_use", timeout_s=90)
+        launch(folder.plan(), folder, job="tiny_jobs:wrong_use", timeout_s=200)
     assert caught.value.exit_code == 2
 
 
@@ -239,7 +242,7 @@ def test_ctrl_c_is_clean(folder: RunFolder) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=END_S)
     assert (process.returncode, out, err) == (130, "", "")
-    nothing_left(notes, 0.0)
+    nothing_left(notes)
 
 
 @pytest.mark.slow
@@ -249,7 +252,7 @@ def test_sigterm_is_a_failed_run_that_leaves_nothing(folder: RunFolder) -> None:
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=END_S)
     assert (process.returncode, out, err) == (1, "", "the run was ended by SIGTERM\n")
-    nothing_left(notes, 0.0)
+    nothing_left(notes)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
@@ -260,7 +263,7 @@ def test_a_launcher_that_is_killed_leaves_no_worker(folder: RunFolder) -> None:
         try:
             process.kill()
             process.wait(timeout=END_S)
-            nothing_left(notes, END_S)
+            nothing_left(notes)
         finally:
             for child in children:  # a worker's own child is its own affair when SIGKILL takes both parents
                 os.kill(child, signal.SIGKILL)

@@ -102,7 +102,7 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
-    both = subprocess.run(torchrun, capture_output=True, text=True, timeout=90, cwd=tmp_path)
+    both = subprocess.run(torchrun, capture_output=True, text=True, timeout=240, cwd=tmp_path)
     assert both.returncode == 0, both.stderr
     lines = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in range(2)]
     torch.manual_seed(0)

@@ -44,6 +44,10 @@ def test_the_table_has_the_published_columns() -> None:
     assert (row["codec"], row["true ratio"]) == ("sort3+1 (4 bits)", "0.125")
     assert (row["accuracy %"], row["published"]) == ("32.0 ± 2.83", "87.1")
     assert row["transfer rate"] == f"{8 * 2**20 / 0.501 / 1e6:.0f} Mb/s"
+    assert row["received"] == f"{2**20 / 0.501 / 1e6:.0f} Mb/s"
+    plain = dict(zip(table.columns, table.rows[0], strict=True))
+    assert plain["transfer rate"] == plain["received"] == "8.39 Gb/s"
+    assert "between cpu:0 and cpu:1" in table.note
 
 
 def test_what_each_codec_costs_is_told_beside_the_spread() -> None:
@@ -96,6 +100,27 @@ def test_transfer_rates_and_where_codecs_pay() -> None:
     pays = said(concluded(codecs_parts()), "On which links")
     assert "bf16 " in pays
     assert "On this machine's own link (8.39 Gb/s)" in pays
+
+
+def test_one_device_is_shared_and_no_column_is_empty() -> None:
+    options = Options(devices=("cpu:0",), how="one-process")
+    assert options.ends == ("cpu:0", "cpu:0")
+    names = [part.name for part in study(options).parts]
+    assert "transfer-digits" in names
+    assert not [name for name in names if name.startswith("prove")]
+    table = concluded(codecs_parts(), devices=["cpu:0"]).tables[0]
+    assert "–" not in {dict(zip(table.columns, row, strict=True))["transfer rate"] for row in table.rows}
+    assert "between two workers that share cpu:0" in table.note
+
+
+def test_without_epochs_rates_alone() -> None:
+    names = [part.name for part in study(Options(epochs=0)).parts]
+    assert names == ["data-digits", "crossing-digits", "transfer-digits"]
+    parts = {name: data for name, data in codecs_parts().items() if not name.startswith(("train", "prove"))}
+    findings = concluded(parts, epochs=0)
+    assert said(findings, "cost in accuracy") == "Nothing was trained: there were no epochs."
+    assert "hadamard4/block8 1.68 Gb/s" in said(findings, "transfer rate")
+    assert findings.tables[0].note.startswith("Nothing was trained. Ratio and bytes")
 
 
 def test_figures(tmp_path: Path) -> None:

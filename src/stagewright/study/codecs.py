@@ -5,8 +5,8 @@
     for each seed:    the same fine-tuning with each codec on the links ─► accuracy
 
 Fine-tuning is done by a real pipeline; quick, in one process with the same codecs at the same cuts, which that proof
-shows to be the same computation. With a single device (one GPU) it is always one process, nothing is sent, and what
-needs a link is left out.
+shows to be the same computation. With a single device (one GPU) it is always one process, without that proof, and
+transfers are between two workers that share it. Without epochs nothing is trained: bytes, errors, times and rates.
 
 The model is cut as was published: its first and last units at the client, the rest at the server, so that two tensors
 cross, and their gradients back. Sort quantisation at 16, 12, 8 and 4 bits stands beside ours. Codecs are named FORWARD
@@ -73,7 +73,7 @@ class Options:
     # Samples to train on and to judge by; None: all.
     train_samples: int | None = None
     judged_samples: int | None = None
-    # Passes over them.
+    # Passes over them; 0: nothing is trained.
     epochs: int = 3
     # Instead of a task's own: samples in a step, rate, pixels or tokens.
     batch: int | None = None
@@ -85,7 +85,7 @@ class Options:
     how: str = "pipeline"
     # Rounds of measuring codecs and transfers.
     rounds: int = 9
-    # The client's and the server's; one process can do with one device, and sends nothing then.
+    # The client's and the server's; one process can do with one device.
     devices: tuple[str, ...] = ("cpu:0", "cpu:1")
 
     def __post_init__(self) -> None:
@@ -143,19 +143,19 @@ class Options:
             optimizer=OptimizerSpec(name="adamw", learning_rate=lesson.learning_rate),
             codec=forward,
             codec_backward=backward or None,
-            devices=(self.devices[0], self.devices[-1]),
+            devices=self.ends,
             seed=seed,
         )
 
     @property
-    def has_link(self) -> bool:
-        """Whether there are two devices to send between."""
-        return len(self.devices) > 1
+    def ends(self) -> tuple[str, str]:
+        """The client's device and the server's: the same where there is one."""
+        return self.devices[0], self.devices[-1]
 
     @property
     def proven(self) -> tuple[str, ...]:
         """Codecs whose pipeline is proven equal to serial: all, or quick the first of them that is no plain one."""
-        if not self.has_link:
+        if len(self.devices) < 2 or not self.epochs:
             return ()
         found = [name for name in self.codecs if name not in ("none", "bf16")] or list(self.codecs)
         return tuple(found[:1]) if self.quick else self.codecs
@@ -174,15 +174,14 @@ def study(options: Options) -> Study:
                 needs=(f"data-{task}",),
             )
         )
-        if options.has_link:
-            parts.append(
-                Part(
-                    name=f"transfer-{task}",
-                    about=f"how fast what crosses in {task} gets to the other side",
-                    run=partial(_transfer, options, task),
-                    needs=(f"crossing-{task}",),
-                )
+        parts.append(
+            Part(
+                name=f"transfer-{task}",
+                about=f"how fast what crosses in {task} gets to the other side",
+                run=partial(_transfer, options, task),
+                needs=(f"crossing-{task}",),
             )
+        )
     parts += [
         Part(
             name=part_name(task, codec, None),
@@ -201,7 +200,7 @@ def study(options: Options) -> Study:
             needs=(f"data-{task}", f"crossing-{task}"),
         )
         for task in options.tasks
-        for seed in options.seeds
+        for seed in (options.seeds if options.epochs else ())
         for codec in options.codecs
     ]
     lessons = {task: options.lesson(task) for task in options.tasks}
@@ -281,7 +280,7 @@ def _transfer(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     names = list(dict.fromkeys(half for codec in options.codecs for half in codec.split("/")))
     plain = [name for name in names if not name.startswith(("delta", "feedback"))]  # those remember: no single message
     shape = bench.results[f"crossing-{task}"]["message"]
-    return measure_transfers(plain, shape, options.devices, rounds=options.rounds)
+    return measure_transfers(plain, shape, options.ends, rounds=options.rounds)
 
 
 def _prove(options: Options, task: str, codec: str, bench: Bench) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.study.codecs_measured import BITS, MeasuredCodec, part_name
-from stagewright.study.codecs_tables import shown_rate, shown_shape
+from stagewright.study.codecs_tables import between, shown_rate, shown_shape
 from stagewright.study.lesson import Lesson
 from stagewright.study.sentence import joined, percent, times
 from stagewright.study.value import Answer, Results
@@ -63,6 +63,8 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
             f"{lesson.shown_data} with {lesson.model}, batch {lesson.batch}: {shapes}, after {joined(found['cuts'])}; "
             f"with their gradients back {format_bytes(raw)} a step."
         )
+        if not options["epochs"]:
+            continue
         weights = "pretrained weights" if lesson.weights else "random weights"
         taken = (
             f"{samples['train']} of {samples['of'][0]} samples"
@@ -86,6 +88,8 @@ def _points(one: MeasuredCodec, plain: MeasuredCodec) -> float:
 
 
 def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+    if not options["epochs"]:
+        return ("Nothing was trained: there were no epochs.",)
     sentences = []
     for task, every in codecs.items():
         sentences += _proofs(results, options, task)
@@ -222,9 +226,6 @@ def _ratios(codecs: Codecs, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences: list[str] = []
-    if len(options["devices"]) < 2:
-        one = options["devices"][0]
-        return (f"Nothing was sent: there was one device, {one}. Give two, like --devices cpu:0,cpu:1.",)
     for task, every in codecs.items():
         transfer = results.get(f"transfer-{task}")
         if transfer is None:
@@ -233,9 +234,9 @@ def _rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tupl
         if not sentences and sizes:
             small, large = min(sizes), max(sizes)
             sentences.append(
-                f"Without a codec {format_bytes(small)} travel at {shown_rate(sizes[small])}, {format_bytes(large)} at "
-                f"{shown_rate(sizes[large])}, {times(sizes[large] / sizes[small])} as fast: a message costs "
-                f"{transfer['latency_s'] * 1e6:.0f} µs before its first byte."
+                f"Without a codec, {between(options)}, {format_bytes(small)} travel at {shown_rate(sizes[small])}, "
+                f"{format_bytes(large)} at {shown_rate(sizes[large])}, {times(sizes[large] / sizes[small])} "
+                f"as fast: a message costs {transfer['latency_s'] * 1e6:.0f} µs before its first byte."
             )
         known = [one for one in every if one.rate is not None and one.plain_rate is not None]
         ordered = sorted(known, key=lambda one: one.rate or 0.0, reverse=True)

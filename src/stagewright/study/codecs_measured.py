@@ -50,6 +50,8 @@ class MeasuredCodec:
     rate: float | None
     # The same without a codec.
     plain_rate: float | None
+    # The bytes that travel for it, over the same time; None: not measured.
+    received_rate: float | None
 
     @property
     def ratio(self) -> float:
@@ -109,6 +111,7 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
                 else 0.0,
                 rate=_rate(transfer, forward),
                 plain_rate=_rate(transfer, "none"),
+                received_rate=_received_rate(transfer, forward),
             )
         )
     return found
@@ -128,3 +131,10 @@ def _rate(transfer: Mapping[str, Any] | None, codec: str) -> float | None:
     if transfer is None or codec not in transfer["codecs"]:
         return None
     return float(transfer["raw_bytes"] / max(transfer["codecs"][codec]["seconds"], 1e-9))
+
+
+def _received_rate(transfer: Mapping[str, Any] | None, codec: str) -> float | None:
+    rate = _rate(transfer, codec)
+    if transfer is None or rate is None or codec == "none":  # without a codec a tensor travels as it is
+        return rate
+    return rate * float(transfer["codecs"][codec]["num_bytes"] / transfer["raw_bytes"])

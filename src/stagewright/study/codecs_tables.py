@@ -12,7 +12,7 @@ from stagewright.study.codecs_measured import BITS, PUBLISHED, MeasuredCodec
 from stagewright.study.lesson import Lesson
 from stagewright.study.value import Drawing, Results, Table
 
-__all__ = ["drawings", "shown_rate", "shown_shape", "tables"]
+__all__ = ["between", "drawings", "shown_rate", "shown_shape", "tables"]
 
 Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
@@ -42,6 +42,12 @@ def shown_rate(rate: float) -> str:
     return f"{bits / 1e9:.2f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mb/s"
 
 
+def between(options: Mapping[str, Any]) -> str:
+    """Between which devices transfers are."""
+    first, last = options["devices"][0], options["devices"][-1]
+    return f"between two workers that share {first}" if first == last else f"between {first} and {last}"
+
+
 def shown_shape(shape: Sequence[int]) -> str:
     """[64,32,48,48]."""
     return "[" + ",".join(str(one) for one in shape) + "]"
@@ -68,10 +74,17 @@ def _ablation(results: Results, options: Mapping[str, Any], codecs: Codecs) -> T
                     one.shown,
                     format_bytes(one.step_bytes) if one.raw_bytes else "–",
                     shown_rate(one.rate) if one.rate is not None else "–",
+                    shown_rate(one.received_rate) if one.received_rate is not None else "–",
                     PUBLISHED.get(task, {}).get(one.codec, "–"),
                 )
             )
     matthews = any(options["lessons"][task].metric == "matthews" for task in codecs)
+    trained = (
+        f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds, epochs: {options['epochs']}"
+        + (", for CoLA Matthews × 100." if matthews else ".")
+        if options["epochs"]
+        else "Nothing was trained."
+    )
     return Table(
         title="Codecs",
         columns=(
@@ -84,13 +97,13 @@ def _ablation(results: Results, options: Mapping[str, Any], codecs: Codecs) -> T
             "accuracy %",
             "bytes a step",
             "transfer rate",
+            "received",
             "published",
         ),
         rows=tuple(rows),
-        note=f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds, epochs: {options['epochs']}"
-        + (", for CoLA Matthews × 100" if matthews else "")
-        + ". Ratio and bytes: what travels, there and back, packed, with headers and scales, against fp32. Transfer "
-        "rate: the largest tensor of a micro-batch, from the sender's tensor to the receiver's, acknowledged. "
+        note=f"{trained} Ratio and bytes: what travels, there and back, packed, with headers and scales, against fp32. "
+        "Transfer rate: the largest tensor of a micro-batch, from the sender's tensor to the receiver's, acknowledged, "
+        f"{between(options)}; received: the bytes that travel for it, over the same time. "
         "Published: larger data and models, nominal ratios 0.5, 0.375, 0.25 and 0.125, of which 12 and 4 bits "
         "travelled unpacked.",
     )
@@ -138,7 +151,7 @@ def _sizes(results: Results, options: Mapping[str, Any]) -> Table:
         title="Transfers by size, without a codec",
         columns=("bytes", "time", "rate"),
         rows=tuple(rows),
-        note="Between the same two workers, until the receiver has everything.",
+        note=f"{between(options).capitalize()}, until the receiver has everything.",
     )
 
 

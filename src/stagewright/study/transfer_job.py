@@ -31,13 +31,13 @@ _ASKED, _FOUND = "transfer.json", "transfers.json"
 
 
 def measure_transfers(
-    codecs: Sequence[str], shape: Sequence[int], devices: Sequence[str], *, rounds: int
+    codecs: Sequence[str], shape: Sequence[int], ends: tuple[str, str], *, rounds: int
 ) -> dict[str, Any]:
-    """Seconds of one tensor with each codec, and of plain bytes by size, between the workers of two devices."""
+    """Seconds of one tensor with each codec, and of plain bytes by size, between two workers."""
     from stagewright.engine.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="stagewright-transfer-") as root:
-        plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=2, mesh=Mesh(data=2), devices=tuple(devices[:2]))
+        plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=2, mesh=Mesh(data=2), devices=ends)
         folder = RunFolder.create(root, plan)
         asked = {"codecs": list(codecs), "shape": list(shape), "rounds": rounds}
         save_text(json.dumps(asked) + "\n", folder.path / _ASKED)

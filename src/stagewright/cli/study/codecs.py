@@ -22,7 +22,6 @@ from stagewright.cli.study.conduct import (
     words,
 )
 from stagewright.cli.study.learning import (
-    Epochs,
     LearningRate,
     Samples,
     Size,
@@ -60,7 +59,14 @@ def codecs(
         int | None, typer.Option(min=1, help="Of a batch. \\[default: 4; quick: 2]", rich_help_panel=WHAT)
     ] = None,
     samples: Samples = None,
-    epochs: Epochs = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Passes over the samples; 0: bytes, errors and rates alone. \\[default: 3; quick: 2]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     learning_rate: LearningRate = None,
     seeds: StudySeeds = None,
     one_process: Annotated[

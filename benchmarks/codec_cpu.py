@@ -9,7 +9,6 @@ ratio is the median over rounds of memcpy's time over the codec's in the same ro
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from record import write_record
+from stagewright.cluster.device import Device, available_cores, pin_process
 
 GOALS = {
     ("block4", "encode"): 1 / 3,
@@ -35,18 +35,17 @@ def seconds(run: Callable[[], object]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)))
+    parser.add_argument("--core", type=int, default=min(available_cores()))
     parser.add_argument("--mebibytes", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--output", type=Path, default=Path("codec_cpu.json"))
     options = parser.parse_args()
-    os.sched_setaffinity(0, {options.core})
+    pin_process(Device.parse(f"cpu:{options.core}"))
     import torch
 
     from stagewright.codec import get, kernels
 
-    torch.set_num_threads(1)
     result: dict[str, Any] = {"kernels": kernels.kernel_names()["cpu"], "mebibytes": options.mebibytes, "dtypes": {}}
     for dtype in (torch.float32, torch.bfloat16):
         values = torch.randn(options.mebibytes * 2**20 // dtype.itemsize).to(dtype)

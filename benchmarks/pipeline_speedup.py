@@ -3,13 +3,16 @@
     python benchmarks/pipeline_speedup.py --model deit-small --stages 2,3,4,6
     python benchmarks/pipeline_speedup.py --model bert-minilm --stages 2 --no-stock
     python benchmarks/pipeline_speedup.py --model mobilenet-v2 --axis data --microbatches 1 --microbatch-size 16
+    python benchmarks/pipeline_speedup.py --model bert-minilm --axis tensor --microbatches 1 --microbatch-size 16
 
 Every figure is a ratio within one round of one run: serial (the user's own model on one of the pipeline's cores), our
 pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
 plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
 Inference is one stream of `--stream` micro-batches a stage (torch: one step of as many, forward only); training is one
 step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead; stock torch cut so is always among the
-rivals where that is another split. Late is the share of a kind's time beyond its median.
+rivals where that is another split. Late is the share of a kind's time beyond its median. Where each worker's step of
+ours went is in `parts` (see `step_parts`), what its threads took of its core in `threads` (`jobs/threads.py`); both are
+means over the rounds.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from record import write_record
+from step_parts import COMPUTING, step_parts
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 
@@ -77,6 +81,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     from stagewright.engine.launch import launch
     from stagewright.engine.resolve import resolve_plan
     from stagewright.store.run import RunFolder
+    from stagewright.trace.read import read_trace
 
     plan = resolve_plan(plan)
     num_stages = plan.num_stages
@@ -112,6 +117,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "axis": options.axis,
         "bound": num_workers * count / (count + num_stages - 1),
         "rounds": slowest,
+        "samples": workers[0]["samples"],
         "speedups": [one["serial"] / one["ours"] for one in slowest] if equal else None,
         "ceilings": [num_workers * one["serial"] / one["together"] for one in slowest],
         "peers": {
@@ -124,6 +130,8 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "late": [one["late"] for one in workers],
         "busy": [one["busy"] for one in workers],
         "compute": [one["compute"] for one in workers],
+        "parts": step_parts(read_trace(folder)),
+        "threads": [one["threads"] for one in workers],
     }
 
 
@@ -131,10 +139,12 @@ def describe(row: dict[str, Any]) -> str:
     """The row as text: the rivals, then each worker's medians."""
     what = f"{row['stages']} stages ({row['split']})" if row["axis"] == "pipeline" else f"{row['axis']} {row['stages']}"
     text = f"{row['mode']}, {what}, at best {row['bound']:.2f}: "
-    text += f"{spread(row['speedups'])}, {statistics.median(row['speedups']) / row['bound']:.0%} of the bound" * bool(
-        row["equal"]
-    )
-    text += "not equal to serial" * (not row["equal"])
+    if row["equal"]:
+        middle = statistics.median(row["speedups"])
+        text += f"{spread(row['speedups'])}, {middle / row['bound']:.0%} of the bound"
+        text += f", {middle / row['stages']:.0%} of the ideal {row['stages']} ×"
+    else:
+        text += "not equal to serial"
     if row["stock_speedups"] and row["equal"]:
         ratios = [ours / stock for ours, stock in zip(row["speedups"], row["stock_speedups"], strict=True)]
         text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
@@ -149,6 +159,21 @@ def describe(row: dict[str, Any]) -> str:
         late = row["late"][worker]
         text += f"\n  worker {worker} computes {row['busy'][worker]:.0%} of the time: " + ", ".join(
             f"{name} {value * 1e3:.1f} ms ({late[name]:.0%} late)" for name, value in kinds.items()
+        )
+        text += "\n    " + describe_parts(row["parts"][worker], row["threads"][worker])
+    return text
+
+
+def describe_parts(parts: dict[str, float], threads: dict[str, float]) -> str:
+    """A worker's step as shares of it, and what its threads took beside."""
+    whole = parts["step_s"]
+    shares = {"computing": sum(parts[f"{name}_s"] for name in COMPUTING)}
+    shares |= {name[:-2]: seconds for name, seconds in parts.items() if name[:-2] not in (*COMPUTING, "step")}
+    text = ", ".join(f"{name} {seconds / whole:.2%}" for name, seconds in shares.items() if seconds)
+    if threads:
+        text += "; of its core: " + ", ".join(
+            f"{name[:-2]} {value / whole:.2%}" if name.endswith("_s") else f"{name} {value:.0f}"
+            for name, value in threads.items()
         )
     return text
 

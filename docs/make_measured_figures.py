@@ -46,8 +46,8 @@ def source(*names: str) -> str:
         f"`{one['command']}` ([record](measured/{name}.json))" for one, name in zip(found, names, strict=True)
     )
     days = sorted({one.get("begun", one.get("ended", ""))[:10] for one in found})
-    (machine,) = {one["machine"] for one in found}
-    return paragraph(f"{commands}; {machine}; {', '.join(days)}.")
+    machines = " and ".join(dict.fromkeys(one["machine"] for one in found))
+    return paragraph(f"{commands}; {machines}; {', '.join(days)}.")
 
 
 def spread(ratios: Sequence[float]) -> str:
@@ -190,26 +190,39 @@ def codec_links() -> str:
 
 
 def rivals(row: dict[str, Any]) -> str:
-    """Ours over stock torch's, round by round."""
-    text = f"{row['mode']} {spread(over(row['speedups'], row['stock_speedups']))}"
-    if row.get("parameters_speedups"):
-        text += f" (over stock cut by equal parameters {spread(over(row['speedups'], row['parameters_speedups']))})"
-    return text
+    """Ours over stock torch's and the other pipelines', round by round."""
+    others = {"stock": row["stock_speedups"], "stock cut by equal parameters": row.get("parameters_speedups")}
+    others |= {name: row["peers"][name] for name in row["peers"]}
+    found = [f"over {name} {spread(over(row['speedups'], other))}" for name, other in others.items() if other]
+    return f"{row['mode']} {', '.join(found)}"
+
+
+def of_ideal(row: dict[str, Any]) -> str:
+    """How near to as many times as fast as there are workers."""
+    return percent(statistics.median(row["speedups"]) / row["stages"])
+
+
+def of_bound(row: dict[str, Any]) -> str:
+    return percent(statistics.median(row["speedups"]) / row["bound"])
 
 
 def pipeline_deit_small() -> str:
     inference, training = record("pipeline_deit_small")["rows"]
+    peers = [name for name in ("torchgpipe",) if name in inference["peers"]]
     rows = [
         (
             "training, 1F1B" if one is training else "inference",
             f"{one['bound']:.2f}",
             spread(one["speedups"]),
+            of_bound(one),
+            of_ideal(one),
             spread(one["stock_speedups"]),
-            spread(one["peers"]["torchgpipe"]),
+            *(spread(one["peers"][name]) for name in peers),
             spread(one["ceilings"]),
         )
         for one in (inference, training)
     ]
+    head = ("", "bubble bound", "ours", "of the bound", "of 2 ×", "stock", *peers, "two serial runs at once")
     forwards = sum(one["forward"] for one in inference["compute"])
     serial = 2 * statistics.median(one["serial"] for one in inference["rounds"])
     waits = inference["compute"][1]["receive"]
@@ -217,9 +230,9 @@ def pipeline_deit_small() -> str:
     return (
         source("pipeline_deit_small")
         + "\n"
-        + table(("", "bubble bound", "ours", "stock", "torchgpipe", "two serial runs at once"), rows, right=True)
+        + table(head, rows, right=True)
         + "\n"
-        + paragraph(f"Ours over stock, round by round: {rivals(inference)}, {rivals(training)}.")
+        + paragraph(f"Ours, round by round: {rivals(inference)}; {rivals(training)}.")
         + "\n"
         + paragraph(
             f"In inference the forwards of both stages take {ms(forwards)} together (medians), where serial takes "
@@ -232,34 +245,46 @@ def pipeline_deit_small() -> str:
 
 
 def pipeline_others() -> str:
-    names = ("pipeline_mobilenet_v2", "pipeline_bert_minilm")
-    what = {"pipeline_mobilenet_v2": "MobileNetV2, data parallel", "pipeline_bert_minilm": "MiniLM, pipeline"}
+    every = {
+        "pipeline_mobilenet_v2": "MobileNetV2, data parallel",
+        "pipeline_bert_minilm": "MiniLM, pipeline",
+        "pipeline_bert_minilm_tensor": "MiniLM, tensor parallel",
+    }
+    names = [name for name in every if (RECORDS / f"{name}.json").exists()]
     rows = [
-        (f"{what[name]}, {one['mode']}", f"{one['bound']:.2f}", spread(one["speedups"]), spread(one["ceilings"]))
+        (
+            f"{every[name]}, {one['mode']}",
+            f"{one['bound']:.2f}",
+            spread(one["speedups"]),
+            of_bound(one),
+            of_ideal(one),
+            spread(one["ceilings"]),
+        )
         for name in names
         for one in record(name)["rows"]
     ]
-    head = ("two cores", "bound", "ours", "two serial runs at once")
+    head = ("two cores", "bound", "ours", "of the bound", "of the ideal 2 ×", "two serial runs at once")
     return source(*names) + "\n" + table(head, rows, right=True)
 
 
 def pipeline_resnet_50() -> str:
     (row,) = record("pipeline_resnet_50")["rows"]
+    titles = {"torchgpipe": "torchgpipe, same split", "prepare_pippy": "`prepare_pippy`, same split"}
     columns = {
-        "ours": row["speedups"],
-        "stock, same split": row["stock_speedups"],
-        "stock, cut by equal parameters": row["parameters_speedups"],
-        "torchgpipe, same split": row["peers"]["torchgpipe"],
-        "`prepare_pippy`, same split": row["peers"]["prepare_pippy"],
-        "two serial runs at once": row["ceilings"],
+        "ours": spread(row["speedups"]),
+        "of 2 ×": of_ideal(row),
+        "stock, same split": spread(row["stock_speedups"]),
+        "stock, cut by equal parameters": spread(row["parameters_speedups"]),
+        **{title: spread(row["peers"][name]) for name, title in titles.items() if name in row["peers"]},
+        "two serial runs at once": spread(row["ceilings"]),
     }
     busy = " and ".join(percent(one) for one in row["busy"])
     return (
         source("pipeline_resnet_50")
         + "\n"
-        + table(list(columns), [list(map(spread, columns.values()))])
+        + table(list(columns), [list(columns.values())])
         + "\n"
-        + paragraph(f"Ours over stock, round by round: {rivals(row)}. Our stages compute {busy} of the time.")
+        + paragraph(f"Ours, round by round: {rivals(row)}. Our stages compute {busy} of the time.")
     )
 
 
@@ -275,14 +300,104 @@ def pipeline_sixteen() -> str:
                     f"{one['mode']}, {one['stages']} stages" + " (another day)" * (name == every[2] != names[0]),
                     f"{one['bound']:.2f}",
                     spread(one["speedups"]),
+                    of_bound(one),
+                    of_ideal(one),
                     spread(one["stock_speedups"]),
                     spread(other) if other else "the same cut",
                     spread(one["ceilings"]),
                     f"{percent(min(one['busy']))} to {percent(max(one['busy']))}",
                 )
             )
-    head = ("", "bubble bound", "ours", "stock", "stock, cut by parameters", "as many serial runs at once", "computing")
+    head = (
+        *("", "bubble bound", "ours", "of the bound", "of n ×", "stock", "stock, cut by parameters"),
+        *("as many serial runs at once", "computing"),
+    )
     return source(*names) + "\n" + table(head, rows, right=True)
+
+
+def pipeline_parts() -> str:
+    """Where the steps of the pipelines above went."""
+    every = {"pipeline_deit_small": "DeiT-S", "pipeline_bert_minilm": "MiniLM"}
+    names = [name for name in every if all("parts" in row for row in record(name)["rows"])]
+    rows = {f"{every[name]}, {row['mode']}": row for name in names for row in record(name)["rows"]}
+    if not rows:
+        return paragraph(
+            "No record of these has the parts of steps; `python benchmarks/pipeline_speedup.py` adds them."
+        )
+    return (
+        source(*names)
+        + "\n"
+        + table(*core_table(rows), right=True)
+        + "\n"
+        + paragraph("How much longer a step is than serial's time divided by the stages, in the mean of the stages:")
+        + "\n"
+        + table(*rest_table(rows), right=True)
+    )
+
+
+COMPUTING = ("forward", "backward", "weights", "recompute", "optimizer")
+WAITING = ("receive", "until_sent", "at_the_end", "sums")
+
+
+def core_table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Each worker's step in shares of it, then what its threads took of its core."""
+    workers = [
+        (f"{title}, stage {stage}", parts, threads)
+        for title, row in rows.items()
+        for stage, (parts, threads) in enumerate(zip(row["parts"], row["threads"], strict=True))
+    ]
+
+    def share(*names: str) -> list[str]:
+        return [percent(total(parts, names) / parts["step_s"], 1) for _, parts, _ in workers]
+
+    def beside(name: str) -> list[str]:
+        """Of a step's time, or how often in it."""
+        if not name.endswith("_s"):
+            return [f"{threads[name]:.0f}" if threads else "" for _, _, threads in workers]
+        return [percent(threads[name] / parts["step_s"], 1) if threads else "" for _, parts, threads in workers]
+
+    lines = {
+        "a step": [ms(parts["step_s"]) for _, parts, _ in workers],
+        "computing": share(*COMPUTING),
+        "waiting for messages": share("receive"),
+        "done, waiting for the other stage": share("at_the_end"),
+        "waiting until messages have left": share("until_sent"),
+        "handing messages over": share("send"),
+        "Python between actions": share("between"),
+        "*beside it:* Gloo's threads": beside("gloo_cpu_s"),
+        "other threads": beside("others_cpu_s"),
+        "ready to compute, but another had the core": beside("main_ready_s"),
+        "times that the core was taken away": beside("main_put_off"),
+        "pages asked of the kernel": beside("page_faults"),
+    }
+    return ["", *(title for title, _, _ in workers)], [[name, *cells] for name, cells in lines.items()]
+
+
+def rest_table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """What makes a step longer than ideal: the columns after the first two add up to the second."""
+    lines = []
+    for title, row in rows.items():
+        ideal_s = statistics.mean(one["serial"] for one in row["rounds"]) * row["samples"] / row["stages"]
+        waits = [(total(parts, WAITING), parts["schedule_idle_s"]) for parts in row["parts"]]
+        made = statistics.mean(min(waiting, idle) for waiting, idle in waits)
+        means = {
+            name: statistics.mean(parts[f"{name}_s"] for parts in row["parts"]) for name in ("step", "send", "between")
+        }
+        computing = statistics.mean(total(parts, COMPUTING) for parts in row["parts"])
+        rest = {
+            "longer": means["step"] - ideal_s,
+            "computing longer than serial": computing - ideal_s,
+            "waiting that the schedule makes": made,
+            "other waiting": statistics.mean(waiting for waiting, _ in waits) - made,
+            "handing over": means["send"],
+            "Python": means["between"],
+        }
+        lines.append([title, *(signed(seconds / ideal_s) for seconds in rest.values())])
+    return ["", *rest], lines
+
+
+def total(parts: dict[str, float], names: Sequence[str]) -> float:
+    return sum(parts[f"{name}_s"] for name in names)
 
 
 # docs/fabric.md
@@ -465,6 +580,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         pipeline_others,
         pipeline_resnet_50,
         pipeline_sixteen,
+        pipeline_parts,
         fabric_loss,
         fabric_numbers,
         forecast_accuracy,

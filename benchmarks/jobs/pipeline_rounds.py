@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,15 +22,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from proven import proven_replica
+from threads import mean_taken, read_counters, taken
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
 
+from stagewright.cluster.device import available_cores
 from stagewright.engine.job import load_model
 from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.zoo.model import Batch
 
+AT_THE_END = "together"  # a worker that is done waits for the others
 PEERS = ("prepare_pippy", "torchgpipe")  # take one batch at a time; a stream is no part of their interface
 
 
@@ -70,33 +74,41 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     gc.freeze()
     recorder.open()
     rounds: list[dict[str, float]] = []
-    samples = plan.batch * count / plan.microbatches
+    used: list[dict[str, float]] = []
+    samples = plan.batch * count // plan.microbatches
     for number in range(settings["rounds"]):
         seconds = {
             "serial": timed(partial(alone, number % plan.mesh.num_workers)) / alone_samples,
             "together": timed(partial(alone, None)) / alone_samples,
         }
         for name in list(rivals) if number % 2 == 0 else list(rivals)[::-1]:
-            with recorder.step(number) if name == "ours" else nullcontext():
-                seconds[name] = timed(rivals[name]) / (plan.batch if name in PEERS else samples)
+            before = read_counters()
+            whole_s = timed(rivals[name], number if name == "ours" else None)
+            if name == "ours":
+                used.append(taken(before, read_counters(), threading.get_native_id()))
+            seconds[name] = whole_s / (plan.batch if name in PEERS else samples)
         rounds.append(seconds)
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
-    recorder.close()
-    events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows()]
-    result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "compute": medians(events)}
+    recorder.close()  # its journal stays: pipeline_speedup.py divides the steps
+    events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows() if one["note"] != AT_THE_END]
+    result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "samples": samples}
+    result |= {"threads": mean_taken(used), "compute": medians(events)}
     computed = sum(seconds for name, seconds in events if name.startswith(("forward", "backward")))
     result |= {"late": late(events), "busy": computed / sum(seconds for name, seconds in events if name == "step")}
     (folder / "rounds.json").write_text(json.dumps(result))
 
 
-def timed(run: Callable[[], None]) -> float:
-    """Seconds between two barriers."""
+def timed(run: Callable[[], None], number: int | None = None) -> float:
+    """Seconds between two barriers, recorded as the step of a number, if any."""
     dist.barrier()
-    start = time.perf_counter()
-    run()
-    dist.barrier()
-    return time.perf_counter() - start
+    with recorder.step(number) if number is not None else nullcontext():
+        start = time.perf_counter()
+        run()
+        begun = recorder.now()
+        dist.barrier()
+        recorder.add("collective", begun, note=AT_THE_END)
+        return time.perf_counter() - start
 
 
 def medians(events: list[tuple[str, float]]) -> dict[str, float]:
@@ -148,7 +160,7 @@ def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[], 
             return
         replica.zero_gradients()
         replica.train_step(batch)
-        optimizer.step()
+        replica.change_parameters(optimizer)
 
     return run
 
@@ -228,7 +240,7 @@ def torchgpipe(plan: Any, context: Any) -> Callable[[], None]:
     stages.train(plan.training)
     count = plan.mesh.pipeline
     piped = GPipe(stages, [1] * count, devices=["cpu"] * count, chunks=plan.microbatches, checkpoint="never")
-    own, every = os.sched_getaffinity(0), {int(device.split(":")[1]) for device in plan.devices}
+    own, every = available_cores(), {int(device.split(":")[1]) for device in plan.devices}
 
     def run() -> None:
         if context.rank != 0:

@@ -8,7 +8,6 @@ Files in `docs/measured/` are such; figures of pages are made from them (`docs/m
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from stagewright.cluster.device import available_cores
+
 __all__ = ["command_of", "machine_text", "write_record"]
 
 _BEGUN = datetime.now(UTC)
-_CORES = len(os.sched_getaffinity(0))  # before a benchmark pins itself to some of them
+_CORES = len(available_cores())  # before a benchmark pins itself to some of them
 _PLACES = ("-o", "--out", "--output")  # where a record goes is no part of how it was made
 
 

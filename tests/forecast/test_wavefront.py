@@ -77,7 +77,7 @@ def test_rows_of_each_worker(schedule: str, stages: int) -> None:
 
 def test_a_long_pipeline_is_a_matter_of_seconds() -> None:
     """The benchmark has the figure; this only sees that nothing is quadratic."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = plain_pipeline("1f1b", 512, np.ones(256), np.ones(256), np.zeros(255), np.zeros(255))
     assert found.step_s == 2 * (512 + 255)
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20

@@ -33,7 +33,10 @@ _FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
 _QUOTED = re.compile(r"""\"(?:\$\([^()]*\)|[^"$`\\])*\"|'[^']*'""")
 _SHELL = re.compile(r"[|&;<>$`*?\\]")
 _ROOT = Path(__file__).resolve().parents[2]
-_MEASURES = ("profile", "split", "plan", "forecast", "explain")  # five times, unless told
+_ONCE = {
+    **{verb: {"--repeats": "1"} for verb in ("profile", "split", "plan", "forecast", "explain")},
+    "compare": {"--steps": "2", "--warmup": "1"},
+}
 
 
 class Block(NamedTuple):
@@ -132,7 +135,10 @@ def _link_environment() -> None:
 def _run_command(page: Path, command: Command) -> None:
     folder = str(Path(sys.executable).parent)
     environment = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", "")]), "HF_HUB_OFFLINE": "1"}
-    text = command.text.removeprefix(".venv/bin/")  # linked to where this runs
+    text = command.text
+    if text == "make demo":
+        text = _by_bash("make --no-print-directory --dry-run demo", environment).stdout.strip()
+    text = text.removeprefix(".venv/bin/")  # linked to where this runs
     # Bash takes quotes away and fills in "$(…)"; our own program then needs no bash.
     ours = text.startswith("stagewright ") and not _SHELL.search(_QUOTED.sub("", text))
     done = run_program(_once(_words(text, environment)), env=environment) if ours else _by_bash(text, environment)
@@ -147,10 +153,11 @@ def _run_command(page: Path, command: Command) -> None:
 
 
 def _once(words: list[str]) -> list[str]:
-    """Measure one round, and no large model: here nobody looks at times."""
-    words = ["deit-tiny" if word == "deit-small" else word for word in words]
-    quick = words[0] in _MEASURES and not {"--repeats", "--help"} & set(words)
-    return [*words, "--repeats", "1"] if quick else words
+    """Measure once, and no large model: here nobody looks at times."""
+    few = {} if "--help" in words else _ONCE.get(words[0], {})
+    if "deit-small" in words:
+        words, few = ["deit-tiny" if word == "deit-small" else word for word in words], {**few, "--batch": "1"}
+    return [*words, *(word for option, value in few.items() if option not in words for word in (option, value))]
 
 
 def _words(text: str, environment: dict[str, str]) -> list[str]:

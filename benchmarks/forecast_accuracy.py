@@ -28,7 +28,8 @@ from record import write_record
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 
-# model, options of the model, batch, and what makes the plan; three of each strategy at least.
+# Model, options of the model, batch, and what makes the plan; three of each strategy at least. `steps`: batches of a
+# stream, in inference.
 PLANS: tuple[dict[str, Any], ...] = (
     {"model": "bert-minilm", "sequence_length": 64, "batch": 8, "mesh": "serial"},
     {"model": "bert-minilm", "sequence_length": 64, "batch": 8, "mesh": "serial", "microbatches": 4},
@@ -55,6 +56,19 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"model": "gpt-layers:6", "sequence_length": 64, "batch": 8, "mesh": "pipeline=2", "microbatches": 4},
     {"model": "resnet-50", "image_size": 96, "batch": 16, "mesh": "pipeline=2", "microbatches": 4},
     {"model": "mobilenet-v2", "image_size": 96, "batch": 16, "mesh": "data=2"},
+    {"model": "gpt-layers:6", "sequence_length": 64, "batch": 8, "mesh": "data=2", "shard": True},
+    {"model": "gpt-layers:6", "sequence_length": 64, "batch": 8, "mesh": "tensor=2"},
+    {"model": "deit-tiny", "batch": 8, "mesh": "pipeline=2", "microbatches": 4, "codec": "block8"},
+    {
+        "model": "bert-minilm",
+        "sequence_length": 64,
+        "batch": 8,
+        "mesh": "pipeline=2",
+        "microbatches": 4,
+        "training": False,
+        "steps": 4,
+    },
+    {"model": "deit-tiny", "batch": 8, "mesh": "tensor=2", "training": False, "steps": 2},
 )
 
 
@@ -167,6 +181,9 @@ def describe(about: dict[str, Any]) -> str:
     words += [f"{about['microbatches']} micro-batches"] if "microbatches" in about else []
     words += [about[name] for name in ("schedule",) if name in about]
     words += ["recomputed"] if about.get("recompute") == "always" else []
+    words += ["sharded"] if about.get("shard") else []
+    words += [f"codec {about['codec']}"] if "codec" in about else []
+    words += ["inference"] if about.get("training") is False else []
     return ", ".join(words)
 
 

@@ -9,17 +9,14 @@ there, among them shards, inference, backward passes in halves, and models large
 
 from __future__ import annotations
 
-import argparse
 import json
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from apart import apart_parser, chosen_plans, run_apart
 from forecast_accuracy import describe, make_plan
 from record import write_record
-from stagewright.cluster.device import has_gpu
 
 BERT = {"model": "bert-minilm", "sequence_length": 64, "batch": 8}
 DEIT = {"model": "deit-tiny", "batch": 8}
@@ -75,43 +72,23 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--at-once", type=int, default=4, help="plans that run at the same time")
-    parser.add_argument("--only", default="", help="numbers of plans with commas, from 0")
+    parser = apart_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", default="")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        print(json.dumps(forecast_and_measure(json.loads(options.one), options.device)))
-        return
-    if options.device.startswith("cuda") and not has_gpu():
-        print(f"left out: {options.device} is asked for, and there is no GPU here; --device cpu:0 tries it on a core")
-        return
-    chosen = [PLANS[int(one)] for one in options.only.split(",")] if options.only else PLANS
+    chosen = chosen_plans(options, PLANS)
     rows: list[dict[str, Any]] = []
 
-    def run(about: dict[str, Any]) -> None:
-        rows.append(apart(about, options.device))
+    def take(about: dict[str, Any], found: dict[str, Any]) -> None:
+        rows.append({"plan": describe_plan(about), "about": about, **found})
         print(describe_row(rows[-1]), file=sys.stderr, flush=True)
         if options.output:  # a benchmark that is ended early leaves what it has
             write_record(options.output, summary(rows, chosen))
 
-    with ThreadPoolExecutor(options.at_once) as pool:
-        list(pool.map(run, chosen))
+    run_apart(options, PLANS, forecast_and_measure, take)
     found = summary(rows, chosen)
     print(json.dumps(found, indent=2) if options.json else f"at most {found['worst_memory_error']:.1%} off")
     sys.exit(1 if any("error" in row for row in rows) else 0)
-
-
-def apart(about: dict[str, Any], device: str) -> dict[str, Any]:
-    """One plan in a process of its own."""
-    command = [sys.executable, __file__, "--device", device, "--one", json.dumps(about)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = run.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if lines and not run.returncode else {"error": run.stderr[-1000:]}
-    return {"plan": describe_plan(about), "about": about, **found}
 
 
 def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
@@ -157,8 +134,6 @@ def summary(rows: list[dict[str, Any]], order: Any) -> dict[str, Any]:
 
 def describe_plan(about: dict[str, Any]) -> str:
     words = [describe(about)]
-    words += ["sharded"] if about.get("shard") else []
-    words += ["inference"] if about.get("training") is False else []
     words += [str(about[name]) for name in ("dtype", "optimizer") if name in about]
     words += [f"{about['memory_bytes'] >> 20} MiB allowed"] if "memory_bytes" in about else []
     return ", ".join(words)

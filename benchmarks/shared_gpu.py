@@ -8,15 +8,12 @@ and buffers do. Some plans run at once, since most of a run is starting. `--devi
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from stagewright.cluster.device import has_gpu
+from apart import apart_parser, run_apart
+from forecast_accuracy import make_plan
 
 GPT = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8}
 VIT = {"model": "digits-vit", "batch": 8}
@@ -73,52 +70,30 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--at-once", type=int, default=4, help="plans that run at the same time")
-    parser.add_argument("--only", default="", help="numbers of plans with commas, from 0")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(prove(json.loads(options.one), options.device)))
-        return
-    if options.device.startswith("cuda") and not has_gpu():
-        print(f"left out: {options.device} is asked for, and there is no GPU here; --device cpu:0 tries it on a core")
-        return
-    chosen = [PLANS[int(one)] for one in options.only.split(",")] if options.only else PLANS
-    with ThreadPoolExecutor(options.at_once) as pool:
-        found = list(pool.map(lambda about: show(about, options.device), chosen))
-    print(f"{sum(found)} of {len(found)} plans are equal to serial")
-    sys.exit(0 if all(found) else 1)
+    verdicts: list[bool] = []
 
-
-def show(about: dict[str, Any], device: str) -> bool:
-    """Run a plan in a process of its own and print what came of it."""
-    command = [sys.executable, __file__, "--device", device, "--one", json.dumps(about)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = run.stdout.strip().splitlines()
-    found = json.loads(lines[-1]) if lines and not run.returncode else {"error": run.stderr[-1000:]}
-    text = ", ".join(f"{name} {value}" for name, value in about.items())
-    if "error" in found:
-        print(f"FAILED  {text}: {found['error']}", flush=True)
-    else:
+    def show(about: dict[str, Any], found: dict[str, Any]) -> None:
+        verdicts.append(bool(found.get("equal")))
+        text = ", ".join(f"{name} {value}" for name, value in about.items())
+        if "error" in found:
+            print(f"FAILED  {text}: {found['error']}", flush=True)
+            return
         verdict = "equal  " if found["equal"] else "DIFFERS"
         print(f"{verdict} {text}: gradients {found['gradients']:.1e}, results {found['outputs']:.1e}", flush=True)
-    return bool(found.get("equal"))
+
+    run_apart(apart_parser(__doc__).parse_args(), PLANS, prove, show)
+    print(f"{sum(verdicts)} of {len(verdicts)} plans are equal to serial")
+    sys.exit(0 if all(verdicts) else 1)
 
 
 def prove(about: dict[str, Any], device: str) -> dict[str, Any]:
     """The proof of one plan whose workers share a device."""
     from stagewright.engine.compare import run_plan
     from stagewright.errors import StagewrightError
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
 
-    rest = dict(about)
-    options = {name: rest.pop(name) for name in ("sequence_length", "image_size") if name in rest}
-    model, mesh = ModelSpec(name=rest.pop("model"), **options), Mesh.parse(rest.pop("mesh"))
-    plan = Plan(model=model, mesh=mesh, devices=(device,) * mesh.num_workers, steps=2, warmup=1, **rest)
     with tempfile.TemporaryDirectory() as root:
         try:
+            plan = make_plan({**about, "steps": 2, "warmup": 1}, (device,) * 8)
             return dict(run_plan(plan, root, hang_s=60)["equality"])
         except StagewrightError as error:
             return {"error": str(error)}

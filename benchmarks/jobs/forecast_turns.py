@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from proven import proven_replica
 from whole_model import WholeModel, WholeTime, with_whole
@@ -46,6 +47,10 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
 
     def step() -> float:
         start = time.perf_counter()
+        if not plan.training:  # a stream, as the engine times it: its pipeline is filled once for some batches
+            for _ in replica.stream(batch, plan.steps):
+                pass
+            return (time.perf_counter() - start) / plan.steps
         replica.zero_gradients()
         replica.memory.update()
         outcome = replica.train_step(batch)
@@ -54,10 +59,15 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         return time.perf_counter() - start
 
     replica.memory.reset_peak()
-    with replica.tracked():
-        step()
-        replica.memory.follow_optimizer(optimizer)
-        replica.memory.begin_rows()
+    if plan.training:
+        with replica.tracked():
+            step()
+            replica.memory.follow_optimizer(optimizer)
+            replica.memory.begin_rows()
+            step()
+    else:
+        with replica.memory.tracking():
+            replica.memory.begin_rows("loaded")
         step()
     memory_bytes = replica.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
     calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
@@ -96,10 +106,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         steps_s.append(taken)
     if several:
         calibration = with_rounds(calibration, both(rounds))
-    everyone: list[Any] = [wholes]
-    if several:
-        everyone = [None] * plan.mesh.num_workers
-        dist.all_gather_object(everyone, wholes)
+    everyone = of_all(wholes) if several else [wholes]
     forecasts = []
     for turn, one in zip(range(context.rank, settings["turns"], plan.mesh.num_workers), measured, strict=True):
         forecast = forecast_of(plan, one, replace(calibration, speeds=()))  # every device is measured in its turn
@@ -115,6 +122,14 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
     save_text(json.dumps(result) + "\n", folder / "turns.json")
+
+
+def of_all(wholes: list[list[WholeTime]]) -> list[list[list[WholeTime]]]:
+    """Every worker's times of its whole model, by turn and moment; all have as many."""
+    own = torch.tensor(wholes, dtype=torch.float64)
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    return [one.tolist() for one in found]
 
 
 def forecast_of(plan: Any, measured: Any, calibration: Calibration) -> Any:

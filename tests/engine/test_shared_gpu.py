@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "shared_gpu.py"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("shared_gpu", BENCHMARK)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["shared_gpu"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-shared_gpu = load()
+import shared_gpu
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: floa
     if place.type == "cuda":
         torch.cuda.set_device(place)
     store = distributed.FileStore(meeting, 2)  # type: ignore[attr-defined]
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
 
     def trip(tensor: torch.Tensor) -> None:
         if rank == 0:

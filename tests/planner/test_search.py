@@ -14,7 +14,10 @@ from tests.planner.conftest import SLOW, MadeSource, cluster_of, plan_of, random
 from made_profiles import make_costs, profile_of
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
+from stagewright.forecast import data_sums
 from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.data_sums import BUCKET_BYTES
+from stagewright.forecast.link_codec import LinkCodec
 from stagewright.forecast.predict import predict, step_seconds
 from stagewright.forecast.terms import EngineTerms, ModelTerms
 from stagewright.forecast.topology import Topology
@@ -23,14 +26,16 @@ from stagewright.plan.check import check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Mesh, OptimizerSpec, Plan
 from stagewright.planner import search as searching
+from stagewright.planner.bounds import least_memory, lower_bound_s, most_saved_s
 from stagewright.planner.measure import MeasuredModel, chunk_sizes
-from stagewright.planner.search import least_memory, lower_bound_s, search
+from stagewright.planner.search import search
 from stagewright.profile.value import Amount, Time
 from stagewright.report.plan_table import plan_remarks
 from stagewright.split.compare import split
 from stagewright.split.conditions import Conditions
 
 BATCH, COUNT = 8, 4
+PACED = EngineTerms(collective_share=0.5, collective_pace=0.6, crowding=0.1, step_s=0.1, chunk_s=0.01)
 FAST = EngineTerms(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, crowding=0.05)
 
 
@@ -43,10 +48,12 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
         if data * tensor * pipeline != count or tensor not in source.tensors:
             continue
         for chunks, schedule, recompute, shard in itertools.product(
-            (1, 2, 4, 8), ("1f1b", "gpipe"), ("none", "always"), (False, True)
+            (1, 2, 4, 8), SCHEDULES, ("none", "always"), (False, True)
         ):
-            if pipeline == 1 and schedule == "gpipe":
+            if pipeline == 1 and schedule != "1f1b":
                 continue  # the same as 1f1b
+            if SCHEDULES[schedule].splits_backward and recompute != "none":
+                continue
             if pipeline > 1 and shard:
                 continue
             plan = replace(
@@ -78,7 +85,7 @@ def best_cuts(source: MadeSource, cluster: Cluster, plan: Plan) -> tuple[str, ..
     if plan.num_stages > source.num_units:
         raise UsageError("too few units")
     speeds = Topology(mesh=plan.mesh, cluster=cluster).speeds()
-    conditions = Conditions(speeds=speeds, recompute=plan.recompute != "none")
+    conditions = Conditions(speeds=[speeds[one] for one in plan.stage_workers], recompute=plan.recompute != "none")
     return split(source.model(1, plan.mesh.tensor).profile, plan.num_stages, "optimal", conditions).cut_names
 
 
@@ -87,7 +94,6 @@ def described(plan: Plan) -> tuple[Any, ...]:
 
 
 def quick_search(source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any) -> searching.Found:
-    options.setdefault("schedules", ("1f1b", "gpipe"))
     return search(base or plan_of(batch=BATCH), source, cluster, FAST, **options)
 
 
@@ -128,6 +134,8 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
     optimizer_s=st.sampled_from([0.0, 1e-3, 0.1]),
     training=st.booleans(),
     odd=st.booleans(),
+    terms=st.sampled_from([EngineTerms(), EngineTerms(action_s=0.02, message_s=0.03, message_s_per_byte=1e-3), PACED]),
+    bucket_bytes=st.sampled_from([512, BUCKET_BYTES]),
 )
 def test_no_bound_is_above_the_forecast(
     seed: int,
@@ -140,6 +148,8 @@ def test_no_bound_is_above_the_forecast(
     optimizer_s: float,
     training: bool,
     odd: bool,
+    terms: EngineTerms,
+    bucket_bytes: int,
 ) -> None:
     splits = SCHEDULES[schedule].splits_backward
     costs = make_costs(
@@ -152,13 +162,27 @@ def test_no_bound_is_above_the_forecast(
         steps=3,
         terms={
             "tensor": [TensorTraffic(forward_bytes=(3,), backward_bytes=(5,))] * 8,
-            "model_terms": ModelTerms(optimizer_s_per_byte=optimizer_s),
+            "model_terms": ModelTerms(
+                optimizer_s_per_byte=optimizer_s,
+                accumulate_s_per_byte=optimizer_s / 2,
+                loss_forward_s=0.2,
+                loss_backward_s=0.1,
+                split_input=1.2,
+                split_weight=0.9,
+                statistics_bytes=16,
+            ),
+            "engine_terms": terms,
         },
-        links=Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.0)),
+        links=Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.01)),
     )
     if odd:  # the last micro-batch is half as large
         costs = replace(costs, shares=(*costs.shares[:-1], 0.5))
-    assert lower_bound_s(costs) <= step_seconds(costs) * (1 + 1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_sums, "BUCKET_BYTES", bucket_bytes)
+        bound, step_s = lower_bound_s(costs), step_seconds(costs)
+        assert bound <= step_s * (1 + 1e-9)
+        coded = replace(costs, codecs=(LinkCodec(ratio=0.01),) * len(costs.codecs))
+        assert bound - most_saved_s(costs) <= lower_bound_s(coded) * (1 + 1e-9)
 
 
 def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
@@ -343,6 +367,26 @@ def test_a_schedule_alone(name: str) -> None:
     pipelines = [one.plan for one in found.best if one.plan.mesh.pipeline > 1]
     assert pipelines
     assert {one.schedule for one in pipelines} == {name}
+
+
+def test_a_codec_is_told_beside_the_ranking() -> None:
+    """On slow links it gains: it is what trying every pipeline with it finds, and no ranked plan has it."""
+    heavy = tuple(replace(one, parameter_bytes=replace(one.parameter_bytes, total=4000)) for one in random_units(8, 3))
+    source, cluster = MadeSource(units=heavy), cluster_of(COUNT, memory_bytes=60_000)
+    codecs = {"bf16": LinkCodec(ratio=0.5, encode_s_per_byte=1e-4), "block4": LinkCodec(ratio=0.2)}
+    found = quick_search(source, cluster, beside=codecs)
+    assert {one.codec for one in found.best} == {"none"}
+    assert [one.plan for one in found.best] == [one.plan for one in quick_search(source, cluster).best]
+    tried = []
+    for name, codec in codecs.items():
+        tried += quick_search(source, cluster, codecs={name: codec}, top=1000).best
+    least = min((one for one in tried if one.codec != "none"), key=lambda one: one.forecast.step_s)
+    assert found.with_codec is not None
+    assert found.with_codec.forecast.step_s == pytest.approx(least.forecast.step_s)
+    assert found.with_codec.plan.codec == found.with_codec.codec == "block4"
+    assert found.with_codec.forecast.step_s < found.best[0].forecast.step_s
+    slow = {"block4": LinkCodec(ratio=0.2, encode_s_per_byte=10.0)}
+    assert quick_search(source, cluster, beside=slow).with_codec is None
 
 
 def test_losers_are_told_why() -> None:

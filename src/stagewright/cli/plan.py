@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,12 +23,14 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import note, print_json, progress, screen
 from stagewright.errors import UsageError
-from stagewright.quantity import format_age
+from stagewright.quantity import format_age, format_s
 from stagewright.zoo import catalogue
 
 if TYPE_CHECKING:
     from stagewright.cluster.cluster import Cluster
+    from stagewright.forecast.link_codec import LinkCodec
     from stagewright.plan.value import Plan
+    from stagewright.planner.search import Found
     from stagewright.planner.source import Source
 
 __all__ = ["plan"]
@@ -44,13 +47,14 @@ def plan(
     json: Json = False,
     top: Annotated[int, typer.Option(min=1, help="How many to show.", rich_help_panel=_SEARCH)] = 10,
     schedules: Annotated[
-        str, typer.Option(help="Of pipelines, with commas.", rich_help_panel=_SEARCH)
-    ] = "1f1b,gpipe,interleaved,zbv",
+        str, typer.Option(help="Of pipelines, with commas.", show_default="all", rich_help_panel=_SEARCH)
+    ] = "",
     recompute: Annotated[
         str, typer.Option(help="Ways to recompute, with commas.", rich_help_panel=_SEARCH)
     ] = "none,always",
     codecs: Annotated[
-        str, typer.Option(help="To try on links, with commas; others than none are lossy.", rich_help_panel=_SEARCH)
+        str,
+        typer.Option(help="To rank on links, with commas; all but none change values.", rich_help_panel=_SEARCH),
     ] = "none",
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.", rich_help_panel=_SEARCH)] = "adamw",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=_SEARCH)] = "float32",
@@ -89,7 +93,7 @@ def plan(
     from stagewright.plan.schedules import SCHEDULES
     from stagewright.plan.value import AXES, ModelSpec, OptimizerSpec, Plan
 
-    wanted = [name.strip() for name in schedules.split(",")]
+    wanted = [name.strip() for name in (schedules or ",".join(SCHEDULES)).split(",")]
     ways = [name.strip() for name in recompute.split(",")]
     _check("schedule", wanted, SCHEDULES)
     _check("way to recompute", ways, RECOMPUTES)
@@ -118,11 +122,11 @@ def plan(
         source = _analytic(base, chosen, efficiency)
     else:
         source, chosen, terms = _measured(base, chosen, cache_dir, repeats, rescale, fresh)
-    from stagewright.planner.link_codecs import measured_codec
+    from stagewright.engine.codec_choice import CANDIDATES
     from stagewright.planner.search import search
     from stagewright.planner.verify import NUM_VERIFIED
 
-    known = {name: measured_codec(name, dtype, 1 << 20) for name in names}
+    others = CANDIDATES if names == ["none"] else ()
     found = search(
         base,
         source,
@@ -131,7 +135,8 @@ def plan(
         top=top,
         schedules=wanted,
         recomputes=ways,
-        codecs=known,
+        codecs=_link_codecs(names, source, base),
+        beside=_link_codecs(others, source, base),
         innermost=innermost,  # type: ignore[arg-type]
         num_sharp=NUM_VERIFIED if verify else 1,
         progress=note,
@@ -159,6 +164,8 @@ def plan(
         console.print(verified_table(verified))
     for line in plan_remarks(found):
         console.print(line, markup=False)
+    if others:
+        console.print(_codec_remark(found), markup=False)
     if not analytic:
         _note_sizes(best.plan, source)
 
@@ -169,6 +176,30 @@ def _check(kind: str, names: list[str], known: Any) -> None:
     for name in names:
         if name not in known:
             raise UnknownName(kind, name, list(known))
+
+
+def _link_codecs(names: Iterable[str], source: Source, base: Plan) -> dict[str, LinkCodec]:
+    """What codecs cost where the model was measured, or by the same formulas as it."""
+    from stagewright.planner.analytic import AnalyticModel
+    from stagewright.planner.link_codecs import measured_codec
+
+    if isinstance(source, AnalyticModel):
+        return {name: source.codec(name) for name in names}
+    kind = source.model(1, 1).profile.device.partition(":")[0]
+    return {name: measured_codec(name, base.dtype, 1 << 20, kind) for name in names}
+
+
+def _codec_remark(found: Found) -> str:
+    """What a codec on the links would gain over the best plan."""
+    one = found.with_codec
+    if one is None:
+        return "no codec on the links makes any plan quicker than the best"
+    gain = found.best[0].forecast.step_s / one.forecast.step_s
+    return (
+        f"with {one.codec} on its links, {one.plan.mesh} ({one.plan.microbatches} micro-batches, {one.plan.schedule}) "
+        f"would take {format_s(one.forecast.step_s)}, {gain:.2f} × as fast as the best; it changes values: "
+        f"--codecs {one.codec} takes it"
+    )
 
 
 def _analytic(base: Plan, cluster: Cluster, efficiency: float) -> Source:
@@ -263,6 +294,7 @@ def _data(base: Plan, found: Any, verified: Any) -> dict[str, Any]:
         "best": [row(one) for one in found.best],
         "serial": row(found.serial),
         "data_parallel": None if found.data_parallel is None else row(found.data_parallel),
+        "with_codec": None if found.with_codec is None else row(found.with_codec),
         "losers": found.losers,
         "num_plans": found.num_plans,
         "num_exact": found.num_exact,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stagewright.errors import UsageError
 from stagewright.forecast.collective import all_gather_s, all_reduce_s, reduce_scatter_s
@@ -27,7 +28,7 @@ from stagewright.forecast.working import StageWork, stage_work
 from stagewright.plan.value import Plan
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile, amount_of
 
-__all__ = ["PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
+__all__ = ["ActionTimes", "PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,32 @@ class StageCosts:
         return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
+# Of StageCosts, as `action_times` takes them.
+_STAGE_TIMES = (
+    "forward_s",
+    "backward_input_s",
+    "backward_weight_s",
+    "tensor_forward_s",
+    "tensor_backward_s",
+    "gather_s",
+    "accumulate_s",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ActionTimes:
+    """What actions take: [0 as they are, 1 running forward again; stage; kind, by its place in `order.KINDS`]."""
+
+    # Work that goes with the samples, for one micro-batch of the profiled size.
+    work_s: Floats
+    # Collectives of the tensor axis, which do so too.
+    tensor_s: Floats
+    # Work that does not.
+    fixed_s: Floats
+    # Adding up gradients, where there are some already.
+    adding_s: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCosts:
     """Everything that a forecast needs to know about a plan."""
@@ -118,7 +145,7 @@ class PlanCosts:
     batch_bytes: int = 0
     # The model's results for one micro-batch of the profiled size.
     result_bytes: int = 0
-    # Time of the whole batch on one device alone, by the same profile.
+    # Time of the whole batch on one device alone.
     serial_s: float
     # How much longer computing takes because other devices of the host are busy.
     crowded: float
@@ -133,44 +160,75 @@ class PlanCosts:
 
     def parts(self, order: Order) -> tuple[Floats, Floats]:
         """Of every node: the device's own work (for a message: its whole time), and the tensor axis' collectives."""
-        last_stage, last_chunk = len(self.stages) - 1, order.num_microbatches - 1
+        times = self.action_times()
         shares = np.array(self.shares)[order.microbatch % len(self.shares)]
-        compute = np.zeros(order.num_nodes)
-        collective = np.zeros(order.num_nodes)
-        terms, loss = self.engine_terms, self.model_terms
-        for index, stage in enumerate(self.stages):
-            again_s, again_tensor_s = stage.forward_s, stage.tensor_forward_s + stage.gather_s
-            for kind in (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                own = (order.stage == index) & (order.kind == kind) & ~order.is_message
-                if not own.any():
-                    continue
-                work_s, tensor_s, bare_s = self._action(index, kind)
-                compute[own] = work_s * shares[own] + bare_s + terms.action_s
-                collective[own] = tensor_s * shares[own]
-                if kind == FORWARD:
-                    continue
-                if index == last_stage and kind != BACKWARD_WEIGHT:
-                    compute[own] += loss.loss_backward_s * shares[own] * self.crowded
-                if kind != BACKWARD_INPUT:
-                    adds = (order.microbatch[own] > 0) | self.copies_gradients
-                    compute[own] += np.where(adds, stage.accumulate_s, 0.0)
-                if not self.recomputes(index) or (kind == BACKWARD_INPUT and index == 0):
-                    continue
-                spared = (self.plan.recompute == "except-last") & (order.microbatch[own] == last_chunk)
-                if kind == BACKWARD_WEIGHT and index > 0:  # all of it was done in the first half
-                    compute[own] = np.where(spared, compute[own], terms.action_s)
-                    continue
-                compute[own] += np.where(spared, 0.0, again_s * shares[own])
-                collective[own] += np.where(spared, 0.0, again_tensor_s * shares[own])
-                if kind == BACKWARD_INPUT:
-                    adding_s = np.where(order.microbatch[own] > 0, stage.accumulate_s, 0.0)
-                    compute[own] += np.where(spared, 0.0, stage.backward_weight_s * shares[own] + adding_s)
+        spared = (self.plan.recompute == "except-last") & (order.microbatch == order.num_microbatches - 1)
+        row = (self.recomputed[order.stage] & ~spared).astype(np.int64), order.stage, order.kind
+        adds = (order.microbatch > 0) | self.copies_gradients
+        compute = times.work_s[row] * shares + times.fixed_s[row] + np.where(adds, times.adding_s[row], 0.0)
+        collective = times.tensor_s[row] * shares
         message = order.is_message
-        for index in range(last_stage):
-            for kind, maker in ((FORWARD, index), (BACKWARD, index + 1)):
-                own = message & (order.kind == kind) & (order.stage == maker)
-                compute[own] = self._message_s(index, shares[own])
+        edge = order.stage[message] - (order.kind[message] == BACKWARD)
+        latency_s, carried_s = self.message_times()
+        compute[message] = latency_s[edge] + shares[message] * carried_s[edge]
+        collective[message] = 0.0
         return compute, collective
+
+    def action_times(self) -> ActionTimes:
+        """The parts of every stage's actions."""
+        terms, loss, again = self.engine_terms, self.model_terms, self.recomputed
+        forward, inputs, weights, tensor_forward, tensor_backward, gather, accumulate = np.array(
+            [[getattr(stage, name) for stage in self.stages] for name in _STAGE_TIMES]
+        )
+        work, tensor, fixed, adding = (np.zeros((2, len(self.stages), 4)) for _ in range(4))
+        work[..., FORWARD], tensor[..., FORWARD] = forward, tensor_forward
+        work[..., BACKWARD], tensor[..., BACKWARD] = inputs + weights, tensor_backward
+        # In two halves it takes longer; where the stage is recomputed it is done in one, and told apart here alone.
+        work[..., BACKWARD_INPUT] = inputs * np.where(again, 1.0, loss.split_input)
+        work[..., BACKWARD_WEIGHT] = weights * np.where(again, 1.0, loss.split_weight)
+        tensor[..., BACKWARD_INPUT] = tensor_backward
+        # The first stage's inputs need no gradient: all of its backward is in the second half.
+        for parts in (work, tensor):
+            parts[:, 0, BACKWARD_WEIGHT], parts[:, 0, BACKWARD_INPUT] = parts[:, 0, BACKWARD], 0.0
+        work[:, -1, FORWARD] += loss.loss_forward_s * self.crowded
+        work[:, -1, BACKWARD : BACKWARD_INPUT + 1] += loss.loss_backward_s * self.crowded
+        fixed[:] = terms.action_s
+        fixed[..., :BACKWARD_WEIGHT] += gather[:, None]
+        for edge, codec in enumerate(self.codecs):
+            before, behind = self.stages[edge], self.stages[edge + 1]
+            if before.worker == behind.worker:
+                continue
+            passing_s = terms.message_s_per_byte * codec.ratio
+            encode_s = before.sends_bytes * (codec.encode_s_per_byte + passing_s)
+            decode_s = before.sends_bytes * (codec.decode_s_per_byte + passing_s)
+            work[:, edge, :BACKWARD_WEIGHT] += encode_s, decode_s, decode_s
+            work[:, edge + 1, :BACKWARD_WEIGHT] += decode_s, encode_s, encode_s
+            fixed[:, edge : edge + 2, :BACKWARD_WEIGHT] += terms.message_s
+        adding[..., [BACKWARD, BACKWARD_WEIGHT]] = accumulate[:, None]
+        # What runs again does so in its backward; of two halves in the first, which then does all of it.
+        for kind, own in ((BACKWARD, slice(None)), (BACKWARD_INPUT, slice(1, None)), (BACKWARD_WEIGHT, slice(1))):
+            work[1, own, kind] += forward[own]
+            tensor[1, own, kind] += tensor_forward[own] + gather[own]
+        work[1, 1:, BACKWARD_INPUT] += weights[1:]
+        adding[1, 1:, BACKWARD_INPUT] = accumulate[1:]
+        work[1, 1:, BACKWARD_WEIGHT] = adding[1, 1:, BACKWARD_WEIGHT] = 0.0
+        return ActionTimes(work_s=work, tensor_s=tensor, fixed_s=fixed, adding_s=adding)
+
+    def message_times(self) -> tuple[Floats, Floats]:
+        """Of every edge: latency, and what a message of a micro-batch of the profiled size takes beside."""
+        latency, carried = [], []
+        for stage, behind, codec in zip(self.stages, self.stages[1:], self.codecs, strict=False):
+            link = self.topology.link(stage.worker, behind.worker)
+            latency.append(link.latency_s)
+            carried.append(stage.sends_bytes * codec.ratio / link.bandwidth_bytes_per_s)
+        return np.array(latency), np.array(carried)
+
+    @property
+    def recomputed(self) -> npt.NDArray[np.bool_]:
+        """Of every stage, whether it runs forward again."""
+        wanted = self.plan.recompute
+        found = wanted if isinstance(wanted, tuple) else [wanted != "none"] * len(self.stages)
+        return np.array(found) & self.plan.training
 
     @property
     def copies_gradients(self) -> bool:
@@ -203,47 +261,6 @@ class PlanCosts:
             found[stage.worker] = found.get(stage.worker, 0.0) + given
         return int(max(found.values()))
 
-    def _action(self, index: int, kind: int) -> tuple[float, float, float]:
-        """Work and collectives that go with the samples, and work that does not; without what is done again."""
-        stage = self.stages[index]
-        whole = index == 0  # its inputs need no gradient: all of its backward is in the second half
-        first, second = self._halves_s(index)
-        work, tensor = {
-            FORWARD: (stage.forward_s, stage.tensor_forward_s),
-            BACKWARD: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s),
-            BACKWARD_INPUT: (0.0, 0.0) if whole else (first, stage.tensor_backward_s),
-            BACKWARD_WEIGHT: (stage.backward_input_s + stage.backward_weight_s, stage.tensor_backward_s)
-            if whole
-            else (second, 0.0),
-        }[kind]
-        bare = stage.gather_s if kind != BACKWARD_WEIGHT else 0.0
-        if kind == FORWARD and index == len(self.stages) - 1:
-            work += self.model_terms.loss_forward_s * self.crowded
-        terms = self.engine_terms
-        for edge, sends in ((index - 1, kind != FORWARD), (index, kind == FORWARD)):
-            if kind == BACKWARD_WEIGHT or not 0 <= edge < len(self.stages) - 1:
-                continue
-            size, codec = self.stages[edge].sends_bytes, self.codecs[edge]
-            if self.stages[edge].worker == self.stages[edge + 1].worker:
-                continue
-            coding = codec.encode_s_per_byte if sends else codec.decode_s_per_byte
-            work += size * (coding + terms.message_s_per_byte * codec.ratio)
-            bare += terms.message_s
-        return work, tensor, bare
-
-    def _halves_s(self, index: int) -> tuple[float, float]:
-        """A backward in two halves; where the stage is recomputed it is done in one, and told apart here alone."""
-        stage, terms = self.stages[index], self.model_terms
-        if self.recomputes(index):
-            return stage.backward_input_s, stage.backward_weight_s
-        return stage.backward_input_s * terms.split_input, stage.backward_weight_s * terms.split_weight
-
-    def _message_s(self, edge: int, shares: Floats) -> Floats:
-        stage, codec = self.stages[edge], self.codecs[edge]
-        link = self.topology.link(stage.worker, self.stages[edge + 1].worker)
-        seconds: Floats = link.latency_s + shares * (stage.sends_bytes * codec.ratio / link.bandwidth_bytes_per_s)
-        return seconds
-
 
 def plan_costs(
     plan: Plan,
@@ -257,10 +274,12 @@ def plan_costs(
     engine_terms: EngineTerms | None = None,
     codecs: Sequence[LinkCodec] | None = None,
     whole: Profile | None = None,
+    serial_s: float | None = None,
 ) -> PlanCosts:
     """The costs of a plan whose cuts are known; `sizes` are the samples of each micro-batch of one replica.
 
-    ``whole`` is the profile with whole layers, where `profile` is that of one worker of a tensor axis.
+    ``whole`` is the profile with whole layers, where `profile` is that of one worker of a tensor axis. ``serial_s`` is
+    the whole batch on one device alone, where it is known; otherwise by the same profile.
     """
     model_terms, engine_terms = model_terms or ModelTerms(), engine_terms or EngineTerms()
     if plan.training and not profile.training:
@@ -337,7 +356,9 @@ def plan_costs(
                 sends_bytes=own[-1].crossing_bytes if index < num_stages - 1 else 0,
             )
         )
-    samples = sum(sizes) * plan.mesh.data / profile.batch_size
+    if serial_s is None:
+        samples = sum(sizes) * plan.mesh.data / profile.batch_size
+        serial_s = _serial_s(plan, whole or profile, model_terms, samples) / max(speeds)
     return PlanCosts(
         plan=plan,
         topology=topology,
@@ -355,7 +376,7 @@ def plan_costs(
         common=tuple(one[1:] for one in common),
         batch_bytes=_batch_bytes(plan, profile),
         result_bytes=units[-1].output_bytes,
-        serial_s=_serial_s(plan, whole or profile, model_terms, samples) / max(speeds),
+        serial_s=serial_s,
         crowded=crowded,
     )
 

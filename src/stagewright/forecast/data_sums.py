@@ -12,6 +12,7 @@ Running statistics of batch norms are averaged when all that is done.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from stagewright.forecast.costs import PlanCosts, reduce_scatter_of
 from stagewright.forecast.order import BACKWARD, BACKWARD_WEIGHT
 from stagewright.forecast.times import Times
 
-__all__ = ["BUCKET_BYTES", "DataSums", "data_sums", "statistics_bytes"]
+__all__ = ["BUCKET_BYTES", "DataSums", "data_sums", "least_sums_s", "statistics_bytes"]
 
 BUCKET_BYTES = 8 << 20  # as the engine's
 _PASSES = 16
@@ -63,8 +64,7 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
         exposed = scatter * costs.engine_terms.collective_cost
         return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=3 * own_bytes)
     group = costs.topology.group("data")
-    own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
-    merged = max(1, own_bytes // (_MOST_BUCKETS * BUCKET_BYTES))
+    merged = _merged(costs, worker)
     ready, sizes = _buckets(costs, times, worker, merged * BUCKET_BYTES)
     taken = [_one_by_one_s(group, size, merged) for size in sizes]
     share, pace = costs.engine_terms.collective_share, costs.engine_terms.collective_pace
@@ -85,23 +85,59 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
     return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
 
 
+def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
+    """What is sure to come after a worker's last action until its sums are done, however its actions are ordered.
+
+    ``backward_s``: the longest backward of its first stage.
+    """
+    plan = costs.plan
+    if plan.mesh.data == 1 or not plan.training:
+        return 0.0
+    if plan.shard:
+        found = reduce_scatter_of(costs, worker) * costs.engine_terms.collective_cost
+    else:
+        # All buckets of the stage that ends last leave at its end; of a worker's only stage, inside its last backward.
+        own = [stage for stage in costs.stages if stage.worker == worker]
+        group, merged = costs.topology.group("data"), _merged(costs, worker)
+        size, pace = merged * BUCKET_BYTES, max(1.0, costs.engine_terms.collective_pace)
+        taken = []
+        for stage in own:
+            full, rest = divmod(stage.parameter_bytes, size)
+            sums_s = full * _one_by_one_s(group, size, merged) + (_one_by_one_s(group, rest, merged) if rest else 0.0)
+            taken.append(sums_s / pace)
+        found = min(taken) if len(own) > 1 else max(0.0, taken[0] - backward_s)
+    num_bytes = statistics_bytes(costs, worker)
+    return found + (_statistics_s(costs, worker, num_bytes) if num_bytes else 0.0)
+
+
 def _with_statistics(costs: PlanCosts, worker: int, sums: DataSums) -> DataSums:
     """The same and, after it, the averages of batch norm's running statistics; deferred ones are no part of this."""
     num_bytes = statistics_bytes(costs, worker)
     if not num_bytes:
         return sums
-    work_s = costs.model_terms.statistics_s * costs.statistics_share(worker)
-    work_s *= costs.crowded / costs.topology.speeds()[worker]
-    end = sums.end_s + work_s + all_reduce_s(costs.topology.group("data"), num_bytes)
+    end = sums.end_s + _statistics_s(costs, worker, num_bytes)
     return replace(
         sums, spans_s=(*sums.spans_s, (sums.end_s, end)), end_s=end, num_bytes=sums.num_bytes + int(num_bytes)
     )
 
 
+def _statistics_s(costs: PlanCosts, worker: int, num_bytes: float) -> float:
+    work_s = costs.model_terms.statistics_s * costs.statistics_share(worker)
+    work_s *= costs.crowded / costs.topology.speeds()[worker]
+    return work_s + all_reduce_s(costs.topology.group("data"), num_bytes)
+
+
 def statistics_bytes(costs: PlanCosts, worker: int) -> float:
     """Bytes of batch norm's running statistics that a worker averages with its replicas in a step."""
-    deferred = costs.plan.batch_norm == "deferred"
-    return 0.0 if deferred else costs.model_terms.statistics_bytes * costs.statistics_share(worker)
+    all_bytes = costs.model_terms.statistics_bytes
+    none = not all_bytes or costs.plan.batch_norm == "deferred"
+    return 0.0 if none else all_bytes * costs.statistics_share(worker)
+
+
+def _merged(costs: PlanCosts, worker: int) -> int:
+    """How many buckets that follow each other count as one."""
+    own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
+    return max(1, own_bytes // (_MOST_BUCKETS * BUCKET_BYTES))
 
 
 def _end_s(begin: float, length: float, computed: float, pace: float) -> float:
@@ -110,6 +146,7 @@ def _end_s(begin: float, length: float, computed: float, pace: float) -> float:
     return begin + length / pace if length <= done else max(begin, computed) + length - done
 
 
+@lru_cache(maxsize=4096)
 def _one_by_one_s(group: Group, num_bytes: float, count: int) -> float:
     """Buckets that follow each other."""
     return count * all_reduce_s(group, num_bytes / count)

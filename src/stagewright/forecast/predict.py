@@ -18,7 +18,7 @@ from stagewright.forecast.order import FORWARD, KINDS
 from stagewright.forecast.times import Times, pipeline_times, worker_ends_s
 from stagewright.forecast.value import Forecast, LinkUse, Segment, WorkerForecast
 
-__all__ = ["MOST_SEGMENTS", "predict", "step_seconds"]
+__all__ = ["MOST_SEGMENTS", "predict", "step_end_s", "step_seconds"]
 
 MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
 
@@ -28,7 +28,8 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
     plan = costs.plan
     times = pipeline_times(costs)
     sums = [data_sums(costs, times, worker) for worker in range(plan.mesh.pipeline)]
-    ends, step_s = _ends(costs, sums)
+    ends = _summed_s(costs, [one.end_s for one in sums])
+    step_s = step_end_s(costs, [one.end_s for one in sums])
     repeats = 1 if plan.training else plan.steps
     workers = tuple(_worker(costs, times, sums[at], at, step_s, repeats) for at in range(plan.mesh.pipeline))
     step_s /= repeats
@@ -56,27 +57,31 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
 def step_seconds(costs: PlanCosts) -> float:
     """The step's time alone."""
     if costs.plan.mesh.data == 1:
-        sums = [DataSums(end_s=end) for end in worker_ends_s(costs)]
+        ends = worker_ends_s(costs)
     else:
         times = pipeline_times(costs)
-        sums = [data_sums(costs, times, worker) for worker in range(costs.plan.mesh.pipeline)]
-    return _ends(costs, sums)[1] / (1 if costs.plan.training else costs.plan.steps)
+        ends = [data_sums(costs, times, worker).end_s for worker in range(costs.plan.mesh.pipeline)]
+    return step_end_s(costs, ends) / (1 if costs.plan.training else costs.plan.steps)
 
 
-def _ends(costs: PlanCosts, sums: list[DataSums]) -> tuple[list[float], float]:
-    """When each worker has its summed gradients, and the end of the step."""
+def step_end_s(costs: PlanCosts, ends: list[float]) -> float:
+    """The end of the step, where each worker has computed and summed over its replicas at one of `ends`."""
     plan, terms = costs.plan, costs.engine_terms
-    ends = [one.end_s for one in sums]
     if not plan.training:
-        return ends, max(ends) + terms.step_s * plan.steps
-    if costs.tied_bytes:  # summed over their holders when these have done all else: they wait for each other
-        pair = costs.topology.pair(0, plan.mesh.pipeline - 1)
-        together = max(ends) + all_reduce_s(pair, costs.tied_bytes)
-        ends = [together if at in (0, plan.mesh.pipeline - 1) else end for at, end in enumerate(ends)]
-    done = [end + optimizer_s(costs, at) for at, end in enumerate(ends)]
-    world = costs.topology.group("data") if plan.mesh.data > 1 else None
-    loss_s = all_reduce_s(world, 8.0) if world is not None else 0.0
-    return ends, max(done) + loss_s + terms.step_s + terms.chunk_s * len(costs.shares)
+        return max(ends) + terms.step_s * plan.steps
+    done = [end + optimizer_s(costs, at) for at, end in enumerate(_summed_s(costs, ends))]
+    loss_s = all_reduce_s(costs.topology.group("data"), 8.0) if plan.mesh.data > 1 else 0.0
+    return max(done) + loss_s + terms.step_s + terms.chunk_s * len(costs.shares)
+
+
+def _summed_s(costs: PlanCosts, ends: list[float]) -> list[float]:
+    """When each worker has all its gradients: tied weights are summed over their holders when these have done all else,
+    and they wait for each other."""
+    if not costs.tied_bytes or not costs.plan.training:
+        return ends
+    last = costs.plan.mesh.pipeline - 1
+    together = max(ends) + all_reduce_s(costs.topology.pair(0, last), costs.tied_bytes)
+    return [together if at in (0, last) else end for at, end in enumerate(ends)]
 
 
 def optimizer_s(costs: PlanCosts, worker: int) -> float:

@@ -23,8 +23,10 @@ from typing import Any
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
+from stagewright.forecast.link_codec import PLAIN, LinkCodec
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import ModelSpec
+from stagewright.planner.link_codecs import measured_codec
 from stagewright.planner.measure import MeasuredModel
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile
 
@@ -186,6 +188,14 @@ class AnalyticModel:
 
     def sharpen(self, size: int, tensor: int) -> bool:
         return False  # formulas hold at every size
+
+    def codec(self, name: str) -> LinkCodec:
+        """A codec at the pace of the device's memory: one end reads values and writes fewer bytes, the other back."""
+        if name == "none":
+            return PLAIN
+        ratio = measured_codec(name, "bfloat16" if self.item_bytes == 2 else "float32", 1 << 16).ratio
+        seconds = (1 + ratio) / self.peak.bandwidth_bytes_per_s
+        return LinkCodec(ratio=ratio, encode_s_per_byte=seconds, decode_s_per_byte=seconds)
 
     def model(self, size: int, tensor: int) -> MeasuredModel:
         """What a micro-batch of that size costs one of `tensor` workers."""

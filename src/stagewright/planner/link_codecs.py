@@ -27,7 +27,12 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
     for at, cut in enumerate(cuts):
         ways = (False, True) if plan.training else (False,)
         both = [
-            measured_codec(plan.codec_of(at, backward=way), plan.dtype, profile.units[cut].crossing_bytes)
+            measured_codec(
+                plan.codec_of(at, backward=way),
+                plan.dtype,
+                profile.units[cut].crossing_bytes,
+                profile.device.partition(":")[0],
+            )
             for way in ways
         ]
         found.append(
@@ -41,13 +46,13 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
 
 
 @lru_cache(maxsize=64)
-def measured_codec(name: str, dtype: str, num_bytes: int) -> LinkCodec:
-    """What a codec costs on a message of so many bytes."""
+def measured_codec(name: str, dtype: str, num_bytes: int, device: str = "cpu") -> LinkCodec:
+    """What a codec costs on a message of so many bytes, on a device of this kind."""
     if name in ("none", "auto") or not num_bytes:
         return PLAIN
     kind: torch.dtype = getattr(torch, dtype)
     count = min(_MOST_ELEMENTS, max(64, num_bytes // kind.itemsize))
-    values = torch.randn(count // 64, 64, generator=torch.Generator().manual_seed(0)).to(kind)
+    values = torch.randn(count // 64, 64, generator=torch.Generator().manual_seed(0)).to(device, kind)
     cost = measure_codec(name, values)
     return LinkCodec(
         ratio=cost.ratio,

@@ -2,12 +2,11 @@
 
     all choices ─► rules of plans ─► a lower bound of the step ─► in its order: exact forecast, memory
                                      stop when the next bound is above the worst of the best ten
-    the best meshes under GPipe or 1F1B ─► the same with the other schedules, exactly
+    codecs on their links ─────────► the same, until the next bound is above the best without one
 
-The bound of worker w: what it computes, after the forwards before it and before the backwards behind them. It never
-exceeds the forecast, so that nothing better is thrown away. One device alone and plain data parallel are always
-forecast, to stand beside. Sizes of micro-batches between those that were measured lie on a line; one device's own is
-measured first, the best plan's at last, and that of the next one if this makes another the best.
+One device alone and plain data parallel are always forecast, to stand beside. Sizes of micro-batches between those that
+were measured lie on a line; one device's own is measured first, the best plan's at last, and that of the next one if
+this makes another the best.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import SplitError, UsageError
 from stagewright.forecast.costs import PlanCosts, plan_costs
 from stagewright.forecast.link_codec import PLAIN, LinkCodec
-from stagewright.forecast.memory import STATES
-from stagewright.forecast.predict import optimizer_s, predict
+from stagewright.forecast.predict import predict
 from stagewright.forecast.terms import EngineTerms
 from stagewright.forecast.topology import Topology
 from stagewright.forecast.value import Forecast
@@ -30,9 +28,11 @@ from stagewright.forecast.what_if import explain_parts
 from stagewright.plan.check import check_plan
 from stagewright.plan.schedules import SCHEDULES
 from stagewright.plan.value import Axis, Mesh, Plan
+from stagewright.planner.bounds import least_memory, least_parameters, lower_bound_s, most_saved_s
 from stagewright.planner.measure import chunk_sizes, cut_places
 from stagewright.planner.serial import microbatch_numbers, plain_plan, quickest_serial
 from stagewright.planner.source import Source
+from stagewright.profile.value import amount_of
 from stagewright.quantity import format_bytes
 from stagewright.split.compare import split as split_by
 from stagewright.split.conditions import Conditions
@@ -40,8 +40,7 @@ from stagewright.split.conditions import Conditions
 __all__ = ["Candidate", "Found", "Ranked", "search"]
 
 _MOST_NODES = 40_000  # of a schedule that must be listed node by node
-_MOST_EXACT = 200
-_MOST_MESHES = 3  # on which schedules beyond GPipe and 1F1B are tried
+_MOST_EXACT = 1000
 _LEAST_RANKED = 10  # however few are shown
 _PLAIN = ("1f1b", "gpipe")
 
@@ -98,6 +97,8 @@ class Found:
     num_plans: int = 0
     num_exact: int = 0
     num_unfit: int = 0
+    # The quickest plan with a codec on its links, where that is quicker than the best without; None: none is.
+    with_codec: Ranked | None = None
     # For each strategy without a place among the best, why.
     losers: dict[str, str] = field(default_factory=dict)
     # How long it took.
@@ -111,51 +112,42 @@ def search(
     terms: EngineTerms | None = None,
     *,
     top: int = 10,
-    schedules: Sequence[str] = ("1f1b", "gpipe", "interleaved", "zbv"),
+    schedules: Sequence[str] = tuple(SCHEDULES),
     recomputes: Sequence[str] = ("none", "always"),
     shards: Sequence[bool] = (False, True),
     codecs: Mapping[str, LinkCodec] | None = None,
+    beside: Mapping[str, LinkCodec] | None = None,
     innermost: Axis = "pipeline",
     most_tensor: int = 64,
     num_devices: int | None = None,
     num_sharp: int = 1,
     progress: Callable[[str], None] | None = None,
 ) -> Found:
-    """The best plans for a model and a batch on a cluster; the first `num_sharp` by measurements of their own size."""
+    """The best plans for a model and a batch on a cluster; the first `num_sharp` by measurements of their own size.
+
+    ``codecs`` are ranked as every other choice is; of those ``beside`` only the best is told, apart from the ranking.
+    """
     begun = time.perf_counter()
     maker = _Maker(base, source, cluster, terms or EngineTerms(), innermost)
     count = num_devices or cluster.num_devices
     known = dict(codecs or {"none": PLAIN})
     found = Found()
-    plain = [name for name in schedules if name in _PLAIN]
-    others = [name for name in schedules if name not in _PLAIN]
     costs, forecast = quickest_serial(base, source, cluster, maker.terms)
     found.serial = Ranked(plan=costs.plan, codec="none", forecast=forecast, costs=costs)
     found.is_serial_by_line = source.model(max(chunk_sizes(costs.plan)), 1).profile.source == "line"
     maker.serial_s = forecast.step_s
-    choices = _choices(base, source, count, plain or list(_PLAIN), recomputes, shards, known, most_tensor)
-    candidates = [one for plan, codec in choices if (one := maker.candidate(plan, codec, known[codec])) is not None]
+    choices = _choices(base, source, count, schedules, recomputes, shards, known, most_tensor)
+    made = (maker.candidate(plan, codec, known.get(codec, PLAIN)) for plan, codec in choices)
+    candidates = [one for one in made if one is not None]
     if progress is not None:
         progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begun:.1f} s …")
     nearest = maker.unfit
     most = max(top, _LEAST_RANKED)
     least_s = _rank(maker, candidates, found, most, nearest)
-    ranked = [one.plan for one in found.best[:_LEAST_RANKED] if one.plan.mesh.pipeline > 1]
-    pipelines = dict.fromkeys(replace(plan, schedule="1f1b", cuts=()) for plan in ranked)
-    if not plain:  # the others stand on the meshes of these, which themselves were not asked for
-        found.best = [one for one in found.best if one.plan.mesh.pipeline == 1]
-    more = []
-    for plan in list(pipelines)[:_MOST_MESHES]:
-        for name in others:
-            other, codec = replace(plan, schedule=name), plan.codec_of(0)  # type: ignore[arg-type]
-            if _allowed(other, source.num_units):
-                candidate = maker.candidate(other, codec, known[codec])
-                more += [candidate] if candidate is not None else []
-    for strategy, seconds in _rank(maker, more, found, most, nearest).items():
-        least_s[strategy] = min(seconds, least_s.get(strategy, math.inf))
     _sharpen(maker, found, num_sharp)
+    found.with_codec = _best_with_codec(maker, candidates, found.best, beside or {})
     del found.best[top:]
-    found.num_plans = len(candidates) + len(more) + maker.num_unfit
+    found.num_plans = len(candidates) + maker.num_unfit
     found.num_unfit += maker.num_unfit
     found.data_parallel = _data_parallel(maker, base, count)
     if not found.best:
@@ -206,6 +198,28 @@ def _sharpen(maker: _Maker, found: Found, count: int) -> None:
         found.best = sorted((one for one in again if one.forecast.fits), key=lambda one: one.forecast.step_s)
 
 
+def _best_with_codec(
+    maker: _Maker, candidates: Sequence[Candidate], best: Sequence[Ranked], codecs: Mapping[str, LinkCodec]
+) -> Ranked | None:
+    """The quickest of all pipelines with one of these codecs on their links, if that is quicker than the best plan."""
+    least_s = best[0].forecast.step_s if best else math.inf
+    found: Ranked | None = None
+    coded = []
+    for one in candidates:
+        if one.codec != "none" or one.plan.mesh.pipeline == 1 or one.bound_s - most_saved_s(one.costs) >= least_s:
+            continue
+        for name, codec in codecs.items():
+            costs = replace(one.costs, plan=replace(one.plan, codec=name), codecs=(codec,) * (one.plan.num_stages - 1))
+            coded.append(Candidate(plan=costs.plan, costs=costs, bound_s=lower_bound_s(costs), codec=name))
+    for candidate in sorted(coded, key=lambda one: one.bound_s):
+        if candidate.bound_s >= least_s:
+            break
+        ranked = maker.exact(candidate)
+        if ranked.forecast.fits and ranked.forecast.step_s < least_s:
+            found, least_s = ranked, ranked.forecast.step_s
+    return found
+
+
 def _choices(
     base: Plan,
     source: Source,
@@ -230,8 +244,8 @@ def _choices(
                 continue
             mesh = Mesh(data=data, tensor=tensor, pipeline=pipeline)
             for chunks in microbatch_numbers(share):
-                for schedule in schedules if pipeline > 1 else ("1f1b",):
-                    for recompute in recomputes if base.training else ("none",):
+                for recompute in recomputes if base.training else ("none",):
+                    for schedule in schedules if pipeline > 1 else ("1f1b",):
                         for shard in shards if data > 1 and pipeline == 1 and base.training else (False,):
                             for codec in codecs if pipeline > 1 else ("none",):
                                 plan = replace(
@@ -274,25 +288,45 @@ class _Maker:
         self.unfit: dict[str, str] = {}
         self.num_unfit = 0
         self._topologies: dict[Mesh, Topology] = {}
+        self._parameters: dict[int, int] = {}
+        self._latest: tuple[Plan, PlanCosts] | None = None
         self._cuts: dict[tuple[int, int, bool, tuple[float, ...]], tuple[str, ...] | None] = {}
 
     def candidate(self, plan: Plan, codec: str, costs_of: LinkCodec) -> Candidate | None:
         topology = self.topology(plan.mesh)
         sizes = chunk_sizes(plan)
+        needed = least_parameters(plan, topology, self.parameter_bytes(plan.mesh.tensor, max(sizes)))
+        if needed is not None:
+            self._too_much(plan, needed)
+            return None
         cuts = self.cuts(plan, topology, max(sizes))
         if cuts is None:
             return None
         plan = replace(plan, cuts=cuts)
-        costs = self.same_serial(self.costs(plan, topology, sizes, costs_of))
+        costs = self.shared_costs(plan, topology, sizes, costs_of)
         needed = least_memory(costs)
         if needed is not None:
-            self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {needed}")
-            self.num_unfit += 1
+            self._too_much(plan, needed)
             return None
         return Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
 
-    def same_serial(self, costs: PlanCosts) -> PlanCosts:
-        return costs if self.serial_s is None else replace(costs, serial_s=self.serial_s)
+    def _too_much(self, plan: Plan, needed: str) -> None:
+        self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {needed}")
+        self.num_unfit += 1
+
+    def parameter_bytes(self, tensor: int, size: int) -> int:
+        """All parameters, as one worker of a tensor axis has them."""
+        if tensor not in self._parameters:
+            units = self.source.model(size, tensor).profile.units
+            self._parameters[tensor] = amount_of([unit.parameter_bytes for unit in units], 0, len(units) - 1)
+        return self._parameters[tensor]
+
+    def shared_costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec) -> PlanCosts:
+        """Schedules that place the same stages, and codecs, differ in the order and in messages alone."""
+        layout = replace(plan, schedule="gpipe", codec="none", placement=plan.resolved_placement)
+        if self._latest is None or self._latest[0] != layout:
+            self._latest = layout, self.costs(plan, topology, sizes)
+        return replace(self._latest[1], plan=plan, codecs=(codec,) * (plan.num_stages - 1))
 
     def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = PLAIN) -> PlanCosts:
         measured = self.source.model(max(sizes), plan.mesh.tensor)
@@ -307,6 +341,7 @@ class _Maker:
             engine_terms=self.terms,
             codecs=[codec] * (plan.num_stages - 1),
             whole=measured.whole,
+            serial_s=self.serial_s,
         )
 
     def topology(self, mesh: Mesh) -> Topology:
@@ -335,8 +370,7 @@ class _Maker:
         costs = self.costs(
             one.plan, self.topology(one.plan.mesh), chunk_sizes(one.plan), (one.costs.codecs or (PLAIN,))[0]
         )
-        candidate = Candidate(plan=one.plan, costs=self.same_serial(costs), bound_s=0.0, codec=one.codec)
-        return self.exact(candidate)
+        return self.exact(Candidate(plan=one.plan, costs=costs, bound_s=0.0, codec=one.codec))
 
     def exact(self, candidate: Candidate) -> Ranked:
         return Ranked(
@@ -345,59 +379,6 @@ class _Maker:
             forecast=predict(candidate.costs, candidate.plan.cuts, timeline=False),
             costs=candidate.costs,
         )
-
-
-def lower_bound_s(costs: PlanCosts) -> float:
-    """The least that a step can take, whatever the schedule does.
-
-    Of each worker: the forwards before its first stage, all that it computes, and then its optimiser's step or the
-    backwards behind it and the first worker's. Where backwards are split, it may do its own second halves meanwhile.
-    """
-    plan = costs.plan
-    chunks, share = sum(costs.shares), min(costs.shares)
-    forwards = backwards = 0.0
-    busy = [0.0] * plan.mesh.pipeline
-    around: dict[int, tuple[float, float]] = {}
-    for stage in costs.stages:
-        forward = stage.forward_s + stage.tensor_forward_s
-        backward = stage.backward_input_s + stage.backward_weight_s + stage.tensor_backward_s if plan.training else 0.0
-        again = forward if plan.training and plan.recompute == "always" else 0.0
-        busy[stage.worker] += chunks * (forward + backward + again)
-        around.setdefault(stage.worker, (forwards, backwards))
-        forwards += share * forward
-        backwards += share * backward
-    if not plan.training:  # steps follow each other without a gap
-        return max(busy)
-    steps = [optimizer_s(costs, worker) for worker in range(plan.mesh.pipeline)]
-    first = costs.stages[0].worker
-    ends = [fill + busy[worker] + steps[worker] for worker, (fill, _) in around.items()]
-    if not SCHEDULES[plan.schedule].splits_backward:
-        ends += [fill + busy[worker] + drain + steps[first] for worker, (fill, drain) in around.items()]
-    return max(ends)
-
-
-def least_memory(costs: PlanCosts) -> str | None:
-    """What a worker needs at the very least, where its device has less; None where it may fit."""
-    plan = costs.plan
-    states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
-    divide = plan.mesh.data if plan.shard else 1
-    chunks = len(costs.shares)
-    for worker, limit in enumerate(costs.topology.memory_limits()):
-        limit = min((one for one in (limit, plan.memory_bytes) if one is not None), default=None)
-        if limit is None:
-            continue
-        needed = 0.0
-        for index, stage in enumerate(costs.stages):
-            if stage.worker != worker:
-                continue
-            held = chunks if plan.schedule == "gpipe" else min(chunks, plan.mesh.pipeline - worker)
-            held = held if plan.schedule in _PLAIN else 1
-            kept = stage.input_bytes if costs.recomputes(index) else stage.kept_bytes
-            needed += stage.parameter_bytes * (1 + states) / divide
-            needed += held * kept * min(costs.shares) if plan.training else 0
-        if needed > limit:
-            return f"{format_bytes(needed)} of {format_bytes(limit)}"
-    return None
 
 
 def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
@@ -412,7 +393,7 @@ def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
         except UsageError:
             continue
         topology = maker.topology(plan.mesh)
-        costs = maker.same_serial(maker.costs(plan, topology, chunk_sizes(plan)))
+        costs = maker.costs(plan, topology, chunk_sizes(plan))
         found = maker.exact(Candidate(plan=plan, costs=costs, bound_s=0.0))
         if found.forecast.fits:
             return found

@@ -42,7 +42,16 @@ def plan(
     model: ModelName,
     batch: Annotated[int, typer.Option(min=1, help="Samples in a step, over all workers.")] = 256,
     cluster: ClusterFile = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the best plan.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the best plan here, over what is there.",
+            show_default="plan.toml, unless it is there or with --json",
+        ),
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the best three here, where they fit.")] = False,
     json: Json = False,
     top: Annotated[int, typer.Option(min=1, help="How many to show.", rich_help_panel=_SEARCH)] = 10,
@@ -147,13 +156,9 @@ def plan(
 
         verified = run_best(found.best, root, cache=cache_dir, progress=note)
     best = found.best[0]
-    if output is not None:
-        from stagewright.plan.file import write_plan
-
-        write_plan(best.plan, output)
-        note(f"wrote {output}")
+    written = _write(best.plan, output, by_itself=not json)
     if json:
-        print_json(_data(base, found, verified))
+        print_json({**_data(base, found, verified), "written": written})
         return
     from stagewright.report.plan_table import plan_remarks, plan_table, verified_table
 
@@ -168,6 +173,28 @@ def plan(
         console.print(_codec_remark(found), markup=False)
     if not analytic:
         _note_sizes(best.plan, source)
+
+
+def _write(best: Plan, output: Path | None, *, by_itself: bool) -> str | None:
+    """Write the plan where it was asked for, or `by_itself` as plan.toml, where there is none; where it is then."""
+    from stagewright.plan.file import write_plan
+
+    path = output or Path("plan.toml")
+    if output is None:
+        if not by_itself:
+            return None
+        if path.exists():
+            note(f"{path} is there already, so that the best plan was not written: -o {path} writes over it")
+            return None
+    try:
+        write_plan(best, path)
+    except UsageError as error:
+        if output is not None:
+            raise
+        note(f"the best plan was not written: {error}; -o FILE writes it elsewhere")
+        return None
+    note(f"wrote {path}")
+    return str(path)
 
 
 def _check(kind: str, names: list[str], known: Any) -> None:

@@ -193,7 +193,7 @@ class AnalyticModel:
         """A codec at the pace of the device's memory: one end reads values and writes fewer bytes, the other back."""
         if name == "none":
             return PLAIN
-        ratio = measured_codec(name, "bfloat16" if self.item_bytes == 2 else "float32", 1 << 16).ratio
+        ratio = measured_codec(name, "bfloat16" if self.item_bytes == 2 else "float32", 1 << 16, "cpu").ratio
         seconds = (1 + ratio) / self.peak.bandwidth_bytes_per_s
         return LinkCodec(ratio=ratio, encode_s_per_byte=seconds, decode_s_per_byte=seconds)
 

@@ -46,7 +46,7 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
 
 
 @lru_cache(maxsize=64)
-def measured_codec(name: str, dtype: str, num_bytes: int, device: str = "cpu") -> LinkCodec:
+def measured_codec(name: str, dtype: str, num_bytes: int, device: str) -> LinkCodec:
     """What a codec costs on a message of so many bytes, on a device of this kind."""
     if name in ("none", "auto") or not num_bytes:
         return PLAIN

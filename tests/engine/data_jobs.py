@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import tensor_jobs
@@ -70,18 +71,48 @@ class Routed(nn.Module):
 
 
 class Picking(nn.Module):
-    """Two layers, of which a batch's first sample picks one for the head: backward does not reach the other."""
+    """Two layers, of which a batch's first sample picks one for the head: backward does not reach the other. The head
+    changes its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 4)
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-        self.head = nn.Linear(4, 3)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=bias) for bias in (False, True))
+        self.head = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.first(x)
         found = [layer(hidden) for layer in self.layers]
         return self.head(found[int(x[0, 0] > 0)])
+
+
+class Passing(nn.Module):
+    """A layer that only positive samples pass comes last, with a way around it: backward may not reach it. Without that
+    way, it may reach nothing at all."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.around = around
+        self.first = nn.Linear(4, 3)
+        self.last = Chosen()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        found = self.last(hidden, x[:, 0])
+        return hidden + found if self.around else found
+
+
+class Chosen(nn.Module):
+    """A layer for positive samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        rows = (sign > 0).nonzero()[:, 0]
+        found = torch.zeros_like(x)
+        return found.index_add(0, rows, self.layer(x[rows])) if len(rows) else found
 
 
 class Normed(nn.Module):
@@ -97,17 +128,25 @@ class Normed(nn.Module):
         return self.head(torch.relu(self.norm(self.convolution(x))).mean((2, 3)))
 
 
+ROUTED: dict[str, Callable[[], nn.Module]] = {
+    "routed": Routed,
+    "picking": Picking,
+    "passing": lambda: Passing(around=True),
+    "ending": lambda: Passing(around=False),
+}
+
+
 def build(name: str, batch: int, step: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     if name == "tied":
         return Tied(), torch.randint(0, 11, (batch, 5)), torch.randint(0, 11, (batch, 5))
-    if name == "routed":
+    if name in ROUTED:
         signs = torch.ones(batch, 1)  # in step 2 all go one way
         if step == 0:  # each replica both ways
             signs[::2] = -1
         elif step != 2:  # the first replica another way than all others
             signs[: shares(batch, dist.get_world_size())[0]] = -1
-        return Routed(), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
+        return ROUTED[name](), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
     assert name == "normed"
     return Normed(), torch.randn(batch, 2, 6, 6), torch.randint(0, 3, (batch,))
 
@@ -137,7 +176,8 @@ def replica_step(
         losses.append(loss_of(replica(inputs), wanted) * weight * (len(inputs) / (rows.stop - rows.start)))
 
     def backward(at: int) -> None:
-        losses[at].backward()
+        if losses[at].requires_grad:  # as the engine does
+            losses[at].backward()
 
     every = range(len(pieces))
     if forwards_first:
@@ -173,6 +213,8 @@ def steps(
         units = [*copied.layers, copied.embedding, copied.head]
     elif isinstance(copied, Routed):
         units = [copied.first, copied.routed]
+    elif isinstance(copied, Picking | Passing):
+        units = list(copied.children()) if isinstance(copied, Passing) else [*copied.layers, copied.head]
     replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
     found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": [], "none": []}
@@ -216,7 +258,8 @@ def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tens
         if not weight:
             continue
         loss = loss_of(model(x[rows]), target[rows]) * weight
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         total += loss.detach()
         for key, value in model.named_buffers():
             after[key] += value * weight if value.is_floating_point() else value - after[key]
@@ -237,20 +280,6 @@ def running_mean(rank: int, batch: int) -> float:
     serial(x)
     found = replica.module.get_buffer("norm.running_mean")
     return difference(found, serial.get_buffer("norm.running_mean"))
-
-
-def parted(rank: int) -> str:
-    """Replicas that go backward through different units, whose shards are of one size: the message."""
-    torch.manual_seed(0)
-    model = Picking()
-    replica = wrap_data_parallel(model, dist.group.WORLD, shard=True, units=[*model.layers, model.head])
-    x = torch.rand(4, 4)
-    x[: own_part(4, replica.num_replicas, 0)[0].stop] *= -1
-    try:
-        replica_step(replica, x, torch.randint(0, 3, (4,)))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def changed_in_place(rank: int) -> float:

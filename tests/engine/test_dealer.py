@@ -11,9 +11,9 @@ from stagewright.engine.microbatch import microbatches
 from stagewright.plan.value import Mesh, ModelSpec, Plan
 
 
-def sizes(size: int, batch: int, most: int, data: int = 1) -> list[list[int]]:
+def sizes(size: int, batch: int, most: int, data: int = 1, shard: bool = False) -> list[list[int]]:
     """Samples of each replica's micro-batches of a batch of ``size`` under a plan for ``batch``."""
-    plan = Plan(model=ModelSpec(name="m"), batch=batch, microbatches=most, mesh=Mesh(data=data))
+    plan = Plan(model=ModelSpec(name="m"), batch=batch, microbatches=most, mesh=Mesh(data=data), shard=shard)
     num = num_microbatches(size, plan)
     return [[one.num_samples for one in microbatches(size, num, data=data, replica=at)] for at in range(data)]
 
@@ -37,3 +37,10 @@ def test_like_those_of_a_full_batch(size: int, batch: int, most: int, data: int)
         assert min(every) > 1
     if batch >= 4 * most * data:
         assert max(every) <= max(map(max, full))
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 12), st.integers(1, 4))
+def test_replicas_that_share_parameters_have_equally_many(size: int, batch: int, most: int, data: int) -> None:
+    """Each gathers them from all, for each of its micro-batches; one without a sample takes part in one."""
+    size, batch = sorted((size, max(batch, size, most * data)))
+    assert len({len(one) or 1 for one in sizes(size, batch, most, data, shard=True)}) == 1

@@ -10,8 +10,11 @@ give it any sample with the weight 0.
 Unused parameters: replicas may use different ones (routing by data), in each step others. One that a replica did not
 use counts as zeros there; one that no replica used has no gradient, as in serial. So each step ends with a mark for
 every parameter, summed. Those that no replica used in the first step, which is reduced by hand, are summed by hand in
-later ones, too, where they are used: nothing waits for them. FSDP2's units must all be reached by backward, in one
-order on all replicas; which is checked.
+later ones, too, where they are used: nothing waits for them. FSDP2's units are gathered and summed in one order on all
+replicas, whatever their samples use, for a thread runs through all of them:
+
+    forward    ── E₁ unit 1 X₁ ── E₂ unit 2 X₂ ── … ── outputs
+    backward   ── E₁        X₁ ── E₂        X₂ ── … ──           X gathers a unit, E sums and divides its gradients
 
 Batch norm: each replica normalises its own samples; running statistics are averaged over replicas by weight after each
 step. The running mean is then serial's; the running variance lacks what the replicas' means differ by (deferred mode in
@@ -22,7 +25,6 @@ own; those of replica 0 count.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -33,13 +35,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from stagewright.engine.batch_norm import tracked_norms
 from stagewright.engine.gradients import BUCKET_BYTES, in_buckets
 from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor_axis import Traffic, group_of
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import UsageError
 
 __all__ = ["DataParallel", "wrap_data_parallel"]
 
@@ -85,7 +87,6 @@ class DataParallel:
         self.traffic = Traffic()
         """What passed the data axis; exact for replicas, from FSDP2's groups for shards."""
         self._norms = norms
-        self._order = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -123,25 +124,18 @@ class DataParallel:
         recorder.add("collective", start, num_bytes=num_bytes, note="data")
         return flat
 
-    def _used(self, trained: list[nn.Parameter], lacked: set[int], order: int = 0) -> list[nn.Parameter]:
+    def _used(self, trained: list[nn.Parameter], lacked: set[int]) -> list[nn.Parameter]:
         """Those that any replica used; of the others, zeros that stood for a gradient are taken away.
 
-        ``lacked``: which had none on this replica, whatever they have by now. ``order``: stands for the order of this
-        replica's collectives, which must be all replicas'.
+        ``lacked``: which had none on this replica, whatever they have by now.
         """
         had = [one.grad is not None and id(one) not in lacked for one in trained]
         if not had:
             return []
-        marks = self._sum(torch.tensor([*had, order], dtype=torch.int64).to(trained[0].device))
-        if all(had) and order == self._order:
+        marks = self._sum(torch.tensor(had, dtype=torch.int64).to(trained[0].device))
+        if all(had):
             return trained  # without reading the sum: a GPU need not be waited for
-        *counts, orders = marks.tolist()
-        if orders != order * self.num_replicas:
-            raise RunError(
-                f"replica {self.index} of {self.num_replicas} went backward through other units than another one, so "
-                "shards of different parameters were taken for one; train this model with shard = false"
-            )
-        self._order = order
+        counts = marks.tolist()
         for one, count in zip(trained, counts, strict=True):
             if not count:
                 one.grad = None
@@ -195,11 +189,7 @@ class _Replicated(DataParallel):
         assert self._wrapped is not None
         reducer = self._wrapped.reducer
         anchor = _Anchor.apply(lambda: reducer.prepare_for_backward([]), *self._trained)  # type: ignore[no-untyped-call]
-
-        def held(one: torch.Tensor) -> Any:
-            return _Held.apply(one, anchor) if one.requires_grad else one  # type: ignore[no-untyped-call]
-
-        return tree_map_only(torch.Tensor, held, outputs)
+        return _hung(outputs, anchor)
 
     def synchronise(self, weight: float) -> None:
         assert self._reduced == self._in_buckets, "backward has not reached every parameter"
@@ -284,6 +274,35 @@ class _Held(torch.autograd.Function):
         return gradient, None
 
 
+def _hung(outputs: Any, anchor: torch.Tensor) -> Any:
+    """Outputs through each of which backward reaches an anchor.
+
+    If none of them wants a gradient, since these samples used no parameter, all do: other replicas wait for this one's.
+    """
+    every = not _trains(outputs)
+
+    def held(one: torch.Tensor) -> Any:
+        wanted = one.requires_grad or (every and one.is_floating_point())
+        return _Held.apply(one, anchor) if wanted else one  # type: ignore[no-untyped-call]
+
+    return tree_map_only(torch.Tensor, held, outputs) if anchor.requires_grad else outputs
+
+
+class _Knot(torch.autograd.Function):
+    """Values as they are; ``then`` is called when backward has all of their gradients, or knows that there are none."""
+
+    @staticmethod
+    def forward(ctx: Any, then: Callable[[], Any], *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.then = then
+        return tuple(one.detach() for one in values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        ctx.then()
+        return None, *gradients
+
+
 class _Sharded(DataParallel):
     """FSDP2: the units and, around them, what is left."""
 
@@ -297,6 +316,7 @@ class _Sharded(DataParallel):
         place: torch.device,
     ) -> None:
         super().__init__(module, group, norms)
+        self._place = place
         # FSDP2 has no shards of a single number: those stay whole, and are summed by hand.
         self._scalars = [one for one in module.parameters() if one.ndim == 0]
         for scalar in self._scalars:
@@ -307,13 +327,26 @@ class _Sharded(DataParallel):
             self._groups.append(fully_shard(unit, mesh=mesh, ignored_params=ignored))
         self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
         self._lacked: set[int] = set()
-        self._running_order = 0
-        for index, one in enumerate(self._groups):
+        self._thread: torch.Tensor | None = None
+        for one in self._groups:
             one.set_gradient_divide_factor(1.0)
             one.set_force_sum_reduction_for_comms(True)
-            one.set_custom_all_gather(_Recorded(_all_gather, self._note, f"gather {index}"))  # type: ignore[arg-type]
-            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter, self._note, f"scatter {index}"))  # type: ignore[arg-type]
+            one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
+            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
             self._fill(one)
+        for one in self._groups[:-1]:
+            self._bind(one)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        self._thread = torch.zeros((), device=self._place)
+        try:
+            outputs = self.module(*args, **kwargs)
+            thread = self._thread
+        finally:
+            self._thread = None  # units that run again for their backward are no part of it
+        return _hung(outputs, thread)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -326,16 +359,48 @@ class _Sharded(DataParallel):
 
     def synchronise(self, weight: float) -> None:
         trained = [one for one in self.module.parameters() if one.requires_grad]
-        used = self._used(trained, self._lacked, self._running_order)
+        used = self._used(trained, self._lacked)
         self._lacked.clear()
-        self._running_order = 0
         whole = {id(one) for one in self._scalars}
         self._sum_gradients([one for one in used if id(one) in whole], BUCKET_BYTES)
         self._average_statistics(weight)
         self._count()
 
-    def _note(self, collective: str) -> None:
-        self._running_order = zlib.crc32(collective.encode(), self._running_order)
+    def _bind(self, unit: FSDPModule) -> None:
+        """Put a unit on the thread, which tells it when to gather its parameters and when to sum their gradients.
+
+        By itself, FSDP2 does so when gradients reach a unit's outputs and inputs, which depends on the samples.
+        """
+        state: Any = unit._get_fsdp_state()
+        group = state._fsdp_param_group
+        if group is None:  # nothing but single numbers
+            return
+        group._register_post_backward_hook = lambda args, kwargs: (args, kwargs)
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self._thread is None:
+                return None
+            if not self._thread.requires_grad and (_trains((args, kwargs)) or _trains(list(module.parameters()))):
+                self._thread = torch.zeros_like(self._thread, requires_grad=True)
+            return self._tie(group.post_backward, (args, kwargs))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
+            return outputs if self._thread is None else self._tie(lambda: state._pre_backward(None), outputs)
+
+        cast(nn.Module, unit).register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        cast(nn.Module, unit).register_forward_hook(leave)
+
+    def _tie(self, then: Callable[[], Any], values: Any) -> Any:
+        """These values, through a knot with the thread."""
+        if self._thread is None or not self._thread.requires_grad:
+            return values
+        leaves, spec = tree_flatten(values)
+        places = [at for at, one in enumerate(leaves) if isinstance(one, torch.Tensor) and one.requires_grad]
+        knot = _Knot.apply(then, self._thread, *(leaves[at] for at in places))  # type: ignore[no-untyped-call]
+        self._thread = knot[0]
+        for at, one in zip(places, knot[1:], strict=True):
+            leaves[at] = one
+        return tree_unflatten(leaves, spec)
 
     def _fill(self, unit: FSDPModule) -> None:
         """Zeros in place of missing gradients before a unit's are summed: FSDP2 sums what is there, and takes it for
@@ -382,15 +447,14 @@ class _Sharded(DataParallel):
 class _Recorded:
     """FSDP2's collective as it is, with its time recorded: the CPU waits for it, a GPU runs it beside computing."""
 
-    def __init__(self, run: Callable[..., Any], note: Callable[[str], None], name: str) -> None:
-        self._run, self._note, self._name = run, note, name
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for it."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-        self._note(self._name)
         start = recorder.now()
         work = self._run(output_tensor, input_tensor, *args, **options)
         largest = max(output_tensor, input_tensor, key=torch.Tensor.numel)
@@ -403,6 +467,11 @@ class _Recorded:
 # Newer torch has them under new names, and warns of the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def _trains(values: Any) -> bool:
+    """Whether any of these tensors wants a gradient."""
+    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(values))
 
 
 def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:

@@ -23,13 +23,16 @@ __all__ = ["Dealer", "num_microbatches"]
 def num_microbatches(size: int, plan: Plan) -> int:
     """Micro-batches of each replica for a batch of any size.
 
-    None is larger than those of a full batch, unless otherwise one would have a single sample where theirs have more.
+    None is larger than those of a full batch, unless otherwise one would have a single sample where theirs have more,
+    or replicas that share their parameters, gathered for each micro-batch, would not have equally many.
     """
     data, most = plan.mesh.data, plan.microbatches
     share, full = shares(size, data), shares(plan.batch, data)
     num = min(most, -(-share[0] * most // full[0]))
     if full[-1] >= 2 * most:
         num = min(num, share[-1] // 2)
+    if plan.shard:
+        num = min(num, share[-1])
     return max(1, num)
 
 

@@ -168,4 +168,5 @@ def test_it_serves_until_it_is_interrupted_and_leaves_no_port(finished: RunFolde
         finally:
             page.kill()
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=2)
+        # From the same address, a free port may be connected to itself.
+        socket.create_connection(("127.0.0.1", port), timeout=60, source_address=("127.0.0.2", 0))

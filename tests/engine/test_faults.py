@@ -104,6 +104,7 @@ def nothing_left(notes: list[dict[str, Any]]) -> None:
     assert [pid for pid in pids if alive(pid)] == []
     for port in {note["port"] for note in notes if "port" in note}:
         with socket.socket() as probe:
+            probe.bind(("127.0.0.2", 0))  # from the same address, a free port may be connected to itself
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 

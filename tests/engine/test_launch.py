@@ -57,6 +57,7 @@ def test_workers_add_up_pinned_and_on_the_loopback(
         log = (tmp_path / "workers" / str(worker) / "log.txt").read_text()
         assert sorted(log.splitlines()) == [f"err {worker}", f"out {worker}"]
         with socket.socket() as probe:
+            probe.bind(("127.0.0.2", 0))  # from the same address, a free port may be connected to itself
             assert probe.connect_ex(("127.0.0.1", notes["port"])) != 0
     assert capfd.readouterr() == ("", "")
     assert polls
@@ -97,6 +98,7 @@ def test_the_store_listens_on_the_loopback_alone_and_closes() -> None:
     del info
     rendezvous.shutdown()
     with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.study.made_learning import ACCURACIES, CODECS_OPTIONS, codecs_parts
 
 from stagewright.errors import UsageError
@@ -13,6 +15,7 @@ from stagewright.study import Findings, Results
 from stagewright.study.codecs import Options, study
 from stagewright.study.codecs_findings import conclude
 from stagewright.study.codecs_measured import measured_codecs, part_name
+from stagewright.study.transfer_job import _Ends
 
 
 def concluded(parts: dict[str, Any], **options: Any) -> Findings:
@@ -121,6 +124,21 @@ def test_without_epochs_rates_alone() -> None:
     assert said(findings, "cost in accuracy") == "Nothing was trained: there were no epochs."
     assert "hadamard4/block8 1.68 Gb/s" in said(findings, "transfer rate")
     assert findings.tables[0].note.startswith("Nothing was trained. Ratio and bytes")
+
+
+def test_a_transfer_is_timed_from_a_waiting_receiver_to_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("torch.distributed.send", lambda values, to: said.append(f"{values.nbytes} B to {to}"))
+    monkeypatch.setattr("torch.distributed.recv", lambda values, of: said.append(f"{values.nbytes} B from {of}"))
+    monkeypatch.setattr("time.perf_counter", lambda: said.append("clock") or 0.0)
+    place: Any = SimpleNamespace(rank=0, torch_device=torch.device("cpu"))
+    ends = _Ends(place, [64, 4])
+    ends.plain(4096)
+    ends.tensor("none")
+    ends.tensor("bf16")
+    whole = ["8 B from 1", "clock", "{} B to 1", "8 B from 1", "clock"]
+    sizes = [4096, 64 * 4 * 4, ends.num_bytes("bf16")]
+    assert said == [word.format(size) for size in sizes for word in whole]
 
 
 def test_figures(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """What each of two workers does to find the honest rate of a transfer: from the sender's tensor to the receiver's.
 
-    worker 0   encode ─► send ──►                  ──► receive 8 bytes      round trip − half of an empty one
-    worker 1             ──► receive ─► decode ─► send 8 bytes
+    worker 0   ready? ─► encode ─► send ──►                  ──► receive 8 bytes      round trip − half of an empty one
+    worker 1   ready!              ──► receive ─► decode ─► send 8 bytes
 
-The clock stops when the receiver says that it has the tensor, decoded: nothing is counted that still travels. Codecs
-and sizes take turns in several rounds, so that what else runs for a moment spoils none of them alone.
+The clock starts when the receiver says that it waits (what was left of the transfer before counts for none), and stops
+when it says that it has the tensor, decoded: nothing is counted that still travels. Codecs and sizes take turns in
+several rounds, so that what else runs for a moment spoils none of them alone.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class _Ends:
         from stagewright.codec.registry import get
 
         codec, values = get(name), self.values
+        self._hear()
         start = time.perf_counter()
         if self.rank == 0:
             # Without a codec a tensor travels as it is.
@@ -108,7 +110,7 @@ class _Ends:
             buffer = torch.empty(self.num_bytes(name), dtype=torch.uint8, device=self.place)
             dist.recv(buffer, 0)
             codec.decode(buffer, values.shape, values.dtype, checked=False)
-        self._answered()
+        self._hear()
         return time.perf_counter() - start
 
     def plain(self, size: int) -> float:
@@ -117,15 +119,17 @@ class _Ends:
         import torch.distributed as dist
 
         message = torch.zeros(size, dtype=torch.uint8, device=self.place)
+        self._hear()
         start = time.perf_counter()
         if self.rank == 0:
             dist.send(message, 1)
         else:
             dist.recv(message, 0)
-        self._answered()
+        self._hear()
         return time.perf_counter() - start
 
-    def _answered(self) -> None:
+    def _hear(self) -> None:
+        """A word from the receiver, awaited by the sender."""
         import torch
         import torch.distributed as dist
 

@@ -104,6 +104,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("doctor -o no/here.toml", "there is no folder no; make it first: mkdir -p no"),
         ("fabric run --sizes 1MiB --congestion nope", "can't use congestion control 'nope' here"),
         ("train digits-vit digits --epochs 0", "--epochs 0: must be at least 1; `stagewright train --help`"),
+        ("train digits-vit digits --seeds 0,-1", "seed = -1, but must be from 0 to 4294967295"),
         ("train digits-vit digits --epochs x", "--epochs x: must be a whole number, at least 1"),
         ("watch --port 70000", "--port 70000: must be from 0 to 65535"),
         ("fabric lab --hosts 99 -- true", "--hosts 99: must be from 2 to 64"),

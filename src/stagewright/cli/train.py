@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,15 +143,15 @@ def train(
                 f"{chosen.mesh} needs {count} devices, but --devices gives {len(names)}; use --devices {count}"
             )
         chosen = replace(chosen, devices=names[:count])
-    _check(chosen, task, data_dir)
-    if export is not None and export.exists() and not export.is_dir():
-        raise UsageError(f"--export {export}: that is a file; name a folder, which is made if it is not there")
-    if tokenizer is not None and not tokenizer.expanduser().is_dir():
-        raise UsageError(f"--tokenizer {tokenizer}: there is no such folder; name one that has tokenizer.json")
     plans = [
         replace(chosen, task=task, seed=seed, model=replace(chosen.model, seed=seed))
         for seed in _seeds(seeds, chosen.seed)
     ]
+    _check(plans, data_dir)
+    if export is not None and export.exists() and not export.is_dir():
+        raise UsageError(f"--export {export}: that is a file; name a folder, which is made if it is not there")
+    if tokenizer is not None and not tokenizer.expanduser().is_dir():
+        raise UsageError(f"--tokenizer {tokenizer}: there is no such folder; name one that has tokenizer.json")
     named = None if start is None else _checkpoint_of(start)
     begun = [named or (find_checkpoint(root, one) if resume else None) for one in plans]
     if resume and not any(begun):
@@ -224,19 +224,20 @@ def _plan(
     return replace(found, **given, model=replace(found.model, **named), optimizer=spec, training=True)
 
 
-def _check(plan: Plan, task: str, data_dir: Path | None) -> None:
-    """Refuse what can't be trained here before there is a run: the plan, its model, the task and its data."""
+def _check(plans: Sequence[Plan], data_dir: Path | None) -> None:
+    """Refuse what can't be trained here before there is a run: plans that differ in their seeds, model, task, data."""
     from stagewright.engine.resolve import check_cuts
     from stagewright.plan.check import check_plan
     from stagewright.plan.here import check_here
     from stagewright.zoo.tasks import check_task
 
-    named = replace(plan, task=task)
-    check_plan(named)
-    about = check_here(named)
-    check_task(task, plan.model.name, plan.model.load() if about is None else about, data_dir=data_dir)
+    for plan in plans:
+        check_plan(plan)
+    plan = plans[0]
+    about = check_here(plan)
+    check_task(str(plan.task), plan.model.name, plan.model.load() if about is None else about, data_dir=data_dir)
     if plan.cuts or plan.units not in ("auto", "leaf"):
-        check_cuts(named)
+        check_cuts(plan)
 
 
 def _seeds(text: str | None, default: int) -> list[int]:

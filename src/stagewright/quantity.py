@@ -45,7 +45,7 @@ def _parse(text: str, units: dict[str, float], default: str | None, kind: str, e
     if match is not None and float(match[1]) == 0 and not match[2]:
         return 0.0
     unit = (match[2].lower() or default or "") if match else ""
-    if match is None or unit not in units:
+    if match is None or unit not in units or not math.isfinite(float(match[1]) * units[unit]):
         raise UsageError(f"{text!r} is not a {kind}; write it like {examples}")
     return float(match[1]) * units[unit]
 

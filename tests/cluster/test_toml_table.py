@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagewright.cluster.toml_table import (
+    load_toml,
     rate,
     read_table,
     seconds,
@@ -19,6 +21,13 @@ from stagewright.cluster.toml_table import (
     write_size,
 )
 from stagewright.errors import UsageError
+
+
+def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("batch = 8\nbatch = 9\n")
+    with pytest.raises(UsageError, match=r"at line 2, .*; a key or a table is there twice, keep one"):
+        load_toml(tmp_path / "plan.toml")
+
 
 plain: st.SearchStrategy[Any] = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
 keys = st.text("abcdefgh_-0123456789", min_size=1, max_size=8)

@@ -143,6 +143,8 @@ def test_batch_norm_of_mobilenet_keeps_a_memory() -> None:
         ("deit-small", {"image_size": 100}, "use image_size 96 or 112"),
         ("deit-small", {"image_size": 0}, "image_size must be a whole number"),
         ("deit-small", {"batch": 0}, "at least 1 sample, not 0"),
+        ("digits-vit", {"batch": 10**20}, "a batch of 100000000000000000000 samples takes "),
+        ("bert-minilm", {"batch": 10**20}, "of memory available; use a smaller batch"),
         ("deit-small", {"dtype": "int8"}, "one of float32"),
         ("deit-small", {"seed": -1}, "the seed must be"),
         ("gpt2", {"sequence_length": 1025}, "at most 1024 tokens, not 1025"),

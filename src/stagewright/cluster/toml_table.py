@@ -49,7 +49,8 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+        twice = "; a key or a table is there twice, keep one" if "overwrite" in str(error) else ""
+        raise UsageError(f"{path} is not TOML: {error}{twice}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error.reason} at byte {error.start}; save it as UTF-8") from None
     except OSError as error:

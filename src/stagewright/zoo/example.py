@@ -5,13 +5,16 @@ The first rows of a larger batch are the rows of a smaller one, so that results 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from stagewright.cluster.host_memory import available_bytes
 from stagewright.errors import UsageError
+from stagewright.quantity import format_bytes
 from stagewright.zoo.model import Batch, ImageInput, TextInput
 
 FIRST_FREE_TOKEN = 5
@@ -31,7 +34,7 @@ def images(inputs: ImageInput, num_classes: int, *, seed: int, dtype: torch.dtyp
 
     def make(batch_size: int) -> Batch:
         rows, target = [], []
-        for row in range(checked_batch_size(batch_size)):
+        for row in range(checked_batch_size(batch_size, 4 * math.prod(shape))):
             source = generator(seed, row)
             rows.append(torch.randn(shape, generator=source, device="cpu"))
             target.append(torch.randint(num_classes, (), generator=source, device="cpu"))
@@ -52,7 +55,7 @@ def texts(
     def make(batch_size: int) -> Batch:
         rows, masks, target = [], [], []
         lowest = min(FIRST_FREE_TOKEN, inputs.vocabulary_size - 1)
-        for row in range(checked_batch_size(batch_size)):
+        for row in range(checked_batch_size(batch_size, 8 * length)):
             source = generator(seed, row)
             tokens = torch.randint(lowest, inputs.vocabulary_size, (length,), generator=source, device="cpu")
             target.append(torch.randint(num_classes or 1, (), generator=source, device="cpu"))
@@ -81,7 +84,7 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
         )
 
     def make(batch_size: int) -> Batch:
-        if checked_batch_size(batch_size) == size:
+        if checked_batch_size(batch_size, sum(one.nbytes for one in tensors) / size) == size:
             return batch
 
         def resize(value: Any) -> Any:
@@ -96,8 +99,14 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
     return size, make
 
 
-def checked_batch_size(batch_size: int) -> int:
-    """`batch_size`, or a UsageError where it is not a positive number."""
+def checked_batch_size(batch_size: int, sample_bytes: float = 0) -> int:
+    """`batch_size`, or a UsageError where it is not a positive number, or so many samples have no room here."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise UsageError(f"a batch must hold at least 1 sample, not {batch_size!r}")
+    needed, available = batch_size * sample_bytes, available_bytes()
+    if available is not None and needed > available:
+        raise UsageError(
+            f"a batch of {batch_size} samples takes {format_bytes(needed)}, but this machine has "
+            f"{format_bytes(available)} of memory available; use a smaller batch"
+        )
     return batch_size

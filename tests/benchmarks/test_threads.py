@@ -26,20 +26,25 @@ def threads() -> Any:
 
 
 def test_each_thread_has_its_own_time() -> None:
-    beside = threading.Thread(target=lambda: (work(0.1), done.wait()))
-    done = threading.Event()
-    before = threads().read_counters()
-    beside.start()
+    worked, done, times_s = threading.Event(), threading.Event(), []
+
+    def beside() -> None:
+        work(0.1)
+        times_s.append(time.thread_time())
+        worked.set()
+        done.wait()
+
+    other = threading.Thread(target=beside)
+    begun_s, before = time.thread_time(), threads().read_counters()
+    other.start()
     work(0.2)
-    while beside.native_id not in threads().read_counters().threads:
-        pass
-    time.sleep(0.2)
-    after = threads().read_counters()
+    assert worked.wait(60)
+    after, own_s = threads().read_counters(), time.thread_time() - begun_s
     done.set()
-    beside.join()
+    other.join()
     found = threads().taken(before, after, threading.get_native_id())
-    assert found["main_cpu_s"] == pytest.approx(0.2, abs=0.1)
-    assert found["others_cpu_s"] == pytest.approx(0.1, abs=0.08)
+    assert found["main_cpu_s"] == pytest.approx(own_s, abs=0.05)
+    assert found["others_cpu_s"] == pytest.approx(times_s[0], abs=0.05)
     assert found["gloo_cpu_s"] == 0.0
 
 

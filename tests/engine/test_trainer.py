@@ -45,7 +45,7 @@ def test_evaluation_is_that_of_the_plain_model_in_eval_mode(pool_of: Any) -> Non
     """Batch norm's running statistics and no dropout, before any step and on two workers."""
     (expected,) = pool_of(1).run("training_jobs:plain", norm=True)
     for one in pool_of(2).run("training_jobs:training", "pipeline=2", "zbv", norm=True, sizes=()):
-        assert one["before"] == pytest.approx(expected["loss"], rel=1e-6)
+        assert one["before"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_batch_norm_in_a_pipeline(pool_of: Any) -> None:

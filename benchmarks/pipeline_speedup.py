@@ -108,6 +108,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         {name: max(one["rounds"][number][name] for one in workers) for name in workers[0]["rounds"][number]}
         for number in range(options.rounds)
     ]
+    parts = step_parts(read_trace(folder))
     return {
         "mode": "training" if plan.training else "inference",
         "stages": num_workers,
@@ -128,9 +129,9 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
         "parameters_speedups": [one["serial"] / one["parameters"] for one in slowest if "parameters" in one],
         "late": [one["late"] for one in workers],
-        "busy": [one["busy"] for one in workers],
+        "busy": [sum(one[f"{name}_s"] for name in COMPUTING) / one["step_s"] for one in parts],
         "compute": [one["compute"] for one in workers],
-        "parts": step_parts(read_trace(folder)),
+        "parts": parts,
         "threads": [one["threads"] for one in workers],
     }
 

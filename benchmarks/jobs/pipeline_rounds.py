@@ -93,9 +93,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     recorder.close()  # its journal stays: pipeline_speedup.py divides the steps
     events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows() if one["note"] != AT_THE_END]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "samples": samples}
-    result |= {"threads": mean_taken(used), "compute": medians(events)}
-    computed = sum(seconds for name, seconds in events if name.startswith(("forward", "backward")))
-    result |= {"late": late(events), "busy": computed / sum(seconds for name, seconds in events if name == "step")}
+    result |= {"threads": mean_taken(used), "compute": medians(events), "late": late(events)}
     (folder / "rounds.json").write_text(json.dumps(result))
 
 

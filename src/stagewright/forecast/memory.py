@@ -12,10 +12,12 @@ modelled: an allocator's fragments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.order import AHEAD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Integers
@@ -26,6 +28,14 @@ __all__ = ["STATES", "WorkerMemory", "held_microbatches", "worker_memory"]
 
 # States of each optimiser, each as large as the parameters.
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}
+# Of StageWork, as `_Nodes.rises` takes them.
+_RISES = (
+    "forward_bytes",
+    "first_backward_bytes",
+    "later_backward_bytes",
+    "input_backward_bytes",
+    "weight_backward_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +83,7 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     parameters = -(-once // divide)
     states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
     buffers = sum(stages[index].buffer_bytes for index in own)
-    messages = _posted(costs, worker)
+    messages = _posted(costs, own)
     gathered = max((stages[index].gathered_bytes for index in own), default=0)
     terms = costs.model_terms
     tells = any(stages[index].work != NO_WORK for index in own)
@@ -83,7 +93,7 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     fixed += (terms.workspace_bytes if tells else 0) + (parameters if bucketed else 0)
     # Of several micro-batches, sharded gradients are whole until the last; a CPU's own count does not see it.
     parts = 1 if tells and len(costs.shares) > 1 else divide
-    moments, changes, activations, work = _changes(costs, times, worker, divide, parts, bucketed=bucketed)
+    moments, changes, activations, work = _changes(costs, times, worker, own, divide, parts, bucketed=bucketed)
     held = fixed + np.cumsum(changes)
     optimizer = int(parameters * terms.optimizer_working_share) if tells and plan.training else 0
     settled = int(held[-1]) if len(held) else fixed
@@ -97,125 +107,161 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
         gathered_bytes=gathered,
         working_bytes=max(work, optimizer) + terms.workspace_bytes if tells else 0,
         peak_bytes=int(max(held.max(initial=0), fixed, settled + optimizer)),
-        times_s=(0.0, *(float(one) for one in moments)),
-        held_bytes=(int(fixed), *(int(one) for one in held)),
+        times_s=(0.0, *moments.tolist()),
+        held_bytes=(int(fixed), *held.tolist()),
     )
 
 
-def _posted(costs: PlanCosts, worker: int) -> int:
-    """Receives that are posted ahead, for each edge into the worker."""
-    found = 0
-    for edge in range(len(costs.stages) - 1):
-        before, behind = costs.stages[edge], costs.stages[edge + 1]
-        if before.worker == behind.worker:
-            continue
-        ahead = min(AHEAD, len(costs.shares))
-        if behind.worker == worker:
-            found += ahead * int(before.sends_bytes * max(costs.shares))
-        if before.worker == worker and costs.plan.training:
-            found += ahead * int(before.sends_bytes * max(costs.shares))
+def _posted(costs: PlanCosts, own: Sequence[int]) -> int:
+    """Receives that are posted ahead, for each edge into the worker that has these stages."""
+    found, ahead = 0, min(AHEAD, len(costs.shares))
+    for stage in own:
+        for edge, other in ((stage - 1, stage - 1), (stage, stage + 1)):
+            if not 0 <= other < len(costs.stages) or other in own or (edge == stage and not costs.plan.training):
+                continue
+            found += ahead * int(costs.stages[edge].sends_bytes * max(costs.shares))
     return found
 
 
 def _changes(
-    costs: PlanCosts, times: Times, worker: int, divide: int, parts: int, *, bucketed: bool
+    costs: PlanCosts, times: Times, worker: int, own: Sequence[int], divide: int, parts: int, *, bucketed: bool
 ) -> tuple[Floats, Integers, int, int]:
     """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs.
 
-    Gradients are held in ``parts`` until the last micro-batch, and divided by ``divide`` after it. Those that have
-    buckets (``bucketed``) move there in the last micro-batch; of several, the first makes them beside.
+    The worker has the stages ``own``. Gradients are held in ``parts`` until the last micro-batch, and divided by
+    ``divide`` after it. Those that have buckets (``bucketed``) move there in the last micro-batch; of several, the
+    first makes them beside.
     """
     if not costs.plan.training:
-        own = [stage for stage in costs.stages if stage.worker == worker]
+        works = [costs.stages[index].work for index in own]
         # Whoever takes results from a stream has the last one while the next is made.
-        work = max(stage.work.forward_bytes for stage in own) + (costs.result_bytes if costs.stages[-1] in own else 0)
-        work = int(max(costs.shares) * work) if any(stage.work != NO_WORK for stage in own) else 0
+        results = costs.result_bytes if own[-1] == len(costs.stages) - 1 else 0
+        work = max(one.forward_bytes for one in works) + results
+        work = int(max(costs.shares) * work) if any(one != NO_WORK for one in works) else 0
         changed = [work, -work] if work else []
         return np.zeros(len(changed)), np.array(changed, dtype=np.int64), 0, work
-    moments: list[float] = []
-    changes: list[tuple[int, int]] = []  # activations, the rest
-    most = 0
-    seen: set[int] = set()
-    mine = times.actions_of(worker)
+    nodes = _Nodes(costs, times, worker, own)
     last_chunk = len(costs.shares) - 1
     in_place = bucketed and last_chunk == 0
-    for node in mine[np.argsort(times.start_s[mine], kind="stable")]:
-        index, kind, chunk = int(times.stage[node]), int(times.kind[node]), int(times.microbatch[node])
-        stage, share = costs.stages[index], costs.shares[chunk]
-        again = costs.recomputes(index)
-        if costs.plan.recompute == "except-last" and chunk == last_chunk:
-            again = False
-        loss = costs.model_terms.loss_kept_bytes if index == len(costs.stages) - 1 else 0
-        whole = costs.batch_bytes if index == 0 else 0  # its inputs are parts of what is there as one
-        kept = int(share * ((stage.input_bytes if again else stage.kept_bytes) + loss))
-        kept -= int(share * stage.input_bytes) if whole else 0
-        # Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all of it
-        # in the first; the model's first stage, whose inputs need no gradient, in the second. The other half is empty.
-        at_once = again and index > 0
-        if (kind == BACKWARD_WEIGHT and at_once) or (kind == BACKWARD_INPUT and index == 0):
-            continue
-        start, end = float(times.start_s[node]), float(times.end_s[node])
-        rises = stage.work.forward_bytes
-        if kind != FORWARD:
-            makes = index not in seen and not in_place and (kind != BACKWARD_INPUT or at_once)
-            rises = stage.work.first_backward_bytes if makes else stage.work.later_backward_bytes
-            if kind == BACKWARD_INPUT and not at_once:
-                rises = stage.work.input_backward_bytes
-            elif kind == BACKWARD_WEIGHT and index > 0:
-                rises = 0 if makes else stage.work.weight_backward_bytes
-        if rises:
-            rises = int(share * rises)
-            most = max(most, rises)
-            middle = start + 0.25 * (end - start)
-            moments += [middle, middle]
-            changes += [(0, rises), (0, -rises)]
-        if kind == FORWARD:
-            moments.append(end)
-            changes.append((kept + (whole if chunk == 0 else 0), 0))
-        elif kind in (BACKWARD, BACKWARD_WEIGHT, BACKWARD_INPUT):
-            ends = kind != BACKWARD_INPUT or at_once
-            # Between both halves of a backward the weights' gradients wait for those of results.
-            waits = int(share * stage.kept_bytes * costs.model_terms.split_held_share)
-            if kind == BACKWARD_INPUT and not ends and waits:
-                moments.append(end)
-                changes.append((waits, 0))
-            elif kind == BACKWARD_WEIGHT and index > 0:
-                kept += waits
-            extra = int(share * stage.again_bytes) if again and ends else 0
-            if extra:
-                # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so
-                # that what it kept has gone by then.
-                moments.append(start)
-                changes.append((extra - int(share * loss), 0))
-                kept -= int(share * loss)
-            freed = extra + kept + (whole if chunk == last_chunk else 0) if ends else 0
-            if ends and index not in seen:
-                seen.add(index)
-                # What a stage of this worker that went backward before shares with it has its gradient already.
-                there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
-                made = 0 if in_place else (stage.parameter_bytes - there) // parts
-                rise = min(made, max(0, stage.gradient_rise_bytes // parts))
-                moments.append(start + 0.5 * (end - start))
-                changes.append((0, rise))
-                moments.append(end)
-                changes.append((-freed, made - rise))
-            elif freed:
-                moments.append(end)
-                changes.append((-freed, 0))
-            if ends and chunk == last_chunk and parts != divide:
-                moments.append(end)
-                changes.append((0, stage.parameter_bytes // divide - stage.parameter_bytes))
-            if ends and chunk == last_chunk and bucketed and not in_place:
-                moments.append(end)
-                changes.append((0, -stage.parameter_bytes))
-    ordered = sorted(range(len(moments)), key=lambda at: moments[at])
-    activations = np.cumsum([changes[at][0] for at in ordered])
-    return (
-        np.array([moments[at] for at in ordered]),
-        np.array([sum(changes[at]) for at in ordered], dtype=np.int64),
-        int(activations.max(initial=0)),
-        most,
-    )
+    makes = nodes.first & (not in_place)
+    events = _Events()
+    rises = nodes.rises(makes)
+    middle = nodes.start + 0.25 * (nodes.end - nodes.start)
+    events.add(rises > 0, middle, rest=rises)
+    events.add(rises > 0, middle, rest=-rises)
+    events.add(nodes.forward, nodes.end, nodes.kept + np.where(nodes.chunk == 0, nodes.whole, 0))
+    events.add((nodes.kind == BACKWARD_INPUT) & ~nodes.ends & (nodes.waits > 0), nodes.end, nodes.waits)
+    # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so that what it
+    # kept has gone by then.
+    again = nodes.extra > 0
+    events.add(again, nodes.start, nodes.extra - nodes.loss)
+    kept = nodes.kept + np.where((nodes.kind == BACKWARD_WEIGHT) & (nodes.index > 0), nodes.waits, 0)
+    freed = nodes.extra + kept - np.where(again, nodes.loss, 0) + np.where(nodes.chunk == last_chunk, nodes.whole, 0)
+    made = np.zeros_like(freed)
+    seen: set[int] = set()
+    for at in np.flatnonzero(makes):
+        index = int(nodes.index[at])
+        seen.add(index)
+        # What a stage of this worker that went backward before shares with it has its gradient already.
+        there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
+        made[at] = (costs.stages[index].parameter_bytes - there) // parts
+    rise = np.minimum(made, np.maximum(0, nodes.of_stage("gradient_rise_bytes") // parts))
+    events.add(nodes.first, nodes.start + 0.5 * (nodes.end - nodes.start), rest=rise)
+    events.add(nodes.ends & (nodes.first | (freed != 0)), nodes.end, -freed, made - rise)
+    held = nodes.of_stage("parameter_bytes")
+    leaves = nodes.ends & (nodes.chunk == last_chunk)
+    events.add(leaves & (parts != divide), nodes.end, rest=held // divide - held)
+    events.add(leaves & (bucketed and not in_place), nodes.end, rest=-held)
+    moments, activations, changes = events.in_order()
+    return moments, changes, int(np.cumsum(activations).max(initial=0)), int(rises.max(initial=0))
+
+
+class _Nodes:
+    """The actions of one worker that change its memory, in the order of their starts, as rows of arrays.
+
+    Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all of it in
+    the first; the model's first stage, whose inputs need no gradient, in the second. The other half is left out.
+    """
+
+    def __init__(self, costs: PlanCosts, times: Times, worker: int, own: Sequence[int]) -> None:
+        rows = times.actions_of(worker)
+        rows = rows[np.argsort(times.start_s[rows], kind="stable")]
+        index, kind = times.stage[rows], times.kind[rows]
+        spared = (costs.plan.recompute == "except-last") & (times.microbatch[rows] == len(costs.shares) - 1)
+        again = costs.recomputed[index] & ~spared
+        at_once = again & (index > 0)
+        does = ~(((kind == BACKWARD_WEIGHT) & at_once) | ((kind == BACKWARD_INPUT) & (index == 0)))
+        rows, self.index, self.kind, self.again, self.at_once = (
+            one[does] for one in (rows, index, kind, again, at_once)
+        )
+        self._stages, self._place = [costs.stages[index] for index in own], np.searchsorted(own, self.index)
+        self.chunk = times.microbatch[rows]
+        self.start, self.end = times.start_s[rows], times.end_s[rows]
+        self.share = np.array(costs.shares)[self.chunk]
+        self.forward = self.kind == FORWARD
+        # Whether it is the end of a backward, and the first such of its stage.
+        self.ends = ~self.forward & ((self.kind != BACKWARD_INPUT) | self.at_once)
+        self.first = np.zeros(len(rows), dtype=bool)
+        ending = np.flatnonzero(self.ends)
+        self.first[ending[np.unique(self.index[ending], return_index=True)[1]]] = True
+        last = self.index == len(costs.stages) - 1
+        loss = np.where(last, costs.model_terms.loss_kept_bytes, 0)
+        self.loss = self._shared(loss)
+        # Inputs of the first stage are parts of what is there as one.
+        self.whole = np.where(self.index == 0, costs.batch_bytes, 0)
+        inputs, kept = self.of_stage("input_bytes"), self.of_stage("kept_bytes")
+        self.kept = self._shared(np.where(self.again, inputs, kept) + loss)
+        self.kept -= np.where(self.whole > 0, self._shared(inputs), 0)
+        # Between both halves of a backward the weights' gradients wait for those of results.
+        self.waits = self._shared(kept, costs.model_terms.split_held_share)
+        self.extra = np.where(self.again & self.ends, self._shared(self.of_stage("again_bytes")), 0)
+
+    def of_stage(self, name: str) -> Integers:
+        """A number of each action's stage."""
+        found: Integers = np.array([getattr(stage, name) for stage in self._stages], dtype=np.int64)[self._place]
+        return found
+
+    def _shared(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
+        """Bytes of a micro-batch of the profiled size, for each action's own."""
+        found: Integers = (self.share * num_bytes * factor).astype(np.int64)
+        return found
+
+    def rises(self, makes: npt.NDArray[np.bool_]) -> Integers:
+        """How far memory rises while an action runs; some of them make their stage's gradients."""
+        if all(stage.work == NO_WORK for stage in self._stages):
+            return np.zeros(len(self.index), dtype=np.int64)
+        work = np.array([[getattr(stage.work, name) for name in _RISES] for stage in self._stages], dtype=np.int64)
+        forward, first, later, inputs, weights = work[self._place].T
+        found = np.where(self.forward, forward, np.where(makes, first, later))
+        found = np.where((self.kind == BACKWARD_INPUT) & ~self.at_once, inputs, found)
+        halved = (self.kind == BACKWARD_WEIGHT) & (self.index > 0)
+        return self._shared(np.where(halved, np.where(makes, 0, weights), found))
+
+
+class _Events:
+    """What changes when: of one action in the order in which it is added."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Integers, Floats, Integers, Integers]] = []
+
+    def add(
+        self,
+        which: npt.NDArray[np.bool_],
+        moments: Floats,
+        activations: Integers | None = None,
+        rest: Integers | None = None,
+    ) -> None:
+        """Of some actions: a moment, by how much activations change then, and everything else."""
+        at = np.flatnonzero(which)
+        none = np.zeros(len(at), dtype=np.int64)
+        parts = [none if one is None else one[at] for one in (activations, rest)]
+        self._parts.append((at, moments[at], parts[0], parts[1]))
+
+    def in_order(self) -> tuple[Floats, Integers, Integers]:
+        """Moments, changes of activations and of everything, in the order of time; at one moment action by action."""
+        at, moments, activations, rest = (np.concatenate(one) for one in zip(*self._parts, strict=True))
+        order = np.lexsort((at, moments))
+        return moments[order], activations[order], (activations + rest)[order]
 
 
 def held_microbatches(times: Times, stage: int) -> int:

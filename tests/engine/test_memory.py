@@ -307,3 +307,22 @@ def test_the_process_where_the_system_has_no_proc(monkeypatch: pytest.MonkeyPatc
 def test_text() -> None:
     assert str(MemoryUse(parameters=2048, activations=1 << 30)) == "activations 1.00 GiB, parameters 2.00 KiB"
     assert str(MemoryUse()) == "nothing"
+
+
+def test_an_inference_by_hand() -> None:
+    """A layer's result is there while the next is made from it; the batch is another's, the result is held on."""
+    model, _, tracker = make()
+    batch = torch.randn(BATCH, IN)
+    made = BATCH * HIDDEN * FLOAT_BYTES * 2  # the first layer's result and tanh's
+    with tracker.tracking(), torch.no_grad(), tracker.passing():
+        model(batch)
+    assert tracker.report().peak == MemoryUse(parameters=PARAMETERS, activations=made)
+    assert tracker.report().current == MemoryUse(parameters=PARAMETERS)
+
+
+def test_an_inference_is_held_to_its_limit() -> None:
+    model, _, tracker = make(limit_bytes=PARAMETERS + BATCH * HIDDEN * FLOAT_BYTES)
+    batch = torch.randn(BATCH, IN)
+    told = r"worker 1 is out of memory: 1.45 KiB needed, 1.14 KiB allowed; parameters 848 B, activations 640 B"
+    with pytest.raises(RunError, match=told), tracker.tracking(), torch.no_grad(), tracker.passing():
+        model(batch)

@@ -7,8 +7,9 @@
     other                    whatever else is followed, such as buffers for messages
 
 Counted by storage, each once: views and tensors saved twice occupy theirs once. Activations count from when autograd
-saves them to when it drops them; everything else is walked at ``update``. Not counted: what lives inside an operation
-or an inference alone, and gradients on their way; the process's own peak and, on CUDA, the allocator's have these.
+saves them to when it drops them; everything else is walked at ``update``. In an inference, where autograd saves none,
+they are all tensors that operations make (``passing``), messages too. Not counted: what lives inside an operation, and
+gradients on their way; the process's own peak and, on CUDA, the allocator's have these.
 Counting costs a few µs a saved tensor: it happens in a designated step (``tracking``) and costs nothing in others.
 ``_top_saved_tensors_default_hooks`` is private to torch and read in this file only.
 """
@@ -28,6 +29,7 @@ import torch
 from torch import nn
 
 from stagewright.cluster.refusal import wanted_of
+from stagewright.engine.made import Made
 from stagewright.errors import RunError
 from stagewright.quantity import format_bytes
 
@@ -56,7 +58,7 @@ class MemoryUse:
     optimizer: int = 0
     """Of the optimiser's states."""
     activations: int = 0
-    """Kept for backward."""
+    """Kept for backward; in an inference, whatever its operations made and somebody still held."""
     buffers: int = 0
     """Of the modules' buffers."""
     other: int = 0
@@ -173,6 +175,24 @@ class MemoryTracker:
         # Someone else packs, as checkpointing does while it recomputes: let a tensor tell when it dies.
         pack, unpack = outer
         return _Listening(self, lambda tensor: pack(self._marked(tensor)), unpack)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Around a pass without a backward: what its operations make counts while anybody holds it.
+
+        Nothing is to be done on CUDA, whose allocator counts it.
+        """
+
+        def watch(num_bytes: int) -> None:
+            self._kept_bytes = num_bytes
+            self._grown()
+
+        before = self._kept_bytes
+        try:
+            with nullcontext() if self._device.type == "cuda" else Made(watch):
+                yield
+        finally:
+            self._kept_bytes = before
 
     def update(self) -> None:
         """Look at everything but activations again; call it when gradients or states have come or gone."""

@@ -21,20 +21,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.host_memory import available_bytes
 from stagewright.cluster.hosted import room_of
 from stagewright.engine.dropout import generators_of
 from stagewright.engine.equality import Part
+from stagewright.engine.made import Made
 from stagewright.engine.memory import held_bytes
 from stagewright.profile.replay import memory_rise
-from stagewright.profile.storage import tensors_in
 
 __all__ = ["DEPENDS", "WholeBatch", "try_whole_batch"]
 
@@ -131,31 +129,10 @@ def _trial(model: nn.Module, part: Part, loss: _Loss, device: torch.device) -> t
     if device.type == "cuda":
         _, needed = memory_rise(lambda: _value(model, part, loss), device)
     else:
-        with _Made() as made:  # not the process, which has room from a step before
+        with Made() as made:  # not the process, which has room from a step before
             _value(model, part, loss)
         needed = made.most_bytes
     return not _same(before, _states(device)), needed
-
-
-class _Made(TorchDispatchMode):
-    """The most bytes that tensors made meanwhile have at once."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.most_bytes = 0
-        self._alive: dict[int, tuple[Any, int]] = {}
-
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        found = function(*args, **(kwargs or {}))
-        given = {one.untyped_storage()._cdata for one in tensors_in((args, kwargs))}
-        self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
-        for storage in (one.untyped_storage() for one in tensors_in(found)):
-            if storage._cdata not in given:
-                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
-        self.most_bytes = max(self.most_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
-        return found
 
 
 def _room(model: nn.Module, device: torch.device, limit_bytes: int | None) -> float:

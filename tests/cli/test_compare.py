@@ -37,7 +37,7 @@ def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.Monkey
     assert "Traceback" not in done.stdout
 
 
-@pytest.mark.parametrize(("words", "told"), [(["--inference"], True), ([], False)])
-def test_what_a_limit_does_not_count_is_told(monkeypatch: pytest.MonkeyPatch, words: list[str], told: bool) -> None:
-    done = run(monkeypatch, "--strategies", "serial", "--memory", "2MiB", *words)
-    assert ("held to --memory by its parameters and buffers alone" in done.stderr) is told
+@pytest.mark.parametrize(("strategies", "told"), [("serial", True), ("serial,data", False)])
+def test_shards_without_replicas_are_told(monkeypatch: pytest.MonkeyPatch, strategies: str, told: bool) -> None:
+    done = run(monkeypatch, "--strategies", strategies, "--shard")
+    assert ("--shard divides what replicas hold, and no strategy here has any" in done.stderr) is told

@@ -22,7 +22,6 @@ from stagewright.cli.options import (
     devices_of,
 )
 from stagewright.cli.screen import note, print_json, screen
-from stagewright.cluster.device import Device
 from stagewright.codec.name import check_codec
 from stagewright.engine.copies import begin_importing
 from stagewright.errors import UsageError
@@ -167,11 +166,8 @@ def compare(
             f"a step has {_BATCH} samples, as for every model (--batch sets another): rows of {model}'s example are "
             "repeated, or some left out"
         )
-    if inference and memory and any(Device.parse(name).kind == "cpu" for name in names):
-        note(
-            "on a CPU an inference is held to --memory by its parameters and buffers alone: what its units give each "
-            "other is not counted; leave room for that, or look at process_peak_bytes in --json"
-        )
+    if shard and not any(one.shard for one in plans):
+        note("--shard divides what replicas hold, and no strategy here has any: add data to --strategies")
 
     def tell(one: Plan, text: str) -> None:
         note(f"{one.mesh.strategy}{', sharded' if one.shard else ''}: {text} …")

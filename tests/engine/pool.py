@@ -36,6 +36,7 @@ class Pool:
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        assert self.pipes[0].poll(240), "worker 0 did not start"
         port = self.pipes[0].recv()
         for pipe in self.pipes[1:]:
             pipe.send(port)

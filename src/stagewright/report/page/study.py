@@ -19,6 +19,7 @@ from stagewright.report.page.slug import slug
 __all__ = ["study_sections"]
 
 _HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)
+_ROW = re.compile(r"^\s*\|", re.MULTILINE)
 _MOST_BYTES = 1_500_000  # of a figure
 
 
@@ -33,7 +34,7 @@ def study_sections(folder: Path) -> tuple[Section, ...]:
         prose.append(f"This study is {about['status']}: parts of it are missing.")
     answers = _parts(folder / "answers.md")
     tables = _parts(folder / "table.md")
-    items += [_table(heading, body) for heading, body in tables if "|" in body]
+    items += [_table(heading, body) for heading, body in tables if _ROW.search(body)]
     items += _pictures(folder / "figures")
     sections = [Section(name=name, title=title, prose=tuple(prose), items=tuple(items))]
     if answers:

@@ -34,7 +34,10 @@ class Aside(nn.Module):
 
 
 def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
-    """A small model in train mode without dropout: module, args and kwargs of a batch of 12, target, loss."""
+    """A small model in train mode without dropout: module, args and kwargs of a batch, target, loss.
+
+    A batch has 12 samples, or 16 where batch norm needs two in each micro-batch.
+    """
     import transformers as hf
 
     torch.manual_seed(0)
@@ -73,7 +76,8 @@ def build(name: str) -> tuple[nn.Module, Any, Any, Any, Any]:
         return model.module, model.args, model.kwargs, model.target, model.loss
     if name == "mobilenet-v2":
         config = hf.MobileNetV2Config(image_size=64, depth_multiplier=0.35, num_labels=3, classifier_dropout_prob=0.0)
-        return hf.MobileNetV2ForImageClassification(config), (torch.randn(12, 3, 64, 64),), {}, classes, classify
+        classes = torch.randint(0, 3, (16,))
+        return hf.MobileNetV2ForImageClassification(config), (torch.randn(16, 3, 64, 64),), {}, classes, classify
     if name.startswith("roberta"):
         config = hf.RobertaConfig(**sizes, **off, vocab_size=100, num_labels=3)
         mask = (torch.arange(8) < torch.randint(3, 9, (12, 1))).long()

@@ -29,7 +29,9 @@ def test_the_experiments() -> None:
         "pipeline-2-2-even",
         "pipeline-2-4-even",
         "pipeline-2-8-even",
+        "pipeline-2-2-client",
         "pipeline-2-4-client",
+        "pipeline-2-8-client",
         "data-4",
         "pipeline-4-2-even",
         "pipeline-4-4-even",
@@ -40,7 +42,7 @@ def test_the_experiments() -> None:
 def test_the_table_has_the_published_columns() -> None:
     table = concluded(strategies_parts()).tables[0]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    data, pipeline, client, four = rows[0], rows[2], rows[3], rows[6]
+    data, pipeline, client, four = rows[0], rows[2], rows[4], rows[7]
     assert (data["experiment"], data["workers"], data["batch (micro-batches)"]) == ("data", "2", "64")
     assert (data["samples/s"], data["speed-up"], data["over data on 2"]) == ("180.0", "1.80", "1.00")
     assert (pipeline["batch (micro-batches)"], pipeline["accuracy %"]) == ("64 (4)", "95.9 ± 0.14")
@@ -123,6 +125,9 @@ def test_pieces_cuts_and_workers() -> None:
     assert only == "Only one way to cut was studied."
     text = said(findings, "at a client")
     assert "client and server reach 1.10 × (cut after layer.3 and layer.12), an even cut 1.50 ×" in text
+    both = said(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")
+    assert "2 micro-batches: client and server reach 1.00 ×, an even cut 1.20 ×" in both
+    assert "4 micro-batches: client and server reach 1.10 × (cut after" in both
     assert "the client needs 10.0 MiB, the server 30.0 MiB, evenly cut 20.0 MiB and 20.0 MiB" in text
     assert "Here 4 workers shared 2 devices" in said(findings, "more workers")
     assert "over data parallel on 2: data 1.72, pipeline (2) 1.78" in said(findings, "more workers")

@@ -186,33 +186,33 @@ def _pieces(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
 def _cuts(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
     sentences = []
     for task, every in ways.items():
-        client = next((one for one in every if one.way.cut == "client" and one.speedup is not None), None)
-        if client is None:
-            continue
-        even = next(
-            (
-                one
-                for one in every
-                if one.way.cut == "even" and one.way.workers == 2 and one.way.microbatches == client.way.microbatches
-            ),
-            None,
-        )
-        found = (results.get(f"profile-{task}") or {"cuts": {}})["cuts"]
-        where = f" (cut after {joined(found[client.way.name])})" if client.way.name in found else ""
-        text = f"{options['lessons'][task].shown_data}: client and server reach {times(client.speedup or 0.0)}{where}"
-        if even is not None and even.speedup is not None:
-            text += f", an even cut {times(even.speedup)}"
-        if len(client.peak_bytes) == 2:
-            text += f"; the client needs {format_bytes(client.peak_bytes[0])}"
-            text += f", the server {format_bytes(client.peak_bytes[1])}"
-        if even is not None and len(even.peak_bytes) == 2:
-            text += f", evenly cut {format_bytes(even.peak_bytes[0])} and {format_bytes(even.peak_bytes[1])}"
-        sentences.append(text + ".")
+        cuts = (results.get(f"profile-{task}") or {"cuts": {}})["cuts"]
+        evenly = {one.way.microbatches: one for one in every if one.way.cut == "even" and one.way.workers == 2}
+        sentences += [
+            f"{options['lessons'][task].shown_data}, {one.way.microbatches} micro-batches: "
+            + _beside(one, evenly.get(one.way.microbatches), cuts.get(one.way.name, ()))
+            for one in every
+            if one.way.cut == "client" and one.speedup is not None
+        ]
     if sentences:
         sentences.append("Published: 0.61 of data parallel's speed by the rule, 0.85 cut evenly; 1641 and 5039 MiB.")
     elif len(options["cuts"]) < 2:
         return ("Only one way to cut was studied.",)
     return tuple(sentences)
+
+
+def _beside(client: MeasuredWay, even: MeasuredWay | None, cuts: Sequence[str]) -> str:
+    """Client and server beside an even cut with as many micro-batches."""
+    where = f" (cut after {joined(cuts)})" if cuts else ""
+    text = f"client and server reach {times(client.speedup or 0.0)}{where}"
+    if even is not None and even.speedup is not None:
+        text += f", an even cut {times(even.speedup)}"
+    if len(client.peak_bytes) == 2:
+        text += f"; the client needs {format_bytes(client.peak_bytes[0])}"
+        text += f", the server {format_bytes(client.peak_bytes[1])}"
+    if even is not None and len(even.peak_bytes) == 2:
+        text += f", evenly cut {format_bytes(even.peak_bytes[0])} and {format_bytes(even.peak_bytes[1])}"
+    return text + "."
 
 
 def _workers(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:

@@ -66,15 +66,14 @@ class Way:
 def ways_of(workers: Sequence[int], microbatches: Sequence[int], cuts: Sequence[str]) -> tuple[Way, ...]:
     """Every experiment: data and pipelines on each number of workers; client and server are two."""
     found = []
-    middle = 4 if 4 in microbatches else microbatches[0]
     for count in workers:
         found.append(Way(strategy="data", workers=count))
-        if "even" in cuts:
-            found += [
-                Way(strategy="pipeline", workers=count, microbatches=pieces, cut="even") for pieces in microbatches
-            ]
-        if "client" in cuts and count == 2:
-            found.append(Way(strategy="pipeline", workers=2, microbatches=middle, cut="client"))
+        found += [
+            Way(strategy="pipeline", workers=count, microbatches=pieces, cut=cut)
+            for cut in ("even", "client")
+            if cut in cuts and (cut == "even" or count == 2)
+            for pieces in microbatches
+        ]
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -280,6 +281,14 @@ def running_mean(rank: int, batch: int) -> float:
     serial(x)
     found = replica.module.get_buffer("norm.running_mean")
     return difference(found, serial.get_buffer("norm.running_mean"))
+
+
+def warned(rank: int, shard: bool) -> list[str]:
+    """Of what torch warns in three steps."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        steps(rank, "tied", (4, 4, 4), shard)
+    return [str(one.message) for one in seen]
 
 
 def changed_in_place(rank: int) -> float:

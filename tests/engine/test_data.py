@@ -79,6 +79,11 @@ def test_replicas_whose_backward_goes_through_different_units(
         check(found)
 
 
+@STRATEGIES
+def test_torch_warns_of_nothing(shard: bool, pool_of: Callable[[int], Any]) -> None:
+    assert pool_of(2).run("data_jobs:warned", shard) == [[], []]
+
+
 def test_outputs_may_be_changed_in_place(pool_of: Callable[[int], Any]) -> None:
     assert max(pool_of(2).run("data_jobs:changed_in_place")) <= 1e-5
 

@@ -213,11 +213,11 @@ class _Replicated(DataParallel):
         wrapped = DistributedDataParallel(
             self.module,
             process_group=self.group,
-            broadcast_buffers=False,
             init_sync=False,
             bucket_cap_mb=self._bucket_bytes / (1 << 20),
             gradient_as_bucket_view=True,
         )
+        wrapped.broadcast_buffers = False  # as an argument it has another name, or a warning, in newer torch
         # A lambda: torch inspects annotations, and those of this file are text.
         wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
         self._wrapped = wrapped
@@ -334,6 +334,7 @@ class _Sharded(DataParallel):
             one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
             one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
             self._fill(one)
+            one._get_fsdp_state()._register_pre_backward_hook = lambda outputs: outputs  # type: ignore[method-assign]
         for one in self._groups[:-1]:
             self._bind(one)
 
@@ -343,6 +344,8 @@ class _Sharded(DataParallel):
         self._thread = torch.zeros((), device=self._place)
         try:
             outputs = self.module(*args, **kwargs)
+            self._begin(self.module, outputs)
+            self._tie(lambda: self._groups[-1]._get_fsdp_state()._pre_backward(None), ())  # type: ignore[arg-type]
             thread = self._thread
         finally:
             self._thread = None  # units that run again for their backward are no part of it
@@ -380,8 +383,7 @@ class _Sharded(DataParallel):
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self._thread is None:
                 return None
-            if not self._thread.requires_grad and (_trains((args, kwargs)) or _trains(list(module.parameters()))):
-                self._thread = torch.zeros_like(self._thread, requires_grad=True)
+            self._begin(module, (args, kwargs))
             return self._tie(group.post_backward, (args, kwargs))
 
         def leave(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
@@ -389,6 +391,12 @@ class _Sharded(DataParallel):
 
         cast(nn.Module, unit).register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         cast(nn.Module, unit).register_forward_hook(leave)
+
+    def _begin(self, module: nn.Module, values: Any) -> None:
+        """From the first on that backward may reach, modules are on the thread: not those of a frozen beginning."""
+        assert self._thread is not None
+        if not self._thread.requires_grad and (_trains(values) or _trains(list(module.parameters()))):
+            self._thread = torch.zeros_like(self._thread, requires_grad=True)
 
     def _tie(self, then: Callable[[], Any], values: Any) -> Any:
         """These values, through a knot with the thread."""

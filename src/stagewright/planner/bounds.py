@@ -98,11 +98,14 @@ def _backwards_s(times: ActionTimes, share: float, again: npt.NDArray[np.bool_])
 
 
 def least_parameters(plan: Plan, topology: Topology, parameter_bytes: int) -> str | None:
-    """What parameters and the optimiser's states alone need on some worker, however the model is cut, where every
-    device has less; None where they may fit."""
+    """What parameters, gradients and the optimiser's states alone need on some worker, however the model is cut.
+
+    None where a device has as much.
+    """
     limits = [_limit(plan, one) for one in topology.memory_limits()]
     known = [one for one in limits if one is not None]
-    needed = parameter_bytes * (1 + _states(plan)) / _divide(plan) / plan.mesh.pipeline
+    all_bytes = parameter_bytes * ((1 + _states(plan)) / _divide(plan) + _gradients(plan))
+    needed = all_bytes / plan.mesh.pipeline
     return None if len(known) < len(limits) else _told(needed, max(known))
 
 
@@ -114,14 +117,17 @@ def least_memory(costs: PlanCosts) -> str | None:
         limit = _limit(plan, device_bytes)
         if limit is None:
             continue
-        needed = 0.0
         held = {"gpipe": chunks, "1f1b": min(chunks, plan.mesh.pipeline - worker)}.get(plan.schedule, 1)
+        # What two stages of a worker have in common is there once.
+        parameters = -sum(size for _, later, size in costs.common if costs.stages[later].worker == worker)
+        activations = 0.0
         for index, stage in enumerate(costs.stages):
-            if stage.worker != worker:
-                continue
-            kept = stage.input_bytes if costs.recomputes(index) else stage.kept_bytes
-            needed += stage.parameter_bytes * (1 + _states(plan)) / _divide(plan)
-            needed += held * kept * min(costs.shares) if plan.training else 0
+            if stage.worker == worker:
+                kept = stage.input_bytes if costs.recomputes(index) else stage.kept_bytes
+                parameters += stage.parameter_bytes
+                activations += held * kept * min(costs.shares) if plan.training else 0
+        # Activations have gone when all gradients are there.
+        needed = parameters * (1 + _states(plan)) / _divide(plan) + max(activations, parameters * _gradients(plan))
         if needed > limit:
             return _told(needed, limit)
     return None
@@ -133,6 +139,11 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
 
 def _states(plan: Plan) -> int:
     return STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+
+
+def _gradients(plan: Plan) -> int:
+    """Gradients, as often as parameters; those that are sharded are left out, whose parts are rounded."""
+    return int(plan.training and not plan.shard)
 
 
 def _divide(plan: Plan) -> int:

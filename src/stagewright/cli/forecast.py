@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from stagewright.cli.forecast_options import (
 from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
 from stagewright.cli.screen import note, note_coverage, print_json, screen
 from stagewright.errors import UsageError
+from stagewright.quantity import format_bytes
+
+if TYPE_CHECKING:
+    from stagewright.forecast.value import CollectiveUse
 
 __all__ = ["forecast"]
 
@@ -129,8 +133,19 @@ def forecast(
     console.print(worker_table(found))
     if found.links:
         console.print(link_use_table(found))
+    for one in found.collectives:
+        console.print(_collective_line(one), markup=False)
     for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
         console.print(line, no_wrap=True)
     console.print(forecast_summary(found), markup=False)
     note_profile(prepared.measured.profile)
     note_coverage(prepared.measured.profile.coverage)
+
+
+def _collective_line(one: CollectiveUse) -> str:
+    """What goes around a ring, in a sentence."""
+    what = "sums of tied weights" if one.axis == "tied" else f"{one.axis} collectives"
+    return (
+        f"worker {one.worker} gives {format_bytes(one.num_bytes)} to {what} of {one.num_workers} in a step, "
+        f"{format_bytes(one.sent_bytes)} on the link to the next of a ring"
+    )

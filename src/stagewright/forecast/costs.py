@@ -78,6 +78,8 @@ class StageCosts:
     again_bytes: int
     # How far above its start memory rises in a stage's first backward, as gradients come and activations go.
     gradient_rise_bytes: int
+    # Of a sharded stage, parameters that are gathered unit by unit, twice for each micro-batch.
+    alone_bytes: int
     # The largest unit's parameters, which a sharded stage holds whole while it is used.
     gathered_bytes: int
     # What memory rises by while it runs.
@@ -208,7 +210,7 @@ class PlanCosts:
         # What runs again does so in its backward; of two halves in the first, which then does all of it.
         for kind, own in ((BACKWARD, slice(None)), (BACKWARD_INPUT, slice(1, None)), (BACKWARD_WEIGHT, slice(1))):
             work[1, own, kind] += forward[own]
-            tensor[1, own, kind] += tensor_forward[own] + gather[own]
+            tensor[1, own, kind] += tensor_forward[own]  # sharded parameters are gathered for the backward anyway
         work[1, 1:, BACKWARD_INPUT] += weights[1:]
         adding[1, 1:, BACKWARD_INPUT] = accumulate[1:]
         work[1, 1:, BACKWARD_WEIGHT] = adding[1, 1:, BACKWARD_WEIGHT] = 0.0
@@ -249,17 +251,17 @@ class PlanCosts:
         """The shares of those micro-batches that such a stage runs again."""
         return self.shares[:-1] if self.plan.recompute == "except-last" else self.shares
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes that the busiest worker gives to the tensor axis in a step."""
-        found: dict[int, float] = {}
+    def tensor_bytes(self, worker: int) -> int:
+        """Bytes that a worker gives to the tensor axis in a step."""
+        found = 0.0
         for index, stage in enumerate(self.stages):
+            if stage.worker != worker:
+                continue
             forward, backward = sum(stage.tensor_forward_bytes), sum(stage.tensor_backward_bytes)
-            given = sum(self.shares) * (forward + (backward if self.plan.training else 0))
+            found += sum(self.shares) * (forward + (backward if self.plan.training else 0))
             if self.recomputes(index):
-                given += sum(self.recomputed_shares) * forward
-            found[stage.worker] = found.get(stage.worker, 0.0) + given
-        return int(max(found.values()))
+                found += sum(self.recomputed_shares) * forward
+        return int(found)
 
 
 def plan_costs(
@@ -341,6 +343,7 @@ def plan_costs(
                 gradient_rise_bytes=_rise(
                     units, first, last, there, 0 if plan.recomputes(index) else model_terms.loss_kept_bytes
                 ),
+                alone_bytes=sum(alone[first : last + 1]) if plan.shard else 0,
                 gathered_bytes=_gathered(own, alone[first : last + 1], parameter_bytes) if plan.shard else 0,
                 work=stage_work(
                     units,

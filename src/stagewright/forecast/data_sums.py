@@ -60,9 +60,9 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
     plan = costs.plan
     if plan.shard:
         scatter = reduce_scatter_of(costs, worker)
-        own_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
         exposed = scatter * costs.engine_terms.collective_cost
-        return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=3 * own_bytes)
+        num_bytes = _sharded_bytes(costs, worker)
+        return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=num_bytes)
     group = costs.topology.group("data")
     merged = _merged(costs, worker)
     ready, sizes = _buckets(costs, times, worker, merged * BUCKET_BYTES)
@@ -83,6 +83,16 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
             break
     end = max([computed + slowed, *(end for _, end in spans)])
     return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
+
+
+def _sharded_bytes(costs: PlanCosts, worker: int) -> int:
+    """Gathers before each pass of each micro-batch (what is gathered as a whole stays until its backward), and one
+    scatter of gradients."""
+    chunks, found = len(costs.shares), 0
+    for stage in costs.stages:
+        if stage.worker == worker:
+            found += stage.parameter_bytes * (chunks + 1) + stage.alone_bytes * chunks
+    return found
 
 
 def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:

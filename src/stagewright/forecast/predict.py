@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Literal
 
-from stagewright.forecast.collective import all_reduce_s
+from stagewright.forecast.collective import all_reduce_s, ring_bytes
 from stagewright.forecast.costs import PlanCosts
 from stagewright.forecast.data_sums import DataSums, data_sums
 from stagewright.forecast.memory import worker_memory
 from stagewright.forecast.order import FORWARD, KINDS
 from stagewright.forecast.times import Times, pipeline_times, worker_ends_s
-from stagewright.forecast.value import Forecast, LinkUse, Segment, WorkerForecast
+from stagewright.forecast.value import CollectiveUse, Forecast, LinkUse, Segment, WorkerForecast
 
 __all__ = ["MOST_SEGMENTS", "predict", "step_end_s", "step_seconds"]
 
@@ -48,7 +49,8 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
         speedup=costs.serial_s / step_s if step_s > 0 else float("inf"),
         workers=workers,
         links=_links(costs),
-        tensor_bytes=costs.tensor_bytes,
+        collectives=_collectives(costs, sums),
+        tensor_bytes=max(costs.tensor_bytes(at) for at in range(plan.mesh.pipeline)),
         data_bytes=max(one.num_bytes for one in sums),
         segments=_segments(costs, times, sums, ends) if timeline else (),
     )
@@ -150,6 +152,25 @@ def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
                 busy_s=ways * sum(count * link.message_s(size * share) for share, count in alike.items()),
             )
         )
+    return tuple(found)
+
+
+def _collectives(costs: PlanCosts, sums: list[DataSums]) -> tuple[CollectiveUse, ...]:
+    """What goes around the rings of each axis; where a library takes another way, about as much."""
+    plan, found = costs.plan, []
+
+    def add(axis: Literal["data", "tensor", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2) -> None:
+        if count > 1 and num_bytes:
+            sent = int(ring_bytes(count, num_bytes, passes=passes))
+            found.append(
+                CollectiveUse(axis=axis, worker=worker, num_workers=count, num_bytes=num_bytes, sent_bytes=sent)
+            )
+
+    for worker, one in enumerate(sums):
+        add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
+        add("data", worker, plan.mesh.data, one.num_bytes, passes=1 if plan.shard else 2)
+        if plan.training and worker in (0, plan.mesh.pipeline - 1):
+            add("tied", worker, 2, costs.tied_bytes)
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.forecast.memory import WorkerMemory
 
-__all__ = ["Forecast", "LinkUse", "Segment", "Stream", "WorkerForecast"]
+__all__ = ["CollectiveUse", "Forecast", "LinkUse", "Segment", "Stream", "WorkerForecast"]
 
 Stream: TypeAlias = Literal["compute", "tensor", "data", "send", "receive"]
 
@@ -83,6 +83,22 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveUse:
+    """What one worker gives to the collectives of an axis in a step, and to the links among its peers."""
+
+    # The axis, data or tensor; or tied: weights that two workers of a pipeline hold.
+    axis: Literal["data", "tensor", "tied"]
+    # The worker's place along the pipeline; its peers give as much.
+    worker: int
+    # Workers that take part.
+    num_workers: int
+    # Bytes that are handed over, as a run counts them.
+    num_bytes: int
+    # Bytes on the link to the next worker of a ring.
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """The predicted step of a plan on a cluster."""
 
@@ -108,7 +124,9 @@ class Forecast:
     workers: tuple[WorkerForecast, ...]
     # One entry for each edge of the pipeline.
     links: tuple[LinkUse, ...]
-    # Bytes that each worker gives to collectives of the tensor and of the data axis.
+    # One entry for each place along the pipeline and axis with collectives.
+    collectives: tuple[CollectiveUse, ...]
+    # Bytes that the busiest worker gives to collectives of the tensor and of the data axis.
     tensor_bytes: int
     data_bytes: int
     # The timeline.
@@ -138,6 +156,7 @@ class Forecast:
             "peak_memory_bytes": self.peak_memory_bytes,
             "workers": [worker.to_dict() for worker in self.workers],
             "links": [asdict(link) for link in self.links],
+            "collectives": [asdict(one) for one in self.collectives],
             "tensor_bytes": self.tensor_bytes,
             "data_bytes": self.data_bytes,
             **({"timeline": [asdict(one) for one in self.segments]} if timeline else {}),

@@ -15,9 +15,11 @@ from tensor_jobs import difference, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from stagewright.capture import capture
 from stagewright.engine.data import DataParallel, wrap_data_parallel
 from stagewright.engine.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.microbatch import shares
+from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.tensor import apply_tensor_parallel
 from stagewright.planner.calibration_job import both
 
@@ -289,6 +291,42 @@ def warned(rank: int, shard: bool) -> list[str]:
         warnings.simplefilter("always")
         steps(rank, "tied", (4, 4, 4), shard)
     return [str(one.message) for one in seen]
+
+
+class Series(nn.Module):
+    """Layers that only some samples pass, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.layers = nn.ModuleList(Chosen() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for at, layer in enumerate(self.layers):
+            hidden = hidden + layer(hidden, x[:, at])
+        return hidden
+
+
+def recomputed(rank: int) -> float:
+    """Shards that run again for their backward, on replicas that use different ones: the worst gradient."""
+    torch.manual_seed(0)
+    serial = Series()
+    model = copy.deepcopy(serial)
+    x, target = torch.rand(4, 4), torch.randint(0, 3, (4,))
+    x[:2] *= -1  # no layer for the first replica
+    x[2:, 1] *= -1  # all but one for the second
+    (stage,) = capture(model, (x,), {}, ["first", *(f"layers.{at}" for at in range(4))]).stages([])
+    replica = wrap_data_parallel(stage, dist.group.WORLD, shard=True, units=[model.first, *model.layers])
+    forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=1, through=replica)
+    rows, weight = own_part(4, 2, rank)
+    for _ in range(2):
+        stage.zero_grad()
+        (output,) = forward((x[rows],), 0)
+        (loss_of(output, target[rows]) * weight).backward()
+        replica.synchronise(weight)
+    loss_of(serial(x), target).backward()
+    return worst(full_gradients(stage), full_gradients(serial))
 
 
 def changed_in_place(rank: int) -> float:

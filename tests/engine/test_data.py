@@ -79,6 +79,10 @@ def test_replicas_whose_backward_goes_through_different_units(
         check(found)
 
 
+def test_shards_that_run_again_gather_alike(pool_of: Callable[[int], Any]) -> None:
+    assert max(pool_of(2).run("data_jobs:recomputed", time_limit_s=30)) <= 1e-5
+
+
 @STRATEGIES
 def test_torch_warns_of_nothing(shard: bool, pool_of: Callable[[int], Any]) -> None:
     assert pool_of(2).run("data_jobs:warned", shard) == [[], []]

@@ -328,13 +328,18 @@ class _Sharded(DataParallel):
         self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
         self._lacked: set[int] = set()
         self._thread: torch.Tensor | None = None
+        self.run_again: list[Callable[[], Any]] = []
+        """How the forward that is running now is run again; called when backward comes to its last unit.
+
+        Units gather their parameters for it, which all replicas must do at the same moment, whatever their samples use.
+        """
         for one in self._groups:
             one.set_gradient_divide_factor(1.0)
             one.set_force_sum_reduction_for_comms(True)
             one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
             one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
             self._fill(one)
-            one._get_fsdp_state()._register_pre_backward_hook = lambda outputs: outputs  # type: ignore[method-assign]
+            one._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
         for one in self._groups[:-1]:
             self._bind(one)
 
@@ -342,6 +347,7 @@ class _Sharded(DataParallel):
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
         self._thread = torch.zeros((), device=self._place)
+        self.run_again = []
         try:
             outputs = self.module(*args, **kwargs)
             self._begin(self.module, outputs)
@@ -387,7 +393,16 @@ class _Sharded(DataParallel):
             return self._tie(group.post_backward, (args, kwargs))
 
         def leave(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
-            return outputs if self._thread is None else self._tie(lambda: state._pre_backward(None), outputs)
+            if self._thread is None:
+                return outputs
+            again = self.run_again
+
+            def gather() -> None:
+                state._pre_backward(None)
+                while again:
+                    again.pop()()
+
+            return self._tie(gather, outputs)
 
         cast(nn.Module, unit).register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
         cast(nn.Module, unit).register_forward_hook(leave)

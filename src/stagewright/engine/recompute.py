@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from stagewright.capture.stage import Stage
 from stagewright.engine.batch_norm import held_statistics, tracked_norms
@@ -73,8 +73,9 @@ class RecomputedForward:
         self.norms = tracked_norms(stage)
         self._changed = _changed_inputs(stage)
         self._again = False
+        self._mark: Any = None
         self._plain: Callable[..., tuple[Any, ...]] = stage if through is None else stage.forward
-        self._through: Callable[..., Any] = self._forward if through is None else through
+        self._through: Any = self._forward if through is None else through
         if through is not None:
             stage.__dict__["forward"] = self._forward  # inside the wrapper and the stage's own hooks
 
@@ -95,20 +96,37 @@ class RecomputedForward:
         if not self._again:
             return self._plain(*inputs)
         key = current_key() if is_keyed(self.stage) else None
-        return checkpoint(  # type: ignore[no-any-return]
-            self._run,
-            *inputs,
-            use_reentrant=False,
-            preserve_rng_state=key is None,
-            context_fn=lambda: (nullcontext(), _Again(self, key)),
-        )
+        shared = hasattr(self._through, "run_again")
+        with set_checkpoint_early_stop(not shared):  # replicas that share parameters gather all of them once more
+            outputs = checkpoint(
+                self._run,
+                *inputs,
+                use_reentrant=False,
+                preserve_rng_state=key is None,
+                context_fn=lambda: (nullcontext(), _Again(self, key)),
+            )
+        if shared:
+            mark = self._mark
+            self._through.run_again.append(lambda: mark.grad_fn.saved_tensors)
+        return outputs  # type: ignore[no-any-return]
 
     def _run(self, *inputs: Any) -> tuple[Any, ...]:
         """The stage on inputs that it may change: a second forward must find them as they were."""
+        if hasattr(self._through, "run_again"):
+            self._mark = _Mark.apply(torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
         if any(self._changed):
             pairs = zip(inputs, self._changed, strict=True)
             inputs = tuple(value.clone() if changed else value for value, changed in pairs)
         return self._plain(*inputs)
+
+
+class _Mark(torch.autograd.Function):
+    """A number that backward saves first of all: whoever asks for it has everything after it run again."""
+
+    @staticmethod
+    def forward(ctx: Any, number: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(number)
+        return number.clone()
 
 
 class _Again:

@@ -37,6 +37,7 @@ def on(mesh: str, **options: Any) -> Plan:
         ("pipeline=2", {"microbatches": 4, "recompute": "always"}),
         pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),
         pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2,pipeline=2", {"microbatches": 2, "steps": 1}, marks=pytest.mark.slow),
         pytest.param("pipeline=2", {"microbatches": 3, "training": False}, marks=pytest.mark.slow),
     ],
 )

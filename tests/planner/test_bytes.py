@@ -46,4 +46,5 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
         # Marks of parameters that were used, and rows that fill up shards, are no part of a forecast.
         assert one.num_bytes == pytest.approx(counted[axis], rel=0.01)
         assert one.sent_bytes == one.num_bytes // (2 if plan.shard else 1), "two workers: a half once, or twice"
+    assert run["collective_bytes"][0] == counted, "the table and the events"
     assert {str(one.edge): one.num_bytes for one in forecast.links} == run["link_bytes"]

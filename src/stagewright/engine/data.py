@@ -33,7 +33,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
@@ -85,7 +84,7 @@ class DataParallel:
         self.num_replicas: int = dist.get_world_size(group)
         self.index: int = dist.get_rank(group)
         self.traffic = Traffic()
-        """What passed the data axis; exact for replicas, from FSDP2's groups for shards."""
+        """What passed the data axis."""
         self._norms = norms
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -336,8 +335,8 @@ class _Sharded(DataParallel):
         for one in self._groups:
             one.set_gradient_divide_factor(1.0)
             one.set_force_sum_reduction_for_comms(True)
-            one.set_custom_all_gather(_Recorded(_all_gather))  # type: ignore[arg-type]
-            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter))  # type: ignore[arg-type]
+            one.set_custom_all_gather(_Recorded(_all_gather, self))  # type: ignore[arg-type]
+            one.set_custom_reduce_scatter(_Recorded(_reduce_scatter, self))  # type: ignore[arg-type]
             self._fill(one)
             one._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
         for one in self._groups[:-1]:
@@ -373,7 +372,6 @@ class _Sharded(DataParallel):
         whole = {id(one) for one in self._scalars}
         self._sum_gradients([one for one in used if id(one) in whole], BUCKET_BYTES)
         self._average_statistics(weight)
-        self._count()
 
     def _bind(self, unit: FSDPModule) -> None:
         """Put a unit on the thread, which tells it when to gather its parameters and when to sum their gradients.
@@ -449,29 +447,12 @@ class _Sharded(DataParallel):
 
         group.post_backward = post_backward
 
-    def _count(self) -> None:
-        """One step: a group is gathered forward and (the root's stays) backward; its gradients are scattered once."""
-        seen: set[int] = set()
-        for unit in self._groups:
-            root = unit is self._groups[-1]
-            num_bytes = 0
-            for parameter in cast(nn.Module, unit).parameters():
-                if isinstance(parameter, DTensor) and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    rows = -(-parameter.shape[0] // self.num_replicas) * self.num_replicas
-                    num_bytes += rows * parameter.shape[1:].numel() * parameter.element_size()
-            if num_bytes:
-                collectives = 2 if root else 3
-                self.traffic.num_collectives += collectives
-                self.traffic.payload_bytes += collectives * num_bytes
-                self.traffic.sent_bytes += collectives * num_bytes * (self.num_replicas - 1) // self.num_replicas
-
 
 class _Recorded:
-    """FSDP2's collective as it is, with its time recorded: the CPU waits for it, a GPU runs it beside computing."""
+    """FSDP2's collective as it is, counted, with its time: the CPU waits for it, a GPU runs it beside computing."""
 
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[..., Any], replica: DataParallel) -> None:
+        self._run, self._traffic, self._num_replicas = run, replica.traffic, replica.num_replicas
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """A buffer for it."""
@@ -484,6 +465,7 @@ class _Recorded:
         stream = "collective" if largest.is_cuda else "compute"
         num_bytes = largest.numel() * largest.element_size()
         recorder.add("collective", start, stream=stream, num_bytes=num_bytes, note="data")
+        self._traffic.add_half(num_bytes, self._num_replicas)
         return work
 
 

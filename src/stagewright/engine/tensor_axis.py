@@ -35,9 +35,16 @@ class Traffic:
 
     def add_all_reduce(self, payload_bytes: int, num_workers: int) -> None:
         """Count one all-reduce."""
+        self._add(payload_bytes, 2 * (num_workers - 1) * payload_bytes // num_workers)
+
+    def add_half(self, payload_bytes: int, num_workers: int) -> None:
+        """Count one all-gather or reduce-scatter, the halves of an all-reduce."""
+        self._add(payload_bytes, (num_workers - 1) * payload_bytes // num_workers)
+
+    def _add(self, payload_bytes: int, sent_bytes: int) -> None:
         self.num_collectives += 1
         self.payload_bytes += payload_bytes
-        self.sent_bytes += 2 * (num_workers - 1) * payload_bytes // num_workers
+        self.sent_bytes += sent_bytes
 
     def reset(self) -> None:
         """Begin again at 0."""

@@ -33,7 +33,7 @@ from stagewright.cluster.refusal import refusals
 from stagewright.engine.fault import Fault, activity, worker_folder
 from stagewright.engine.host_room import check_builds
 from stagewright.engine.process import ProcessMark
-from stagewright.engine.watch import HANG_S, StoreWatch, tell_agent
+from stagewright.engine.watch import HANG_S, START_S, StoreWatch, tell_agent
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.plan.file import read_plan
 from stagewright.plan.value import Plan
@@ -188,7 +188,7 @@ def run_worker(
 
         recorder.keep_in(worker_folder(run_folder, place.rank))
         # The watch knows more: this ends a wait only where the watch itself is gone.
-        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * hang_s)}
+        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * max(hang_s, START_S))}
         if place.store is None:
             options |= {"store": store, "rank": 0, "world_size": 1}
         one_machine = place.num_machines == 1
@@ -355,8 +355,8 @@ def _save_before_sigterm(record: _Record) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         unblock()
 
-    signal.signal(signal.SIGTERM, noted)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, noted)
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=forget)
     threading.Thread(target=wait, name="stagewright-sigterm", daemon=True).start()
 
@@ -368,7 +368,7 @@ def connect(place: Place, hang_s: float) -> Store:
     if place.store is None:
         return HashStore()
     host, port = place.store
-    timeout = datetime.timedelta(seconds=hang_s)
+    timeout = datetime.timedelta(seconds=max(hang_s, START_S))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store remembers the failure before a restart
     return PrefixStore(f"stagewright {attempt}", TCPStore(host, port, is_master=False, timeout=timeout))
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stagewright.engine.transport import AHEAD as POSTED
-from stagewright.forecast.order import AHEAD, KINDS, schedule_order
+from stagewright.engine import transport
+from stagewright.forecast.order import AHEAD, IN_FLIGHT_BYTES, KINDS, schedule_order
 from stagewright.plan.actions import schedule_actions
 from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
 
 
 def test_as_many_receives_are_posted_as_in_the_engine() -> None:
-    assert AHEAD == POSTED
+    assert (AHEAD, IN_FLIGHT_BYTES) == (transport.AHEAD, transport.IN_FLIGHT_BYTES)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

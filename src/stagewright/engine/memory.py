@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from stagewright.cluster.refusal import wanted_of
-from stagewright.engine.made import Made
 from stagewright.errors import RunError
+from stagewright.profile.made import Made
 from stagewright.quantity import format_bytes
 
 __all__ = [

@@ -30,8 +30,8 @@ from stagewright.cluster.host_memory import available_bytes
 from stagewright.cluster.hosted import room_of
 from stagewright.engine.dropout import generators_of
 from stagewright.engine.equality import Part
-from stagewright.engine.made import Made
 from stagewright.engine.memory import held_bytes
+from stagewright.profile.made import Made
 from stagewright.profile.replay import memory_rise
 
 __all__ = ["DEPENDS", "WholeBatch", "try_whole_batch"]

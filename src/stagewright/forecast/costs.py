@@ -235,7 +235,8 @@ class PlanCosts:
     @property
     def copies_gradients(self) -> bool:
         """Whether a first micro-batch's gradients are copied too, into the buckets of DistributedDataParallel."""
-        return self.plan.mesh.data > 1 and self.plan.mesh.pipeline == 1 and not self.plan.shard
+        plan = self.plan
+        return plan.training and plan.mesh.data > 1 and plan.mesh.pipeline == 1 and not plan.shard
 
     def statistics_share(self, worker: int) -> float:
         """The share of batch norm's running statistics that a worker of the pipeline holds, by bytes of buffers."""

@@ -4,7 +4,7 @@
                               first micro-batch also the whole batch that it is a part of
     backward of a stage       first all of it where it is recomputed; gradients appear; then − what was kept
     all along                 parameters, buffers, optimiser states, posted receives; divided where they are sharded
-    while a stage runs        on a GPU, what its operators take beside: see ``working``
+    while a stage runs        on a GPU, and in an inference, what its operators take beside: see ``working``
 
 So GPipe holds m micro-batches and stage i of 1F1B min(m, p − i) because their actions say so, not by a formula. Not
 modelled: an allocator's fragments.
@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.forecast.costs import PlanCosts
-from stagewright.forecast.order import AHEAD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Integers
+from stagewright.forecast.order import (
+    AHEAD,
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    IN_FLIGHT_BYTES,
+    Floats,
+    Integers,
+)
 from stagewright.forecast.times import Times
 from stagewright.forecast.working import NO_WORK
 
@@ -52,11 +61,12 @@ class WorkerMemory:
     buffers_bytes: int
     # Activations kept for backward, when they are most.
     activations_bytes: int
-    # Posted receives.
+    # Posted receives; of a CPU's inference, also what was sent and is not known to be there.
     messages_bytes: int
     # Whole parameters of the unit that is used, where they are sharded.
     gathered_bytes: int
-    # What operators and libraries take beside, when it is most; 0 where a worker counts its own tensors only (a CPU).
+    # What operators and libraries take beside, when it is most; 0 where a worker counts only what is kept (a CPU's
+    # training).
     working_bytes: int
     # The most of everything at once.
     peak_bytes: int
@@ -66,7 +76,7 @@ class WorkerMemory:
 
     @property
     def counted_bytes(self) -> int:
-        """What a worker measures of itself and holds to its limit: on a CPU without posted receives."""
+        """What a worker measures of itself and holds to its limit: in a CPU's training without posted receives."""
         return self.peak_bytes if self.working_bytes else self.peak_bytes - self.messages_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +93,7 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     parameters = -(-once // divide)
     states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
     buffers = sum(stages[index].buffer_bytes for index in own)
-    messages = _posted(costs, own)
+    messages = _posted(costs, own) + _in_flight(costs, own)
     gathered = max((stages[index].gathered_bytes for index in own), default=0)
     terms = costs.model_terms
     tells = any(stages[index].work != NO_WORK for index in own)
@@ -120,6 +130,21 @@ def _posted(costs: PlanCosts, own: Sequence[int]) -> int:
             if not 0 <= other < len(costs.stages) or other in own or (edge == stage and not costs.plan.training):
                 continue
             found += ahead * int(costs.stages[edge].sends_bytes * max(costs.shares))
+    return found
+
+
+def _in_flight(costs: PlanCosts, own: Sequence[int]) -> int:
+    """Messages of a stream that stay with their sender until there are too many: Gloo does not tell when they arrive.
+
+    A run counts them over two batches.
+    """
+    if costs.plan.training or any(one.kind != "cpu" for one in costs.topology.cluster.devices):
+        return 0
+    found = 0
+    for stage in own:
+        size = int(costs.stages[stage].sends_bytes * max(costs.shares))
+        if size and stage + 1 not in own:
+            found += size * min(2 * len(costs.shares) - 1, max(2, IN_FLIGHT_BYTES // size))
     return found
 
 

@@ -22,12 +22,24 @@ import numpy.typing as npt
 
 from stagewright.plan.actions import Action, Actions, Kind, forward_actions, schedule_actions
 
-__all__ = ["AHEAD", "KINDS", "Floats", "Integers", "Order", "forward_order", "resolve_order", "schedule_order"]
+__all__ = [
+    "AHEAD",
+    "IN_FLIGHT_BYTES",
+    "KINDS",
+    "Floats",
+    "Integers",
+    "Order",
+    "forward_order",
+    "resolve_order",
+    "schedule_order",
+]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-AHEAD = 2  # receives that the engine posts before they are needed (`engine.transport`)
+# As the engine's (`engine.transport`): receives posted before they are needed, bytes of a stream on their way.
+AHEAD = 2
+IN_FLIGHT_BYTES = 8 << 20
 KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)

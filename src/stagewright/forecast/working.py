@@ -8,7 +8,7 @@
                backward     + its parameters, those of the next in line as one, and gradients of the last as one
 
 Units are measured alone, each with its rise above the memory at its start; here they are put one after the other. A CPU
-tells no such rise and counts its own tensors only: then all of this is 0.
+counts its own tensors only: in an inference those that operations make; in training what is kept, and all of this is 0.
 """
 
 from __future__ import annotations

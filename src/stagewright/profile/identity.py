@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["library_versions", "profile_key", "structure_digest"]
 
-_METHOD = (
-    "pinned, freed memory kept, with what lies between units"  # how units are timed: another way gives other times
-)
+# How units are measured: another way gives other numbers.
+_METHOD = "pinned to one thread a core, freed memory kept, with what lies between units, tensors of an inference"
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 

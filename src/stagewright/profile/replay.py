@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.macs import MacCounter
+from stagewright.profile.made import Made
 from stagewright.profile.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
 from stagewright.profile.value import Time
 
@@ -165,9 +166,17 @@ class Replay:
             self._sample_once(stopwatch)
 
     def working_bytes(self, device: torch.device) -> tuple[int, int]:
-        """How far memory rises above the start of a forward and of a backward pass; 0 where no allocator tells."""
+        """How far memory rises above the start of a forward and of a backward pass.
+
+        On a CPU, whose workers count their own tensors: by those that an inference makes; 0 where autograd keeps some.
+        """
         if device.type != "cuda":
-            return 0, 0
+            if self._training:
+                return 0, 0
+            call = self._call()
+            with torch.no_grad(), Made() as made:
+                call()
+            return made.most_bytes, 0
         with torch.set_grad_enabled(self._training):
             output, forward = memory_rise(self._call(), device)
             results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]

@@ -111,8 +111,8 @@ class UnitProfile:
     recompute_kept_bytes: int
     # What crosses a cut right after this unit; 0 for the last one.
     crossing_bytes: int
-    # How far an allocator's memory rises above the start of a forward pass, results among it; 0 on a CPU, which does
-    # not tell.
+    # How far an allocator's memory rises above the start of a forward pass, results among it; on a CPU, by tensors that
+    # an inference makes, and 0 in training.
     forward_working_bytes: int = 0
     # … and of a backward pass, gradients among it.
     backward_working_bytes: int = 0

@@ -156,6 +156,11 @@ def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
     plan.write_text('batch = 8\nmicrobatches = 2\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n')
     few = ("--repeats", "1")
     checker.check_object("forecast", output("forecast", str(plan), *few, cache=cache), "forecast")
+    replicas = tmp_path / "replicas.toml"
+    replicas.write_text('batch = 8\n[model]\nname = "mlp-mnist"\n[mesh]\ndata = 2\n')
+    summed = output("forecast", str(replicas), *few, cache=cache)
+    assert summed["collectives"]
+    checker.check_object("forecast", summed, "forecast of replicas")
     checker.check_object("explain", output("explain", str(plan), *few, cache=cache), "explain")
     root = ("--root", str(tmp_path / "runs"))
     searched = ("mlp-mnist", "--batch", "4", "--schedules", "gpipe", "--verify", *few, *root)

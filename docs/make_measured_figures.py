@@ -488,20 +488,29 @@ def forecast_accuracy() -> str:
         )
         for one in found["plans"]
     ]
-    wander = [max(one["unpaired_s"]) / min(one["unpaired_s"]) - 1 for one in found["plans"]]
-    assert all(one["equal"] for one in found["plans"])
     return (
         source("forecast_accuracy")
         + "\n"
         + table(("plan", "forecast", "measured", "paired error", "unpaired", "memory"), rows, right=True)
         + "\n"
-        + paragraph(
-            f"**Mean error {percent(found['mean_error'], 1)}, worst {percent(found['worst_error'], 1)}** (by medians "
-            f"{percent(found['mean_error_of_medians'], 1)} and {percent(found['worst_error_of_medians'], 1)}); "
-            f"unpaired {percent(found['mean_error_unpaired'], 1)} and {percent(found['worst_error_unpaired'], 1)}. "
-            f"Unpaired forecasts of one plan differ by {percent(min(wander))} to {percent(max(wander))} from turn to "
-            "turn. Memory is that of the fullest worker, by what it counts of its own tensors."
-        )
+        + _errors(found)
+    )
+
+
+def forecast_accuracy_unsteady() -> str:
+    return source("forecast_accuracy_unsteady") + "\n" + _errors(record("forecast_accuracy_unsteady"))
+
+
+def _errors(found: dict[str, Any]) -> str:
+    wander = [max(one["unpaired_s"]) / min(one["unpaired_s"]) - 1 for one in found["plans"]]
+    assert all(one["equal"] for one in found["plans"])
+    return paragraph(
+        f"**Mean error {percent(found['mean_error'], 1)}, worst {percent(found['worst_error'], 1)}** of "
+        f"{len(found['plans'])} plans (by medians {percent(found['mean_error_of_medians'], 1)} and "
+        f"{percent(found['worst_error_of_medians'], 1)}); unpaired {percent(found['mean_error_unpaired'], 1)} and "
+        f"{percent(found['worst_error_unpaired'], 1)}. Unpaired forecasts of one plan differ by "
+        f"{percent(min(wander))} to {percent(max(wander))} from turn to turn. Memory is that of the fullest worker, by "
+        "what it counts of its own tensors."
     )
 
 
@@ -584,6 +593,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         fabric_loss,
         fabric_numbers,
         forecast_accuracy,
+        forecast_accuracy_unsteady,
         forecast_memory_cuda,
         forecast_speed,
         trace_overhead,

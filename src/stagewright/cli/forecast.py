@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -25,10 +25,6 @@ from stagewright.cli.forecast_options import (
 from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
 from stagewright.cli.screen import note, note_coverage, print_json, screen
 from stagewright.errors import UsageError
-from stagewright.quantity import format_bytes
-
-if TYPE_CHECKING:
-    from stagewright.forecast.value import CollectiveUse
 
 __all__ = ["forecast"]
 
@@ -125,7 +121,7 @@ def forecast(
     if json:
         print_json(found.to_dict())
         return
-    from stagewright.report.forecast_table import forecast_summary, link_use_table, worker_table
+    from stagewright.report.forecast_table import collective_line, forecast_summary, link_use_table, worker_table
     from stagewright.report.timeline import forecast_timeline
     from stagewright.report.timeline_text import timeline_text
 
@@ -134,18 +130,9 @@ def forecast(
     if found.links:
         console.print(link_use_table(found))
     for one in found.collectives:
-        console.print(_collective_line(one), markup=False)
+        console.print(collective_line(one), markup=False)
     for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
         console.print(line, no_wrap=True)
     console.print(forecast_summary(found), markup=False)
     note_profile(prepared.measured.profile)
     note_coverage(prepared.measured.profile.coverage)
-
-
-def _collective_line(one: CollectiveUse) -> str:
-    """What goes around a ring, in a sentence."""
-    what = "sums of tied weights" if one.axis == "tied" else f"{one.axis} collectives"
-    return (
-        f"worker {one.worker} gives {format_bytes(one.num_bytes)} to {what} of {one.num_workers} in a step, "
-        f"{format_bytes(one.sent_bytes)} on the link to the next of a ring"
-    )

@@ -23,14 +23,13 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import note, print_json, progress, screen
 from stagewright.errors import UsageError
-from stagewright.quantity import format_age, format_s
+from stagewright.quantity import format_age
 from stagewright.zoo import catalogue
 
 if TYPE_CHECKING:
     from stagewright.cluster.cluster import Cluster
     from stagewright.forecast.link_codec import LinkCodec
     from stagewright.plan.value import Plan
-    from stagewright.planner.search import Found
     from stagewright.planner.source import Source
 
 __all__ = ["plan"]
@@ -160,7 +159,7 @@ def plan(
     if json:
         print_json({**_data(base, found, verified), "written": written})
         return
-    from stagewright.report.plan_table import plan_remarks, plan_table, verified_table
+    from stagewright.report.plan_table import codec_remark, plan_remarks, plan_table, verified_table
 
     console = screen()
     title = f"{model}: batch {batch}, {dtype}, {optimizer}, on {chosen.num_devices} devices, forecast"
@@ -170,7 +169,7 @@ def plan(
     for line in plan_remarks(found):
         console.print(line, markup=False)
     if others:
-        console.print(_codec_remark(found), markup=False)
+        console.print(codec_remark(found), markup=False)
     if not analytic:
         _note_sizes(best.plan, source)
 
@@ -214,19 +213,6 @@ def _link_codecs(names: Iterable[str], source: Source, base: Plan) -> dict[str, 
         return {name: source.codec(name) for name in names}
     kind = source.model(1, 1).profile.device.partition(":")[0]
     return {name: measured_codec(name, base.dtype, 1 << 20, kind) for name in names}
-
-
-def _codec_remark(found: Found) -> str:
-    """What a codec on the links would gain over the best plan."""
-    one = found.with_codec
-    if one is None:
-        return "no codec on the links makes any plan quicker than the best"
-    gain = found.best[0].forecast.step_s / one.forecast.step_s
-    return (
-        f"with {one.codec} on its links, {one.plan.mesh} ({one.plan.microbatches} micro-batches, {one.plan.schedule}) "
-        f"would take {format_s(one.forecast.step_s)}, {gain:.2f} × as fast as the best; it changes values: "
-        f"--codecs {one.codec} takes it"
-    )
 
 
 def _analytic(base: Plan, cluster: Cluster, efficiency: float) -> Source:

@@ -6,10 +6,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from stagewright.forecast.value import Forecast
+from stagewright.forecast.value import CollectiveUse, Forecast
 from stagewright.quantity import format_bytes, format_s
 
-__all__ = ["forecast_summary", "link_use_table", "worker_table"]
+__all__ = ["collective_line", "forecast_summary", "link_use_table", "worker_table"]
 
 
 def forecast_summary(forecast: Forecast) -> str:
@@ -83,3 +83,12 @@ def link_use_table(forecast: Forecast) -> Table:
 
 def _some(seconds: float) -> str:
     return format_s(seconds) if seconds > 0 else "–"
+
+
+def collective_line(one: CollectiveUse) -> str:
+    """What goes around a ring, in a sentence."""
+    what = "sums of tied weights" if one.axis == "tied" else f"{one.axis} collectives"
+    return (
+        f"worker {one.worker} gives {format_bytes(one.num_bytes)} to {what} of {one.num_workers} in a step, "
+        f"{format_bytes(one.sent_bytes)} on the link to the next of a ring"
+    )

@@ -68,7 +68,7 @@ PLANS: tuple[dict[str, Any], ...] = (
         "training": False,
         "steps": 4,
     },
-    {"model": "deit-tiny", "batch": 8, "mesh": "tensor=2", "training": False, "steps": 2},
+    {"model": "bert-minilm", "sequence_length": 64, "batch": 8, "mesh": "tensor=2", "training": False, "steps": 4},
 )
 
 

@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
     parser.add_argument("--peers", default="", help="torchgpipe, prepare_pippy (the extra `peers`), with commas")
     parser.add_argument("--output", default="pipeline_speedup.json")
+    parser.add_argument("--devices", default="", help="with commas; otherwise the machine's first")
     parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
     sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
@@ -70,7 +71,8 @@ def main() -> None:
                 training=mode == "training",
             )
             for count in map(int, options.stages.split(",")):
-                row = measure(replace(base, mesh=Mesh(**{options.axis: count})), options, root)
+                devices = tuple(filter(None, options.devices.split(",")))[:count]
+                row = measure(replace(base, mesh=Mesh(**{options.axis: count}), devices=devices), options, root)
                 rows.append(row)
                 print(describe(row), flush=True)
                 write_record(options.output, {"rows": rows})
@@ -112,6 +114,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     return {
         "mode": "training" if plan.training else "inference",
         "stages": num_workers,
+        "units": plan.units,
         "split": plan.split,
         "cuts": list(plan.cuts),
         "equal": equal,

@@ -66,6 +66,11 @@ PLANS: tuple[dict[str, Any], ...] = (
         "microbatches": 4,
         "memory_bytes": 360 << 20,
     },
+    {**GPT, "mesh": "data=2", "shard": True, "recompute": "always"},
+    {**GPT, "mesh": "data=2", "shard": True, "microbatches": 3, "batch": 7},
+    {**GPT, "mesh": "tensor=2", "training": False},
+    {**NET, "mesh": "data=2", "training": False},
+    {**GPT, "mesh": "pipeline=2", "microbatches": 4, "dtype": "bfloat16"},
 )
 
 

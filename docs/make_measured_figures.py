@@ -515,7 +515,15 @@ def _errors(found: dict[str, Any]) -> str:
 
 
 def forecast_memory_cuda() -> str:
-    found = record("forecast_memory_cuda")
+    return _memory_rows("forecast_memory_cuda")
+
+
+def forecast_memory_cuda_again() -> str:
+    return _memory_rows("forecast_memory_cuda_again")
+
+
+def _memory_rows(name: str) -> str:
+    found = record(name)
     rows = [
         (
             one["plan"],
@@ -527,7 +535,7 @@ def forecast_memory_cuda() -> str:
         if one["equal"]
     ]
     head = ("plan", "forecast", "measured", "error")
-    return source("forecast_memory_cuda") + "\n" + table(head, rows, right=True)
+    return source(name) + "\n" + table(head, rows, right=True)
 
 
 def forecast_speed() -> str:
@@ -595,6 +603,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         forecast_accuracy,
         forecast_accuracy_unsteady,
         forecast_memory_cuda,
+        forecast_memory_cuda_again,
         forecast_speed,
         trace_overhead,
         report_size,

@@ -38,27 +38,30 @@ PEERS = ("prepare_pippy", "torchgpipe")  # take one batch at a time; a stream is
 
 
 class Single(nn.Module):
-    """A stage with one value in and one out, as torch's pipeline stage wants it."""
+    """A stage as others want it: a value that is alone comes out as it is, several as a tuple."""
 
     def __init__(self, stage: nn.Module) -> None:
         super().__init__()
         self.stage = stage
 
-    def forward(self, value: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.stage(value)[0]
-        return result
+    def forward(self, *values: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        if len(values) == 1 and isinstance(values[0], tuple):  # torchgpipe hands several over as one
+            (values,) = values
+        results: tuple[torch.Tensor, ...] = tuple(self.stage(*values))
+        return results[0] if len(results) == 1 else results
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     """Prove the plan equal to serial, then time the rivals in turns; writes rounds.json."""
     settings = json.loads(os.environ["PIPELINE_ROUNDS"])
-    whole, other = (load_model(plan, context) for _ in range(2))
+    whole = load_model(plan, context)
     replica, batch, equality = proven_replica(plan, context)
     pipelined = plan.mesh.pipeline > 1
     count = settings["stream"] if pipelined and not plan.training else plan.microbatches
     rivals = {"ours": ours(plan, replica, batch, count)}
     if settings["stock"]:
-        rivals["stock"] = stock(plan, other, context, count)
+        # The very same parameters: where memory lies moves times by half a percent.
+        rivals["stock"] = stock(plan, whole, context, count, replica.stages[context.pipeline])
     if settings["parameters"]:
         model_again = load_model(plan, context)
         rivals["parameters"] = stock(replace(plan, cuts=tuple(settings["parameters"])), model_again, context, count)
@@ -163,24 +166,24 @@ def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[], 
     return run
 
 
-def stock(plan: Any, model: Any, context: Any, count: int) -> Callable[[], None]:
-    """torch.distributed.pipelining on the same cuts."""
+def stock(plan: Any, model: Any, context: Any, count: int, given: nn.Module | None = None) -> Callable[[], None]:
+    """torch.distributed.pipelining on the plan's cuts; ``given``: this worker's stage, if it is made already."""
     graph = capture_for(plan, model)
     cuts = cut_indices(graph, plan.cuts)
     size = plan.batch // plan.microbatches
     index = context.pipeline
-    stage = Single(graph.stages(cuts)[index])
+    stage = Single(given or graph.stages(cuts)[index])
     flat = graph.flatten(model.args, model.kwargs)
     if len(flat) != 1:
         raise SystemExit("the comparison with stock torch is for models with one input; use --no-stock")
 
-    def example(cut: int) -> torch.Tensor:
-        ((shape, dtype),) = graph.crossing_shapes(cuts[cut], size)
-        return torch.zeros(shape, dtype=dtype, requires_grad=plan.training)
+    def example(cut: int) -> tuple[torch.Tensor, ...]:
+        crossing = graph.crossing_shapes(cuts[cut], size)
+        return tuple(torch.zeros(shape, dtype=dtype, requires_grad=plan.training) for shape, dtype in crossing)
 
     last = index == plan.mesh.pipeline - 1
-    inputs = flat[0][:size] if index == 0 else example(index - 1)
-    outputs = stage(inputs).detach() if last else example(index)
+    inputs = (flat[0][:size],) if index == 0 else example(index - 1)
+    outputs = stage(*inputs).detach() if last else example(index)
     staged = PipelineStage(
         stage,
         index,

@@ -11,6 +11,7 @@ Names are loaded when they are first used, so importing this package does not im
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from stagewright.split.value import Split as Split
 
 __version__ = "0.1.0.dev0"
+
+# Torch for Arm processors brings an allocator of its own, which gives memory back to the system ten milliseconds after
+# it was freed, and reads this when it is loaded. Every step would ask for the same pages again (`keep_freed_memory`).
+os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 # Public name → the module that defines it. `capture`, `profile` and `split` are packages too: each of these is
 # callable as its function (see `callable_package`).

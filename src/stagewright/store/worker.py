@@ -106,7 +106,7 @@ class WorkerFolder:
             try:
                 import pyarrow
                 from pyarrow import parquet
-            except ModuleNotFoundError:
+            except ImportError:  # not there, or broken
                 path = self.path / f"{name}.jsonl"
                 path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
                 return path

@@ -476,7 +476,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 def _exchange_and_sum(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, group: Any, **_: Any) -> None:
-    """A reduce-scatter. Gloo's own sums everything everywhere and throws the rest away: twice the bytes and the time."""
+    """A reduce-scatter. Gloo's own sums everything everywhere and throws the rest away: twice the bytes."""
     parts = torch.empty_like(input_tensor)
     dist.all_to_all_single(parts, input_tensor, group=group)
     torch.sum(parts.view(-1, output_tensor.numel()), dim=0, out=output_tensor.view(-1))

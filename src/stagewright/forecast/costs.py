@@ -63,7 +63,7 @@ class StageCosts:
     # Bytes of each of them.
     tensor_forward_bytes: tuple[int, ...]
     tensor_backward_bytes: tuple[int, ...]
-    # Gathering of sharded parameters that computing does not hide, in each pass.
+    # Gathering of sharded parameters that computing does not hide, and copying them, in each pass.
     gather_s: float
     # Adding a gradient to the one before, from the second micro-batch on.
     accumulate_s: float
@@ -320,7 +320,8 @@ def plan_costs(
         parameter_bytes, kept_bytes = held.of(first, last), kept.of(first, last)
         input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
-        hidden = (1 - engine_terms.collective_cost) * sum(gathers)
+        hidden = (1 - _shard_cost(topology, engine_terms)) * sum(gathers)
+        copied = _copied_s(parameter_bytes, plan, model_terms) * slow if plan.shard else 0.0
         stages.append(
             StageCosts(
                 first=first,
@@ -333,7 +334,7 @@ def plan_costs(
                 tensor_backward_s=sum(sum_s[one] for one in backward_sums),
                 tensor_forward_bytes=forward_sums,
                 tensor_backward_bytes=backward_sums,
-                gather_s=sum(gathers) - min(hidden, forward),
+                gather_s=sum(gathers) - min(hidden, forward) + copied,
                 accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
                 parameter_bytes=parameter_bytes,
                 buffer_bytes=sum(unit.buffer_bytes for unit in own),
@@ -385,11 +386,30 @@ def plan_costs(
     )
 
 
-def reduce_scatter_of(costs: PlanCosts, worker: int) -> float:
-    """Time of the reduce-scatters of a sharded worker's gradients."""
+def scattering_s(costs: PlanCosts, worker: int) -> float:
+    """What the reduce-scatters of a sharded worker's gradients add to its computing."""
     group = costs.topology.group("data")
     own = [stage for stage in costs.stages if stage.worker == worker]
-    return sum(reduce_scatter_s(group, costs.gradients[at][0]) for one in own for at in range(one.first, one.last + 1))
+    sizes = [costs.gradients[at][0] for one in own for at in range(one.first, one.last + 1)]
+    taken_s = sum(reduce_scatter_s(group, size) for size in sizes)
+    if not taken_s:  # collectives that cost nothing: what if
+        return 0.0
+    copied_s = _copied_s(sum(sizes), costs.plan, costs.model_terms) * costs.crowded
+    return taken_s * _shard_cost(costs.topology, costs.engine_terms) + copied_s
+
+
+def _shard_cost(topology: Topology, terms: EngineTerms) -> float:
+    """Computing that is lost for each second of a shard's collective: a CPU waits for it, a GPU goes on."""
+    on_cpu = any(one.kind == "cpu" for one in topology.cluster.devices)
+    return 1.0 if on_cpu else terms.collective_cost
+
+
+def _copied_s(num_bytes: int, plan: Plan, terms: ModelTerms) -> float:
+    """Shards are copied into one piece and, gathered, out of it; gradients alike, whose parts are summed then.
+
+    Adding gradients reads two and writes one of each number, a copy one and one.
+    """
+    return num_bytes * (1 + 1 / plan.mesh.data) * terms.accumulate_s_per_byte * 2 / 3
 
 
 def _glue(profile: Profile) -> tuple[float, float]:

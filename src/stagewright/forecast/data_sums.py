@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from stagewright.forecast.collective import Group, all_reduce_s
-from stagewright.forecast.costs import PlanCosts, reduce_scatter_of
+from stagewright.forecast.costs import PlanCosts, scattering_s
 from stagewright.forecast.order import BACKWARD, BACKWARD_WEIGHT
 from stagewright.forecast.times import Times
 
@@ -59,8 +59,7 @@ def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
 def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float) -> DataSums:
     plan = costs.plan
     if plan.shard:
-        scatter = reduce_scatter_of(costs, worker)
-        exposed = scatter * costs.engine_terms.collective_cost
+        exposed = scattering_s(costs, worker)
         num_bytes = _sharded_bytes(costs, worker)
         return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=num_bytes)
     group = costs.topology.group("data")
@@ -104,7 +103,7 @@ def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
     if plan.mesh.data == 1 or not plan.training:
         return 0.0
     if plan.shard:
-        found = reduce_scatter_of(costs, worker) * costs.engine_terms.collective_cost
+        found = scattering_s(costs, worker)
     else:
         # All buckets of the stage that ends last leave at its end; of a worker's only stage, inside its last backward.
         own = [stage for stage in costs.stages if stage.worker == worker]

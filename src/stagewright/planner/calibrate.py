@@ -33,7 +33,8 @@ from stagewright.store.run import RunFolder
 
 __all__ = ["Calibration", "calibrate", "load_calibration", "with_rounds"]
 
-_METHOD = "in rounds of both devices, beside six buckets, freed memory kept"  # in short; what another way gave is measured anew
+# In short; what another way gave is measured anew.
+_METHOD = "in rounds of both devices, beside six buckets, freed memory kept"
 _JOB = "stagewright.planner.calibration_job:run"
 _ACTIONS = ("forward", "backward")
 _LEAST_SUM_BYTES = 64 << 10

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["library_versions", "profile_key", "structure_digest"]
 
 # How units are measured: another way gives other numbers.
-_METHOD = "pinned to one thread a core, freed memory kept (also on Arm), with what lies between units, tensors of an inference"
+_METHOD = "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference"
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 

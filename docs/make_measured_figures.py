@@ -476,7 +476,15 @@ def fabric_numbers() -> str:
 
 
 def forecast_accuracy() -> str:
-    found = record("forecast_accuracy")
+    return _accuracy_rows("forecast_accuracy")
+
+
+def forecast_accuracy_more() -> str:
+    return _accuracy_rows("forecast_accuracy_more")
+
+
+def _accuracy_rows(name: str) -> str:
+    found = record(name)
     rows = [
         (
             one["plan"],
@@ -489,7 +497,7 @@ def forecast_accuracy() -> str:
         for one in found["plans"]
     ]
     return (
-        source("forecast_accuracy")
+        source(name)
         + "\n"
         + table(("plan", "forecast", "measured", "paired error", "unpaired", "memory"), rows, right=True)
         + "\n"
@@ -601,6 +609,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         fabric_loss,
         fabric_numbers,
         forecast_accuracy,
+        forecast_accuracy_more,
         forecast_accuracy_unsteady,
         forecast_memory_cuda,
         forecast_memory_cuda_again,

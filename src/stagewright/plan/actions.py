@@ -8,9 +8,8 @@ inputs, for the weights). One-forward-one-backward on 3 ranks, 4 micro-batches, 
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
 GPipe and 1F1B are written here, for any placement of the stages; the orders of the others come from torch's own
-schedule classes (``_schedule_visualizer.get_schedule_ops``, private, reached from this file only). Micro-batches that a
-small last batch does not have are left out of the actions, which keeps every order valid: dependencies lie within one
-micro-batch.
+schedule classes (their ``pipeline_order``, reached from this file only). Micro-batches that a small last batch does not
+have are left out of the actions, which keeps every order valid: dependencies lie within one micro-batch.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 from stagewright.errors import UsageError
 
@@ -169,10 +170,17 @@ def _greedy(stage_workers: tuple[int, ...], num_microbatches: int, *, eager: boo
 
 def _from_torch(schedule: str, num_ranks: int, stages_per_rank: int, num_microbatches: int) -> Actions:
     """The orders that torch's own class has, as our actions."""
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+    ordered = get_schedule_class(_TORCH_NAMES[schedule])
+    assert issubclass(ordered, PipelineScheduleMulti)
+    # Without what its class adds to the orders: collectives and messages, which the engine finds for itself.
+    plain = type(ordered.__name__, (ordered,), {"_prepare_schedule_with_comms": lambda *given, **options: None})
+    stage: Any = SimpleNamespace(
+        group_rank=0, group_size=num_ranks, num_stages=stages_per_rank * num_ranks, submod=None, is_last=False
+    )
     try:
-        orders = get_schedule_ops(_TORCH_NAMES[schedule], num_ranks, num_microbatches, stages_per_rank)
+        orders = plain([stage] * stages_per_rank, num_microbatches).pipeline_order
     except (ValueError, AssertionError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "torch refuses")
         raise UsageError(
@@ -181,9 +189,9 @@ def _from_torch(schedule: str, num_ranks: int, stages_per_rank: int, num_microba
         ) from error
     kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.BACKWARD_INPUT, "W": Kind.BACKWARD_WEIGHT}
     found: list[tuple[Action, ...]] = []
-    for order in orders:
+    for rank in range(num_ranks):
         actions: list[Action] = []
-        for operation in order:
+        for operation in orders[rank]:
             parts = () if operation is None else operation.sub_actions or (operation,)
             for part in parts:
                 kind = part.computation_type.value

@@ -16,17 +16,20 @@ bandwidth; backward twice that. An estimate: where the device is at hand, measur
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stagewright.cluster.cluster import Cluster
+from stagewright.codec.registry import get
 from stagewright.errors import UsageError
 from stagewright.forecast.costs import TensorTraffic
 from stagewright.forecast.link_codec import PLAIN, LinkCodec
 from stagewright.forecast.terms import ModelTerms
 from stagewright.plan.value import ModelSpec
-from stagewright.planner.link_codecs import measured_codec
 from stagewright.planner.measure import MeasuredModel
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile
 
@@ -191,9 +194,10 @@ class AnalyticModel:
 
     def codec(self, name: str) -> LinkCodec:
         """A codec at the pace of the device's memory: one end reads values and writes fewer bytes, the other back."""
-        if name == "none":
+        if name in ("none", "auto"):
             return PLAIN
-        ratio = measured_codec(name, "bfloat16" if self.item_bytes == 2 else "float32", 1 << 16, "cpu").ratio
+        shape, dtype = (1 << 10, 1 << 6), torch.bfloat16 if self.item_bytes == 2 else torch.float32
+        ratio = get(name).num_bytes(shape, dtype) / (math.prod(shape) * self.item_bytes)
         seconds = (1 + ratio) / self.peak.bandwidth_bytes_per_s
         return LinkCodec(ratio=ratio, encode_s_per_byte=seconds, decode_s_per_byte=seconds)
 

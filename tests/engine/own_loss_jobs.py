@@ -100,6 +100,47 @@ def trained(rank: int, mesh: str, microbatches: int, *, alone: bool = False) -> 
     return {"losses": losses, "evaluated": evaluation.loss, "logits": logits}
 
 
+def sometimes_constant(rank: int, shard: bool, microbatches: int) -> list[float]:
+    """Two steps of replicas whose loss is constant for the first half of the samples: parameters, summed up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs, target = torch.randn(8, 4), torch.arange(8) // 4 * torch.randint(1, 3, (8,))
+    plan = Plan(
+        model=ModelSpec(name="x"),
+        batch=8,
+        mesh=Mesh(data=2),
+        shard=shard,
+        microbatches=microbatches,
+        devices=("cpu:0",) * 2,
+        optimizer=OptimizerSpec(name="sgd", learning_rate=0.5, momentum=0.0, weight_decay=0.0),
+    )
+    trainer = parallelize(model, (inputs, target), loss=where_labelled, plan=plan)
+    return [trainer.step((inputs, target)).loss for _ in range(3)]
+
+
+def by_hand(num_pieces: int) -> list[float]:
+    """The same with the plain model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    inputs, target = torch.randn(8, 4), torch.arange(8) // 4 * torch.randint(1, 3, (8,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        pairs = zip(inputs.chunk(num_pieces), target.chunk(num_pieces), strict=True)
+        loss = sum(where_labelled(model(one), wanted) for one, wanted in pairs) / num_pieces
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def where_labelled(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Of samples with a label; a constant where there are none."""
+    kept = target > 0
+    return functional.cross_entropy(output[kept], target[kept] - 1) if kept.any() else torch.tensor(0.25)
+
+
 def refused(rank: int) -> str:
     """A model that returns no loss, and no loss is given."""
     plan = Plan(model=ModelSpec(name="x"), batch=4, devices=("cpu:0",))

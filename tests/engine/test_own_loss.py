@@ -23,6 +23,15 @@ def test_training_evaluation_and_results(pool_of: Any, mesh: str, microbatches: 
     assert expected["losses"][2] < expected["losses"][0]
 
 
+@pytest.mark.parametrize(("shard", "microbatches"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_a_loss_that_is_constant_for_some_samples(pool_of: Any, shard: bool, microbatches: int) -> None:
+    """No replica waits for one that has nothing to learn from its samples."""
+    expected = own_loss_jobs.by_hand(2 * microbatches)
+    assert expected[2] < expected[0]
+    for losses in pool_of(2).run("own_loss_jobs:sometimes_constant", shard, microbatches, time_limit_s=60):
+        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+
+
 def test_a_mean_over_tokens_is_a_mean_of_means_in_pieces() -> None:
     """Which is another number: what ``compare`` tells of."""
     whole, pieces = own_loss_jobs.plain(1), own_loss_jobs.plain(4)

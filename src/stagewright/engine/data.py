@@ -42,7 +42,7 @@ from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor_axis import Traffic, group_of
 from stagewright.errors import UsageError
 
-__all__ = ["DataParallel", "wrap_data_parallel"]
+__all__ = ["DataParallel", "reaching", "wrap_data_parallel"]
 
 
 def wrap_data_parallel(
@@ -285,6 +285,35 @@ def _hung(outputs: Any, anchor: torch.Tensor) -> Any:
         return _Held.apply(one, anchor) if wanted else one  # type: ignore[no-untyped-call]
 
     return tree_map_only(torch.Tensor, held, outputs) if anchor.requires_grad else outputs
+
+
+def reaching(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
+    """A loss from which backward always reaches the outputs: other replicas wait for this one's sums.
+
+    One may be constant for some samples, where nothing is to be learned from them.
+    """
+
+    def reached(outputs: Any, target: Any) -> torch.Tensor:
+        value = loss(outputs, target)
+        if value.requires_grad or not torch.is_grad_enabled():
+            return value
+        wanted = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
+        return _Constant.apply(value, *wanted) if wanted else value  # type: ignore[no-untyped-call, no-any-return]
+
+    return reached
+
+
+class _Constant(torch.autograd.Function):
+    """A number as it is; backward gives zeros to values that it does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, number: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        ctx.zeros = [one.new_zeros(()).expand(one.shape) for one in values]
+        return number.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        return None, *ctx.zeros
 
 
 class _Knot(torch.autograd.Function):

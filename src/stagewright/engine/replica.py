@@ -25,7 +25,7 @@ from stagewright.capture.stage import Stage
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.clip import GradientClip
 from stagewright.engine.context import WorkerContext
-from stagewright.engine.data import DataParallel, wrap_data_parallel
+from stagewright.engine.data import DataParallel, reaching, wrap_data_parallel
 from stagewright.engine.dealer import Dealer
 from stagewright.engine.dropout import key_stage, random_key
 from stagewright.engine.fault import activity, describe_shapes
@@ -232,7 +232,7 @@ class Replica:
             ),
             context=self.context,
             unflatten=graph.unflatten,
-            loss=self.model.loss,
+            loss=reaching(self.model.loss) if self._wraps else self.model.loss,
             forwards=self._forwards,
             around=self._around if plan.training else None,
             last_backward=self._sums.last_backward if self._sums is not None else None,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,6 +130,19 @@ def test_pin_process_before_torch() -> None:
     assert lines[0] == "1 1 1"
     if device_module.can_pin():
         assert lines[1] == str({CORES[0]})
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU @ 2GHz\n", "Some CPU @ 2GHz"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "Arm Neoverse-N1"),
+        ("processor\t: 0\nCPU implementer\t: 0x99\nCPU part\t: 0x123\n", "0x99 0x123"),
+    ],
+)
+def test_processors_have_names(cpuinfo: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self, **options: cpuinfo)
+    assert Device.parse("cpu").hardware_name().endswith(name)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what Linux counts")

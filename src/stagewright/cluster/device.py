@@ -31,6 +31,16 @@ __all__ = ["Device", "available_cores", "can_pin", "has_gpu", "keep_freed_memory
 
 # Read by the libraries under torch and numpy once, when they are loaded.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_ARM_PARTS = {
+    ("0x41", "0xd03"): "Arm Cortex-A53",
+    ("0x41", "0xd08"): "Arm Cortex-A72",
+    ("0x41", "0xd0b"): "Arm Cortex-A76",
+    ("0x41", "0xd0c"): "Arm Neoverse-N1",
+    ("0x41", "0xd40"): "Arm Neoverse-V1",
+    ("0x41", "0xd49"): "Arm Neoverse-N2",
+    ("0x41", "0xd4f"): "Arm Neoverse-V2",
+    ("0xc0", "0xac3"): "Ampere-1",
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _keeps_freed_memory = False  # glibc does not tell
 
@@ -267,9 +277,17 @@ def _pin(device: Device) -> None:
 
 
 def _processor_name() -> str:
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, colon, value = line.partition(":")
-            if colon and key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+            if colon:
+                found.setdefault(key.strip(), value.strip())
+    if "model name" in found:
+        return found["model name"]
+    general = platform.processor() or platform.machine()
+    if "CPU part" not in found:
+        return general
+    # Arm processors have numbers alone, and are as different as their names.
+    maker, part = found.get("CPU implementer", "?"), found["CPU part"]
+    return _ARM_PARTS.get((maker, part), f"{general} {maker} {part}")

@@ -298,7 +298,7 @@ def reaching(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], t
         if value.requires_grad or not torch.is_grad_enabled():
             return value
         wanted = [one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor) and one.requires_grad]
-        return _Constant.apply(value, *wanted) if wanted else value  # type: ignore[no-untyped-call, no-any-return]
+        return _Constant.apply(value, *wanted) if wanted else value  # type: ignore[no-untyped-call]
 
     return reached
 

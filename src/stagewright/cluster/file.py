@@ -68,7 +68,7 @@ def read_cluster(path: str | Path) -> Cluster:
     """The cluster in a file."""
     if not Path(path).exists():
         raise UsageError(f"there is no cluster file {path}; `stagewright doctor -o {path}` writes this machine's")
-    values = read_table(load_toml(path), _CLUSTER, str(path), required=["devices"])
+    values = read_table(load_toml(path), _CLUSTER, str(path), required=["[[devices]]"])
     return _made(Cluster, values, str(path))
 
 
@@ -106,14 +106,14 @@ def _group_table(group: DeviceGroup) -> dict[str, Any]:
 
 
 def _group(value: object, where: str) -> DeviceGroup:
-    values = read_table(value, _DEVICES, where, required=["kind", "count"])
+    values = read_table(value, _DEVICES, where, required=['kind = "cuda"', "count = 8"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
     return _made(DeviceGroup, values, where)
 
 
 def _link(value: object, where: str) -> Link:
-    values = read_table(value, _LINK, where, required=["bandwidth"])
+    values = read_table(value, _LINK, where, required=['bandwidth = "25GB/s"'])
     return _made(Link, {"bandwidth_bytes_per_s": values["bandwidth"], "latency_s": values.get("latency", 0.0)}, where)
 
 

@@ -60,16 +60,17 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 def read_table(
     table: object, readers: Mapping[str, Reader], where: str, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values of a table's keys, each read by the reader of its key."""
+    """The values of a table's keys, each read by the reader of its key; ``required`` are lines that it must have."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must be a table, not {_show(table)}")
     for key in table:
         if key not in readers:
             raise UnknownName("key", key, readers, hint=f"(in {where})")
     values = {key: readers[key](value, f"{where}: {key}") for key, value in table.items()}
-    for key in required:
+    for line in required:
+        key = line.partition(" = ")[0].strip("[]")
         if key not in values:
-            raise UsageError(f"{where}: {key} is missing; add it, as [{key}] or {key} = …")
+            raise UsageError(f"{where}: {key} is missing; add it, like {line}")
     return values
 
 

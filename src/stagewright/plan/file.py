@@ -11,6 +11,7 @@ default changes.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -80,7 +81,7 @@ _PLAN: dict[str, Reader] = {
     "epochs": integer,
     "clip": number,
     "checkpoint_every": integer,
-    "model": lambda value, where: ModelSpec(**read_table(value, _MODEL, where, required=["name"])),
+    "model": lambda value, where: ModelSpec(**read_table(value, _MODEL, where, required=['name = "digits-vit"'])),
     "mesh": lambda value, where: _mesh(read_table(value, _MESH, where), where),
     "optimizer": lambda value, where: OptimizerSpec(**read_table(value, _OPTIMIZER, where)),
 }
@@ -89,7 +90,7 @@ _PLAN: dict[str, Reader] = {
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file, checked."""
     if not Path(path).exists():
-        raise UsageError(f"there is no plan {path}; `stagewright plan MODEL -o {path}` makes one")
+        raise UsageError(f"there is no plan {path}; `stagewright plan MODEL -o {shlex.quote(str(path))}` makes one")
     return plan_from_table(load_toml(path), str(path))
 
 
@@ -105,7 +106,7 @@ def plan_to_toml(plan: Plan) -> str:
 
 def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """The plan in a table as TOML or JSON give it, checked; errors name the place where it was found."""
-    values = read_table(table, _PLAN, where, required=["batch", "model"])
+    values = read_table(table, _PLAN, where, required=["batch = 32", "[model]"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
     plan = Plan(**values)

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 3 a stated threshol
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -95,6 +96,8 @@ def main() -> None:
         if type(error).__name__ != "NoArgsIsHelpError":  # then its help was shown
             print(f"stagewright: {refusal(error)}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        gc.freeze()  # or else Python looks through all that was imported once more, for a second
     if code == 130:  # typer makes it of Ctrl-C, without a word
         print("stagewright: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -135,6 +136,7 @@ def plan(
     from stagewright.planner.verify import NUM_VERIFIED
 
     others = CANDIDATES if names == ["none"] else ()
+    gc.freeze()  # a search makes many objects; what was imported need not be looked through for each thousand of them
     found = search(
         base,
         source,

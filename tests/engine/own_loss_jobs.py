@@ -100,11 +100,16 @@ def trained(rank: int, mesh: str, microbatches: int, *, alone: bool = False) -> 
     return {"losses": losses, "evaluated": evaluation.loss, "logits": logits}
 
 
-def sometimes_constant(rank: int, shard: bool, microbatches: int) -> list[float]:
-    """Two steps of replicas whose loss is constant for the first half of the samples: parameters, summed up."""
+def half_labelled() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A model and samples of which the first half has no label."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    inputs, target = torch.randn(8, 4), torch.arange(8) // 4 * torch.randint(1, 3, (8,))
+    return model, torch.randn(8, 4), torch.arange(8) // 4 * torch.randint(1, 3, (8,))
+
+
+def sometimes_constant(rank: int, shard: bool, microbatches: int) -> list[float]:
+    """Losses of three steps of replicas, one of which has no label."""
+    model, inputs, target = half_labelled()
     plan = Plan(
         model=ModelSpec(name="x"),
         batch=8,
@@ -120,9 +125,7 @@ def sometimes_constant(rank: int, shard: bool, microbatches: int) -> list[float]
 
 def by_hand(num_pieces: int) -> list[float]:
     """The same with the plain model."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    inputs, target = torch.randn(8, 4), torch.arange(8) // 4 * torch.randint(1, 3, (8,))
+    model, inputs, target = half_labelled()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(3):

@@ -32,6 +32,7 @@ __all__ = [
 
 HOW = "How it runs"
 WHAT = "What is studied"
+SLOW_CORES = 2.5  # times as long as parts are expected to take, as seen on slow ones
 
 Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: under 3 minutes on 2 cores.", rich_help_panel=HOW)]
 Resume = Annotated[
@@ -120,7 +121,8 @@ def conduct(
     left = [part for part in chosen.parts if "data" not in (folder.part(part.name) or {})]
     expected_s = sum(part.expected_s for part in left)
     if expected_s > 60:
-        note(f"{len(left)} parts, about {expected_s / 60:.0f} minutes on two cores; ended early, it can go on")
+        least, most = expected_s / 60, SLOW_CORES * expected_s / 60
+        note(f"{len(left)} parts, {least:.0f} to {most:.0f} minutes by the cores' speed; ended early, it can go on")
     numbers = {part.name: at for at, part in enumerate(chosen.parts, start=1)}
     try:
         outcome = run_study(

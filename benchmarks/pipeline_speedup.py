@@ -8,6 +8,9 @@
 Every figure is a ratio within one round of one run: serial (the user's own model on one of the pipeline's cores), our
 pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
 plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
+Neighbouring cores slow each other down: serial runs on all of them at once, too, and the share of the bound is also
+told against that. Where others slow cores down for seconds, compare the quickest rounds of each, of many short ones
+(`--rounds 12 --stream 24 --serial 3`).
 Inference is one stream of `--stream` micro-batches a stage (torch: one step of as many, forward only); training is one
 step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead; stock torch cut so is always among the
 rivals where that is another split. Late is the share of a kind's time beyond its median. Where each worker's step of
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
+    parser.add_argument("--no-parameters", action="store_true", help="leave stock torch cut by equal parameters out")
     parser.add_argument("--peers", default="", help="torchgpipe, prepare_pippy (the extra `peers`), with commas")
     parser.add_argument("--output", default="pipeline_speedup.json")
     parser.add_argument("--devices", default="", help="with commas; otherwise the machine's first")
@@ -91,7 +95,8 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     repeats = max(1, -(-options.stream * num_stages // plan.microbatches))
     settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds}
     compared = not options.no_stock and options.axis == "pipeline"
-    equal_parameters = resolve_plan(replace(plan, split="parameters", cuts=())).cuts if compared else ()
+    by_parameters = compared and not options.no_parameters
+    equal_parameters = resolve_plan(replace(plan, split="parameters", cuts=())).cuts if by_parameters else ()
     settings |= {
         "stock": compared,
         "parameters": equal_parameters if equal_parameters != plan.cuts else (),
@@ -147,6 +152,7 @@ def describe(row: dict[str, Any]) -> str:
         middle = statistics.median(row["speedups"])
         text += f"{spread(row['speedups'])}, {middle / row['bound']:.0%} of the bound"
         text += f", {middle / row['stages']:.0%} of the ideal {row['stages']} ×"
+        text += f"; on cores that are all busy {spread_percent(of_busy_cores(row))} of the bound"
     else:
         text += "not equal to serial"
     if row["stock_speedups"] and row["equal"]:
@@ -159,6 +165,7 @@ def describe(row: dict[str, Any]) -> str:
         text += f"; {name} {spread(ratios)}"
     text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a sample"
     text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
+    text += f"\n  quickest rounds: {describe_quickest(row)}"
     for worker, kinds in enumerate(row["compute"]):
         late = row["late"][worker]
         text += f"\n  worker {worker} computes {row['busy'][worker]:.0%} of the time: " + ", ".join(
@@ -166,6 +173,19 @@ def describe(row: dict[str, Any]) -> str:
         )
         text += "\n    " + describe_parts(row["parts"][worker], row["threads"][worker])
     return text
+
+
+def of_busy_cores(row: dict[str, Any]) -> list[float]:
+    """The share of the bound in each round, where serial, too, has the cores' speed while all of them compute."""
+    return [one["together"] / one["ours"] / row["bound"] for one in row["rounds"]]
+
+
+def describe_quickest(row: dict[str, Any]) -> str:
+    """How much each rival's quickest round is faster than serial's."""
+    least = {name: min(one[name] for one in row["rounds"]) for name in row["rounds"][0]}
+    shown = {"ours": 1, "stock": 1, "parameters": 1, "together": row["stages"]}
+    found = {name: count * least["serial"] / least[name] for name, count in shown.items() if name in least}
+    return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in found.items() if name != "ours" or row["equal"])
 
 
 def describe_parts(parts: dict[str, float], threads: dict[str, float]) -> str:
@@ -180,6 +200,10 @@ def describe_parts(parts: dict[str, float], threads: dict[str, float]) -> str:
             for name, value in threads.items()
         )
     return text
+
+
+def spread_percent(shares: list[float]) -> str:
+    return f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
 
 
 def spread(ratios: list[float]) -> str:

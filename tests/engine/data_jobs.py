@@ -16,7 +16,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from stagewright.capture import capture
-from stagewright.engine.data import DataParallel, wrap_data_parallel
+from stagewright.engine.data import wrap_data_parallel
+from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.microbatch import shares
 from stagewright.engine.recompute import RecomputedForward

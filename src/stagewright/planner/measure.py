@@ -22,7 +22,7 @@ from stagewright.cluster import hosted
 from stagewright.cluster.device import Device
 from stagewright.cluster.machine import default_devices
 from stagewright.engine.batch_norm import tracked_norms
-from stagewright.engine.data import DataParallel
+from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.job import make_optimizer
 from stagewright.engine.microbatch import microbatch_sizes, shares
 from stagewright.engine.replica import capture_for

@@ -243,6 +243,11 @@ class UnitGraph:
             self._check_branches(self._samples_in(leaves), args, kwargs)
         return leaves
 
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The same flat list, of arguments like others that ``flatten`` has checked."""
+        expected = self._assembled.in_spec.children()[1].context
+        return pytree.tree_leaves((tuple(args), {name: kwargs[name] for name in expected}))
+
     def holds_for(self, batch_size: int) -> bool:
         """Whether the model's code takes the same branches for a batch of this size as for the example."""
         return all(branch.holds_at(batch_size) for branch in self.branches)

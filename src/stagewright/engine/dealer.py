@@ -6,14 +6,12 @@ depends on their size (batch norm) stays as it is.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.utils import _pytree as pytree
 
 from stagewright.capture.graph import UnitGraph
 from stagewright.engine.equality import Part
-from stagewright.engine.microbatch import batch_dims, batch_dims_of, microbatches, narrow, shares
+from stagewright.engine.microbatch import batch_dims, batch_dims_of, microbatches, narrower, shares
 from stagewright.plan.value import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -53,10 +51,19 @@ class Dealer:
         """The micro-batches of one replica, or of all in order: what serial would do."""
         size = self.size_of(batch)
         num = num_microbatches(size, self.plan)
+        ordered = {name: batch.kwargs[name] for name in self._keywords}
+        take_inputs = narrower((batch.args, ordered), self._input_dims, batch=size)
+        take_target = narrower(batch.target, self._target_dims, batch=size) if batch.target is not None else None
         found = []
         for one in range(self.plan.mesh.data) if replica is None else (replica,):
             for chunk in microbatches(size, num, data=self.plan.mesh.data, replica=one):
-                args, kwargs, target = self._cut(batch, size, chunk.first_sample, chunk.num_samples, place)
+                args, kwargs = take_inputs(chunk.first_sample, chunk.num_samples)
+                # There is no target to predict with.
+                target = take_target(chunk.first_sample, chunk.num_samples) if take_target is not None else None
+                if place.type != "cpu":
+                    args, kwargs, target = pytree.tree_map_only(
+                        torch.Tensor, lambda leaf: leaf.to(place), (args, kwargs, target)
+                    )
                 found.append(
                     Part(
                         replica=one,
@@ -69,16 +76,3 @@ class Dealer:
                     )
                 )
         return found
-
-    def _cut(self, batch: Batch, size: int, first: int, num: int, place: torch.device) -> tuple[Any, Any, Any]:
-        ordered = {name: batch.kwargs[name] for name in self._keywords}
-        args, kwargs = narrow((batch.args, ordered), self._input_dims, batch=size, first=first, num=num)
-        target = batch.target
-        if target is not None:  # there is none to predict with
-            target = narrow(target, self._target_dims, batch=size, first=first, num=num)
-        if place.type == "cpu":
-            return args, kwargs, target
-        moved: tuple[Any, Any, Any] = pytree.tree_map_only(
-            torch.Tensor, lambda leaf: leaf.to(place), (args, kwargs, target)
-        )
-        return moved

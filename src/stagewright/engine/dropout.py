@@ -27,7 +27,17 @@ from torch import fx
 
 from stagewright.capture.stage import Stage
 
-__all__ = ["RandomKey", "current_key", "generators_of", "held_key", "is_keyed", "key_stage", "random_key", "reseed"]
+__all__ = [
+    "RandomKey",
+    "current_key",
+    "generators_of",
+    "held_key",
+    "is_keyed",
+    "key_of",
+    "key_stage",
+    "random_key",
+    "reseed",
+]
 
 _MASK = (1 << 64) - 1
 
@@ -65,8 +75,13 @@ def current_key() -> RandomKey | None:
 
 def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> AbstractContextManager[None]:
     """A context in which keyed stages draw the random numbers of one micro-batch of one step."""
+    return held_key(key_of(seed=seed, step=step, first_sample=first_sample, device=device))
+
+
+def key_of(*, seed: int, step: int, first_sample: int, device: torch.device) -> RandomKey:
+    """The key of one micro-batch of one step."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, step, first_sample), digest_size=8).digest()
-    return held_key(RandomKey(base=int.from_bytes(digest, "little"), generators=generators_of(device)))
+    return RandomKey(base=int.from_bytes(digest, "little"), generators=generators_of(device))
 
 
 @contextmanager

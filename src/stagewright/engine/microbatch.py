@@ -13,7 +13,7 @@ weighs ``n_i / B``: the weighted means add up to the mean over the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ __all__ = [
     "microbatch_sizes",
     "microbatches",
     "narrow",
+    "narrower",
     "shares",
     "split",
     "weights",
@@ -114,27 +115,38 @@ def narrow(value: Any, dims: Sequence[int | None], *, batch: int, first: int, nu
 
     ``dims`` has one entry for each leaf; a leaf without a batch dimension is passed whole.
     """
+    return narrower(value, dims, batch=batch)(first, num)
+
+
+def narrower(value: Any, dims: Sequence[int | None], *, batch: int) -> Callable[[int, int], Any]:
+    """``(first, num)`` to those samples of a structure, as ``narrow`` has them: for who takes many parts of one."""
     leaves, spec = pytree.tree_flatten(value)
     if len(leaves) != len(dims):
         raise UsageError(f"the batch has {len(leaves)} values, the example had {len(dims)}; give it the same structure")
-    if num < batch and all(dim is None for dim in dims) and any(_has_dims(leaf) for leaf in leaves):
-        raise UsageError(  # passed whole, each part would be the whole batch
-            f"can't take {num} of {batch} samples: no dimension of the batch's tensors grows with their number "
-            "(was the model captured for one batch size?); use 1 micro-batch and 1 replica"
-        )
-    taken = [
-        leaf if dim is None else _narrowed(at, leaf, dim, batch, first, num)
-        for at, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
-    ]
-    return pytree.tree_unflatten(taken, spec)
+    is_whole = all(dim is None for dim in dims) and any(_has_dims(leaf) for leaf in leaves)
+
+    def take(first: int, num: int) -> Any:
+        if num < batch and is_whole:
+            raise UsageError(  # passed whole, each part would be the whole batch
+                f"can't take {num} of {batch} samples: no dimension of the batch's tensors grows with their number "
+                "(was the model captured for one batch size?); use 1 micro-batch and 1 replica"
+            )
+        taken = [
+            leaf if dim is None else _narrowed(at, leaf, dim, batch, first, num)
+            for at, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+        ]
+        return pytree.tree_unflatten(taken, spec)
+
+    return take
 
 
 def split(value: Any, dims: Sequence[int | None], sizes: Sequence[int]) -> list[Any]:
     """A structure of ``sum(sizes)`` samples as one structure for each size."""
     batch, first = sum(sizes), 0
     parts = []
+    take = narrower(value, dims, batch=batch)
     for size in sizes:
-        parts.append(narrow(value, dims, batch=batch, first=first, num=size))
+        parts.append(take(first, size))
         first += size
     return parts
 

@@ -28,7 +28,7 @@ from stagewright.engine.link_codec import LinkCodecs
 from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.recorder import recorder
 from stagewright.engine.traffic import Message, Traffic, channels, traffic
-from stagewright.engine.transport import Mailbox, Outbox, TensorShape
+from stagewright.engine.transport import AHEAD, AHEAD_IN_SCHEDULES, Mailbox, Outbox, TensorShape
 from stagewright.errors import UsageError
 from stagewright.plan.actions import Action, Actions, Kind, forward_actions, forward_stream, schedule_actions
 from stagewright.plan.schedules import SCHEDULES
@@ -287,6 +287,7 @@ class _Step:
             outbox.through_host = through_host
         self.taken = passing.taken
         ranks = pipeline.context.pipeline_ranks
+        on_cpu = pipeline.context.torch_device.type == "cpu"
         self.mailboxes = {
             (peer, backward): Mailbox(
                 pipeline.context.link_group(ranks[peer], pipeline.context.rank, backward=backward),
@@ -297,6 +298,7 @@ class _Step:
                 codecs=codecs,
                 through_host=through_host,
                 after=passing.after,
+                ahead=AHEAD_IN_SCHEDULES if training and on_cpu else AHEAD,
             )
             for (peer, backward), order in passing.orders.items()
         }

@@ -25,15 +25,17 @@ from stagewright.capture.stage import Stage
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.clip import GradientClip
 from stagewright.engine.context import WorkerContext
-from stagewright.engine.data import DataParallel, reaching, wrap_data_parallel
+from stagewright.engine.data import wrap_data_parallel
+from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.dealer import Dealer
-from stagewright.engine.dropout import key_stage, random_key
+from stagewright.engine.dropout import RandomKey, held_key, key_of, key_stage
 from stagewright.engine.fault import activity, describe_shapes
 from stagewright.engine.full_state import full_values
 from stagewright.engine.gradients import GradientSum, holders_of_tied
 from stagewright.engine.link_codec import make_link_codecs
 from stagewright.engine.memory import MemoryTracker
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
+from stagewright.engine.reach import reaching
 from stagewright.engine.recompute import RecomputedForward
 from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
@@ -48,6 +50,7 @@ from stagewright.zoo.model import Batch, Model
 
 __all__ = ["Replica", "capture_for", "cut_indices", "on_device"]
 
+_NAMES = {kind: f"backward ({kind.value})" for kind in Kind} | {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 CAPTURED_SAMPLES = 4  # enough to tell the batch from other sizes, cheap for a batch of thousands
 
 
@@ -86,7 +89,8 @@ class Replica:
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         self.step_number = 0
         self.dealer = Dealer(plan, model, self.graph)
-        self._firsts: list[int] = []
+        self._keys: list[RandomKey] = []
+        self._crossings: dict[tuple[int, int], list[TensorShape]] = {}
         self._shape_texts: dict[tuple[int, int], str] = {}
         self.summed_bytes: dict[str, int] = {}
         """Bytes that the last step gave to sums over replicas (``data``) and holders of tied weights (``tied``)."""
@@ -246,17 +250,18 @@ class Replica:
         return len(self.stage_workers) == 1 and self.plan.training and self.plan.mesh.data > 1
 
     def _note(self, action: Action, size: int) -> None:
-        names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
-        name = names.get(action.kind, f"backward ({action.kind.value})")
+        name = _NAMES[action.kind]
         shapes = self._shapes_at(action.stage, size)
         if self.memory.active:
             self.memory.note(f"{name} stage {action.stage} micro-batch {action.microbatch}")
         activity.begin(name, step=self.step_number, stage=action.stage, microbatch=action.microbatch, shapes=shapes)
 
     def _crossing(self, cut: int, size: int) -> list[TensorShape]:
-        """Every value that crosses a cut, of so many samples."""
-        every = self.graph.crossing_shapes(self.cuts[cut], size)
-        return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in every]
+        """Every value that crosses a cut, of so many samples; worked out once, for every message asks."""
+        if (cut, size) not in self._crossings:
+            every = self.graph.crossing_shapes(self.cuts[cut], size)
+            self._crossings[cut, size] = [TensorShape(shape=shape, dtype=dtype) for shape, dtype in every]
+        return self._crossings[cut, size]
 
     def _shapes_at(self, stage: int, size: int) -> str:
         """What a stage takes of so many samples, as text, for the message of a fault; made once."""
@@ -266,13 +271,16 @@ class Replica:
         return self._shape_texts[stage, size]
 
     def _around(self, action: Action) -> AbstractContextManager[Any]:
+        wraps = self._wraps and self.data_axis is not None and action.microbatch < len(self._keys) - 1
+        is_forward = action.kind is Kind.FORWARD
+        if not wraps and not (is_forward and self.memory.active):  # most actions: this is done for every one
+            return held_key(self._keys[action.microbatch]) if is_forward else nullcontext()
         stack = ExitStack()
-        if action.kind is Kind.FORWARD:
-            first = self._firsts[action.microbatch]
-            key = {"seed": self.plan.seed, "step": self.step_number, "first_sample": first}
-            stack.enter_context(random_key(**key, device=self.context.torch_device))
+        if is_forward:
+            stack.enter_context(held_key(self._keys[action.microbatch]))
             stack.enter_context(self.memory.forward())
-        if self._wraps and self.data_axis is not None and action.microbatch < len(self._firsts) - 1:
+        if wraps:
+            assert self.data_axis is not None
             stack.enter_context(self.data_axis.accumulate())
         return stack
 
@@ -280,11 +288,17 @@ class Replica:
         parts = self.dealer.parts(batch, self.context.torch_device, self.context.data)
         if not parts and self.plan.training:  # fewer samples than replicas: this one takes part with a weight of 0
             parts = [replace(self.dealer.parts(batch, self.context.torch_device, 0)[0], weight=0.0)]
-        self._firsts = [part.first_sample for part in parts]
-        return [
-            MicroBatch(self.graph.flatten(part.args, part.kwargs), part.target, part.size, part.weight)
+        device = self.context.torch_device
+        self._keys = [
+            key_of(seed=self.plan.seed, step=self.step_number, first_sample=part.first_sample, device=device)
             for part in parts
         ]
+        found, sizes = [], set()
+        for part in parts:  # parts of one size are alike: the first is checked
+            flat = self.graph.leaves if part.size in sizes else self.graph.flatten
+            found.append(MicroBatch(flat(part.args, part.kwargs), part.target, part.size, part.weight))
+            sizes.add(part.size)
+        return found
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
         """Forward, backward and all sums of gradients of one batch; ``change_parameters`` comes next."""

@@ -1,7 +1,7 @@
 """What travels between the stages of a pipeline: tensors of known shape, posted ahead, never waited for before needed.
 
     sender                              receiver
-    isend(value, tag) ─────────────►    irecv(buffer, tag)   posted `AHEAD` messages early
+    isend(value, tag) ─────────────►    irecv(buffer, tag)   posted a message or two early
     keeps the value until it is gone    waits when the stage needs it; the buffer becomes the stage's input
 
 Each direction between two workers has a process group of its own. Both sides know the order of the messages on it from
@@ -10,8 +10,9 @@ once the receive is posted: posting ahead is what hides the link behind compute.
 encodes before it sends and the receiver decodes what it takes; bytes are then counted as they travel.
 
 A receiver can't know before whether the sender has a gradient for each value (a loss may use a result in some
-micro-batches only). So with gradients travel marks, a byte each, not counted, from host to host: nobody waits for a GPU
-to read them. Where there is none, zeros are sent in its place and thrown away.
+micro-batches only). Where there is none, a tensor of ``NOTHING`` is sent in its place and thrown away: bytes that
+neither arithmetic (their number would be a NaN that no processor makes) nor a codec's header can have. Between GPUs
+marks travel with gradients instead, a byte each, not counted, from host to host: nobody waits for a GPU to read them.
 
 The first step of a kind between GPUs goes through the hosts' memory (``through_host``), with Gloo. CUDA loads a kernel
 when it is first used, and waits for the whole device meanwhile: for an open receive of NCCL, too, which may wait for
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import c_uint32
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +36,14 @@ from stagewright.engine.traffic import Message
 if TYPE_CHECKING:
     from stagewright.engine.link_codec import LinkCodecs
 
-__all__ = ["Mailbox", "Outbox", "TensorShape"]
+__all__ = ["AHEAD", "AHEAD_IN_SCHEDULES", "Mailbox", "Outbox", "TensorShape"]
 
 AHEAD = 2  # receives posted before they are needed, from each peer in each direction
+AHEAD_IN_SCHEDULES = 1  # the same for a step of a schedule on CPUs: the next arrives while this one is computed
 MOST_TENSORS = 64  # tensors in one message and its marks, for tags
 MOST_NUMBERS = 4096  # micro-batches, for tags: those of a long stream begin again at 0
+NOTHING = 0xFF  # each byte of what stands for a gradient that no one made, on CPUs
+_FOUR = NOTHING * 0x01010101  # four of them, as a number
 IN_FLIGHT_BYTES = 8 * 2**20  # that a stream may have sent ahead: a stage that is late for a moment stops no other
 
 
@@ -90,13 +95,13 @@ class Outbox:
         """Send tensors to a world rank without waiting; ``None`` for a gradient that no one made."""
         self._drop_completed()
         group = self.group_to(to)
-        if message.backward:
+        if message.backward and _has_marks(self.device):
             marks = torch.tensor([tensor is not None for tensor in tensors], dtype=torch.uint8)
             self._marks.append((dist.isend(marks, dst=to, group=group, tag=_tag(message, len(tensors))), marks))
         pending = self._pending[message] = []
         for position, tensor in enumerate(tensors):
             if tensor is None:
-                tensor = _buffer(message, position, shapes(message)[position], self.codecs, self.device).zero_()
+                tensor = _nothing(_buffer(message, position, shapes(message)[position], self.codecs, self.device))
             elif self.codecs is not None:
                 tensor = self.codecs.encode(message, position, tensor.detach())
             else:
@@ -163,13 +168,14 @@ class Mailbox:
         codecs: LinkCodecs | None = None,
         through_host: bool = False,
         after: Mapping[Message, int] | None = None,
+        ahead: int = AHEAD,
     ) -> None:
         self._group, self._source, self._order, self._shapes = group, source, order, shapes
         self._device, self._codecs = device, codecs
         self._through = torch.device("cpu") if through_host else device
         self._posted: dict[Message, list[tuple[Any, torch.Tensor]]] = {}
         self._marks: dict[Message, tuple[Any, torch.Tensor]] = {}
-        self._after, self._done = after or {}, 0
+        self._after, self._done, self._ahead = after or {}, 0, ahead
         self._next: Message | None = None
         self.waited_s = 0.0
         """Seconds spent waiting for messages."""
@@ -188,11 +194,11 @@ class Mailbox:
             self._open(following)
         start, begun = time.perf_counter(), recorder.now()
         received = self._posted.pop(message)
-        made = self._made(message, len(received))
         num_bytes = 0
         for work, tensor in received:
             work.wait()
             num_bytes += tensor.numel() * tensor.element_size()
+        made = self._made(message, [tensor for _, tensor in received])
         recorder.add("receive", begun, stream="receive", num_bytes=num_bytes, peer=self._source, note=_note(message))
         self.waited_s += time.perf_counter() - start
         self._post()
@@ -207,10 +213,12 @@ class Mailbox:
             for at, tensor in enumerate(tensors)
         ]
 
-    def _made(self, message: Message, num_tensors: int) -> list[bool]:
+    def _made(self, message: Message, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """For each tensor of a message, whether the sender had it."""
         if not message.backward:
-            return [True] * num_tensors
+            return [True] * len(tensors)
+        if message not in self._marks:
+            return [not _is_nothing(tensor) for tensor in tensors]
         work, marks = self._marks.pop(message)
         work.wait()
         return list(map(bool, marks.tolist()))
@@ -223,7 +231,7 @@ class Mailbox:
 
     def _post(self) -> None:
         """Post receives until enough are open, or the next can't be sent yet."""
-        while len(self._posted) < AHEAD:
+        while len(self._posted) < self._ahead:
             following = self._following()
             if following is None or self._after.get(following, 0) > self._done:
                 return
@@ -234,7 +242,7 @@ class Mailbox:
         for position, expected in enumerate(self._shapes(message)):
             buffer = _buffer(message, position, expected, self._codecs, self._through)
             buffers.append((self._receive(message, position, buffer), buffer))
-        if message.backward:
+        if message.backward and _has_marks(self._device):
             marks = torch.empty(len(buffers), dtype=torch.uint8)
             self._marks[message] = self._receive(message, len(buffers), marks), marks
         self._posted[message] = buffers
@@ -252,6 +260,24 @@ def _buffer(
     if size is None:
         return torch.empty(expected.shape, dtype=expected.dtype, device=device)
     return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def _has_marks(device: torch.device) -> bool:
+    """Whether marks travel with gradients: where a tensor's bytes can't be read without waiting."""
+    return device.type != "cpu"
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """Filled with what stands for no gradient; on a GPU, with anything."""
+    tensor.view(-1).view(torch.uint8).fill_(NOTHING)
+    return tensor
+
+
+def _is_nothing(tensor: torch.Tensor) -> bool:
+    """Whether it stands for no gradient; nearly all others tell by their first bytes."""
+    if tensor.nbytes >= 4 and c_uint32.from_address(tensor.data_ptr()).value != _FOUR:
+        return False
+    return tensor.numel() > 0 and bool((tensor.view(-1).view(torch.uint8) == NOTHING).all())
 
 
 def _num_bytes(pending: Sequence[tuple[Any, torch.Tensor]]) -> int:

@@ -32,7 +32,9 @@ __all__ = [
     "current_key",
     "generators_of",
     "held_key",
+    "hold_key",
     "is_keyed",
+    "kept_generators",
     "key_of",
     "key_stage",
     "random_key",
@@ -87,15 +89,27 @@ def key_of(*, seed: int, step: int, first_sample: int, device: torch.device) -> 
 @contextmanager
 def held_key(key: RandomKey) -> Iterator[None]:
     """Compute under a key; the generators and the key held before are back afterwards."""
+    with kept_generators(key.generators):
+        hold_key(key)
+        yield
+
+
+@contextmanager
+def kept_generators(generators: tuple[torch.Generator, ...]) -> Iterator[None]:
+    """Whatever key is held in here, the generators and the key held before are back afterwards."""
     before = _current.key
-    states = [generator.get_state() for generator in key.generators]
-    _current.key = key
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
         _current.key = before
-        for generator, state in zip(key.generators, states, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def hold_key(key: RandomKey) -> None:
+    """Compute under a key from now on; in a block of ``kept_generators`` with the same ones."""
+    _current.key = key
 
 
 def key_stage(stage: Stage) -> None:

@@ -28,7 +28,7 @@ from stagewright.engine.context import WorkerContext
 from stagewright.engine.data import wrap_data_parallel
 from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.dealer import Dealer
-from stagewright.engine.dropout import RandomKey, held_key, key_of, key_stage
+from stagewright.engine.dropout import RandomKey, generators_of, hold_key, kept_generators, key_of, key_stage
 from stagewright.engine.fault import activity, describe_shapes
 from stagewright.engine.full_state import full_values
 from stagewright.engine.gradients import GradientSum, holders_of_tied
@@ -271,17 +271,16 @@ class Replica:
         return self._shape_texts[stage, size]
 
     def _around(self, action: Action) -> AbstractContextManager[Any]:
-        wraps = self._wraps and self.data_axis is not None and action.microbatch < len(self._keys) - 1
         is_forward = action.kind is Kind.FORWARD
-        if not wraps and not (is_forward and self.memory.active):  # most actions: this is done for every one
-            return held_key(self._keys[action.microbatch]) if is_forward else nullcontext()
-        stack = ExitStack()
         if is_forward:
-            stack.enter_context(held_key(self._keys[action.microbatch]))
-            stack.enter_context(self.memory.forward())
-        if wraps:
-            assert self.data_axis is not None
-            stack.enter_context(self.data_axis.accumulate())
+            hold_key(self._keys[action.microbatch])
+        wraps = self._wraps and action.microbatch < len(self._keys) - 1
+        if not wraps:
+            return self.memory.forward() if is_forward else nullcontext()
+        assert self.data_axis is not None
+        stack = ExitStack()
+        stack.enter_context(self.memory.forward() if is_forward else nullcontext())
+        stack.enter_context(self.data_axis.accumulate())
         return stack
 
     def _microbatches(self, batch: Batch) -> list[MicroBatch]:
@@ -306,7 +305,8 @@ class Replica:
         for forward in self._forwards.values():
             if isinstance(forward, RecomputedForward):
                 forward.num_microbatches = len(parts)
-        outcome = self.pipeline.train_step(parts, keep_outputs=keep_outputs)
+        with kept_generators(generators_of(self.context.torch_device)):
+            outcome = self.pipeline.train_step(parts, keep_outputs=keep_outputs)
         activity.begin("sum of gradients", step=self.step_number)
         self.memory.note("sum of gradients")
         if self._sums is not None:

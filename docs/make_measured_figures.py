@@ -245,6 +245,24 @@ def pipeline_deit_small() -> str:
     )
 
 
+def pipeline_small_blocks() -> str:
+    found = record("pipeline_small_blocks")
+    rows = [
+        (
+            f"{one['mode']}, {one['samples'] // 2} micro-batches",
+            f"{one['bound']:.2f}",
+            spread(one["speedups"]),
+            of_bound(one),
+            spread(one["stock_speedups"]),
+            spread(over(one["speedups"], one["stock_speedups"])),
+            spread(one["ceilings"]),
+        )
+        for one in found["rows"]
+    ]
+    head = ("", "bubble bound", "ours", "of the bound", "stock", "ours over stock", "two serial runs at once")
+    return source("pipeline_small_blocks") + "\n" + table(head, rows, right=True)
+
+
 def pipeline_others() -> str:
     every = {
         "pipeline_mobilenet_v2": "MobileNetV2, data parallel",
@@ -599,6 +617,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         codec_cuda,
         codec_links,
         pipeline_deit_small,
+        pipeline_small_blocks,
         pipeline_others,
         pipeline_resnet_50,
         pipeline_sixteen,

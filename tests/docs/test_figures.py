@@ -104,7 +104,7 @@ def test_table_of_studies_links_to_what_was_measured() -> None:
 
 def test_a_figure_without_a_source_is_found() -> None:
     page = MEASURED / "stages.md"
-    assert missing("1.78 × in inference (1.47 … 1.87), 125 ms, `9999`, [a link](9999.md)", [page]) == []
+    assert missing("1.80 × in training (1.80 … 1.81), 164 ms, `9999`, [a link](9999.md)", [page]) == []
     assert missing("1.79 ×, 125 s, 98.7 %", [page]) == ["1.79 ×", "125 s", "98.7 %"]
     assert commands("`stagewright study stages` and\n$ stagewright study memory \\\n    --quick\nmore") == [
         "stagewright study stages",

@@ -35,7 +35,7 @@ test: $(READY) browser  ## run the tests, on two cores
 test-fast: $(READY)  ## run the tests that take seconds
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not long"
 
-test-long: $(READY)  ## run what `make test` leaves out: real studies, as a person types them
+test-long: $(READY)  ## run what `make test` leaves out: real studies, and pages whose commands take a while
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 check: $(READY)  ## ruff, mypy strict, import layers

@@ -60,7 +60,7 @@ def a_run(root: Path, *, mesh: Mesh | None = None, name: str = "digits-vit") -> 
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_from_before_its_begin_to_after_its_end(browser_page: Any, tmp_path: Path) -> None:
     page, root = browser_page.page, tmp_path / "runs"
     with served(root) as server:

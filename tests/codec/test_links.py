@@ -63,7 +63,7 @@ def test_directions_and_links_apart_and_bytes_as_they_travel(pool_of: Any) -> No
     assert plain[0]["moved"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data=2,pipeline=2", "tensor=2,pipeline=2"])
 def test_meshes(pool_of: Any, mesh: str) -> None:
     """A tensor axis adds in another order, so a value may round to the next step; what that costs is allowed."""

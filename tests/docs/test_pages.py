@@ -26,6 +26,22 @@ NOT_RUN = [
     ("docs/studies/codecs.md", "needs a GPU and the data"),
 ]
 
+# Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
+LONG = {
+    "docs/faults.md",
+    "docs/fabric.md",
+    "docs/how-to/add-a-codec.md",
+    "docs/how-to/slurm.md",
+    "docs/how-to/too-large.md",
+    "docs/plans.md",
+    "docs/report.md",
+    "docs/studies/codecs.md",
+    "docs/studies/memory.md",
+    "docs/studies/strategies.md",
+    "docs/train.md",
+    "docs/watch.md",
+}
+
 _runner = runpy.run_path(str(RUNNER))
 blocks, commands = _runner["blocks"], _runner["commands"]
 
@@ -35,8 +51,8 @@ def has_code(page: Path) -> bool:
 
 
 def marked(name: str) -> Any:
-    """What takes long on a page whose commands others run too."""
-    return pytest.param(name, marks=pytest.mark.long) if name == "docs/how-to/slurm.md" else name
+    """A page, or one that takes long."""
+    return pytest.param(name, marks=pytest.mark.long) if name in LONG else name
 
 
 @pytest.mark.slow
@@ -45,6 +61,10 @@ def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache), "HF_HUB_OFFLINE": "1"}
     done = run_script(RUNNER, PAGES[name], cwd=tmp_path, env=environment, timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_long_pages_are_there() -> None:
+    assert set(PAGES) >= LONG
 
 
 def test_blocks_that_are_not_run_are_known() -> None:

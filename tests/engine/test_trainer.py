@@ -84,7 +84,7 @@ def test_the_whole_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, s
         assert bool(one["kept"]) == (rank == 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replicas_of_a_pipeline_train_like_serial(pool_of: Any) -> None:
     """Four workers; in the last step one pipeline has no sample."""
     sizes = (12, 12, 12, 4, 1)

@@ -32,7 +32,7 @@ def test_a_notebook_is_valid_and_has_its_outputs(path: Path) -> None:
             assert output["output_type"] in ("stream", "execute_result"), "an error, or what Jupyter does not know"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs(path: Path, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache)}

@@ -38,7 +38,7 @@ QUICK: dict[str, Any] = {
     "seeds": (0, 1),
     "train_samples": 256,
     "judged_samples": 200,
-    "epochs": 2,
+    "epochs": 1,
     "batch": 16,
     "microbatches": 2,
     "how": "one-process",

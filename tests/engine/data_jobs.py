@@ -382,3 +382,36 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
 def rounds(rank: int) -> list[Any]:
     """What a calibration's workers tell each other, of different lengths."""
     return both([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]
+
+
+def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
+    """Tensors of every kind from one worker, which every worker must have then; how many messages it took."""
+    from stagewright.engine import broadcast as module
+
+    made = [
+        torch.arange(3, dtype=torch.float32),
+        torch.tensor(True),
+        torch.arange(5, dtype=torch.int64),
+        torch.empty(0, 4),
+        torch.ones(7, dtype=torch.bfloat16) / 3,
+        torch.arange(600, dtype=torch.float64).view(20, 30).t(),  # large, and not contiguous
+        torch.tensor([1 + 2j, 3 - 4j]),
+        torch.tensor([True, False, True]),
+    ]
+    held = made if rank == source else [torch.empty(one.shape, dtype=one.dtype) for one in made]
+    calls, plain = [], dist.broadcast
+
+    def counted(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    before = module.PIECE_BYTES
+    module.PIECE_BYTES, dist.broadcast = piece_bytes, counted
+    try:
+        found = [one.clone() for one in module.broadcast(iter(held), torch.device("cpu"), source=source)]
+    finally:
+        module.PIECE_BYTES, dist.broadcast = before, plain
+    for one, other in zip(made, found, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
+    return len(calls)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.cluster.device import Device
+from stagewright.engine import broadcast
 from stagewright.engine.context import WorkerContext, make_context
 from stagewright.engine.evaluation import in_eval_mode
 from stagewright.engine.replica import capture_for
@@ -170,14 +171,16 @@ class Allocations(TorchDispatchMode):
 
 
 def gathering(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
-    """What a worker must have room for, beside its part, to give the whole state."""
+    """What a worker must have room for, beside its part, to give the whole state; where each tensor is large."""
     trainer = make_trainer(rank, mesh, name="vit", **more)
+    pieces, broadcast.PIECE_BYTES = broadcast.PIECE_BYTES, 1
     with Allocations() as made:
         state = trainer.state_dict()
     own = {one.untyped_storage().data_ptr() for one in trainer.replica.module.parameters() if not more.get("shard")}
     sizes = [one.numel() * one.element_size() for one in state.values()]
     with Allocations() as for_the_first:
         kept = trainer._state.everything(wanted=rank == 0)
+    broadcast.PIECE_BYTES = pieces
     return {
         "most": made.most_bytes,
         "most_for_the_first": for_the_first.most_bytes,

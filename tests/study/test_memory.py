@@ -165,7 +165,7 @@ def test_sizes_suit_cores_and_are_larger_on_gpus() -> None:
     gpus = choose_study("memory", {"devices": ("cuda:0", "cuda:1"), "batch": 4}, quick=False)
     assert (cores.options["model"], cores.options["memory_bytes"]) == ("gpt-layers:6", 256 << 20)
     assert (gpus.options["model"], gpus.options["batch"]) == ("gpt-layers:12", 4)
-    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:3"
+    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:2"
 
 
 def test_what_it_takes_is_known_before_it_begins() -> None:

@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from stagewright.engine.batch_norm import tracked_norms
+from stagewright.engine.broadcast import broadcast
 from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.gradients import BUCKET_BYTES
 from stagewright.engine.replicated import Replicated
@@ -60,7 +60,7 @@ def wrap_data_parallel(
         raise UsageError(f"buckets of {bucket_bytes} bytes are too small; use 1 or more")
     group = group_of(axis)
     place = place or next(module.parameters()).device
-    _broadcast(module, group, place)
+    _take_from_first(module, group, place)
     norms = tracked_norms(module) if average_batch_norm else []
     if shard:
         mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, place)
@@ -69,15 +69,12 @@ def wrap_data_parallel(
 
 
 @torch.no_grad()
-def _broadcast(module: nn.Module, group: Any, place: torch.device) -> None:
+def _take_from_first(module: nn.Module, group: Any, place: torch.device) -> None:
     """Replica 0's parameters and buffers, to all."""
-    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
-    for tensor in tensors.values():
-        held = tensor.detach()
-        dense = held.to(place).contiguous()
-        dist.broadcast(dense, group=group, group_src=0)
-        if dense is not held:
-            held.copy_(dense)
+    tensors = [one.detach() for one in {id(one): one for one in (*module.parameters(), *module.buffers())}.values()]
+    values = broadcast(tensors, place, group=group)
+    for tensor in tensors:
+        tensor.copy_(next(values))
 
 
 def _mesh(group: Any, place: torch.device) -> DeviceMesh:

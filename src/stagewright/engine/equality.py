@@ -37,6 +37,7 @@ from stagewright.capture.graph import UnitGraph
 from stagewright.capture.preserve import preserved
 from stagewright.codec.header import DTYPES
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
+from stagewright.engine.broadcast import broadcast
 from stagewright.engine.dropout import generators_of, key_stage, random_key
 from stagewright.engine.link_codec import FakeLink
 from stagewright.zoo.loss import loss_source
@@ -355,7 +356,7 @@ def compare_with(
                 differences[kind] = float("inf")
                 worst = (f"{_called(kind, odd[0])} ({remark})", float("inf"))
     own = [reference.loss, reference.sway] if reference else [0.0, 0.0]
-    expected_loss, sway = _broadcast(torch.tensor(own, dtype=torch.float64), device).tolist()
+    expected_loss, sway = next(broadcast([torch.tensor(own, dtype=torch.float64)], device)).tolist()
     tolerance = max(tolerance, sway)
     loss_difference = abs(loss - expected_loss) / max(abs(expected_loss), SMALLEST)
     every = torch.tensor([loss_difference, *differences.values()], dtype=torch.float64, device=device)
@@ -442,23 +443,14 @@ def _shared(
         for name, one in (tensors or {}).items()
     }
     text = json.dumps(about).encode() if tensors is not None else b""
-    size = _broadcast(torch.tensor([len(text)]), device)
+    size = next(broadcast([torch.tensor([len(text)])], device))
     data = torch.zeros(int(size), dtype=torch.uint8)
     if tensors is not None:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    about = json.loads(bytes(_broadcast(data, device).cpu().tolist()))
-    for name, (shape, kind, scale) in about.items():
-        value = tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
-        yield name, _broadcast(value.detach().contiguous(), device), scale
-
-
-def _broadcast(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """From worker 0 to all."""
-    tensor = tensor.to(device)
-    if dist.get_world_size() > 1 and tensor.numel():
-        if tensor.dtype is torch.bool:
-            carried = tensor.to(torch.uint8)
-            dist.broadcast(carried, src=0)
-            return carried.to(torch.bool)
-        dist.broadcast(tensor, src=0)
-    return tensor
+    about = json.loads(bytes(next(broadcast([data], device)).cpu().tolist()))
+    values = (
+        tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
+        for name, (shape, kind, _) in about.items()
+    )
+    for (name, (_, _, scale)), value in zip(about.items(), broadcast(values, device), strict=True):
+        yield name, value, scale

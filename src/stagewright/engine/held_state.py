@@ -7,19 +7,21 @@
 
 The owner is who writes and sends a value: the first holder of replica 0, first along the tensor axis. Make it before
 the stages are built, for that frees what other workers hold. All that gathers must be called on every worker, and goes
-to the host tensor by tensor: a device that holds a part of the model needs room for one tensor more.
+to the host tensor by tensor, small ones some at once: a device that holds a part of the model needs room for one
+tensor more.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stagewright.capture.graph import UnitGraph
+from stagewright.engine.broadcast import broadcast
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.full_state import full_value
 from stagewright.engine.tensor_layers import ShardLayout, shards_of
@@ -97,21 +99,26 @@ class HeldState:
     def everything(self, *, wanted: bool = True) -> dict[str, torch.Tensor]:
         """A copy of every canonical name's full value on the host, on every worker; none where not ``wanted``."""
         context, shards, held = self._context, self._shards, self.held()
-        found: dict[str, torch.Tensor] = {}
-        for name, place in self.owners.items():
-            value = self._full(name, held[name], shards) if name in held else None
-            if context.mesh.num_workers > 1:
-                owner = context.mesh.rank(0, 0, place)
+
+        def own(names: Sequence[str], owner: int) -> Iterator[torch.Tensor]:
+            for name in names:
+                value = self._full(name, held[name], shards) if name in held else None  # gathered by all that have it
                 if value is None or context.rank != owner:
                     del value  # before there is another
                     shape, dtype = self.shapes[name]
                     value = torch.empty(shape, dtype=dtype, device=context.torch_device)
-                value = value.to(context.torch_device).contiguous()
-                dist.broadcast(value, src=owner)
-            assert value is not None
-            if wanted:
-                found[name] = value.to(_HOST, copy=True)
-            del value
+                yield value
+                del value
+
+        found: dict[str, torch.Tensor] = {}
+        for place, group in itertools.groupby(self.owners, key=self.owners.__getitem__):
+            names, owner = list(group), context.mesh.rank(0, 0, place)
+            values = broadcast(own(names, owner), context.torch_device, source=owner)
+            for name in names:
+                value = next(values)
+                if wanted:
+                    found[name] = value.to(_HOST, copy=True)
+                del value
         return found
 
     def _owns(self, name: str) -> bool:

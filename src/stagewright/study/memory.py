@@ -28,15 +28,15 @@ from stagewright.study.value import Bench, Part, Study
 __all__ = ["ON_GPUS", "QUICK", "Options", "next_size", "study"]
 
 QUICK: dict[str, Any] = {
-    "model": "gpt-layers:3",
-    "sequence_length": 64,
+    "model": "gpt-layers:2",
+    "sequence_length": 32,
     "batch": 4,
     "rounds": 1,
     "steps": 2,
     "warmup": 1,
     "repeats": 1,
     "optimizer": "sgd",
-    "memory_bytes": 112 * 2**20,
+    "memory_bytes": 88 * 2**20,
 }
 
 # Defaults where the devices are GPUs, on which smaller sizes would measure launches and libraries' workspaces.

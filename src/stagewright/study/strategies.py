@@ -29,17 +29,19 @@ from stagewright.study.value import Bench, Part, Study
 __all__ = ["QUICK", "Options", "study"]
 
 QUICK: dict[str, Any] = {
+    "workers": (2,),
     "microbatches": (4,),
+    "cuts": ("even",),
     "seeds": (0, 1),
-    "train_samples": 256,
-    "judged_samples": 200,
-    "epochs": 2,
+    "train_samples": 192,
+    "judged_samples": 100,
+    "epochs": 1,
     "batch": 32,
     "rounds": 1,
     "steps": 3,
     "warmup": 1,
     "repeats": 1,
-    "large_batches": (64, 256),
+    "large_batches": (64, 192),
 }
 CUTS = ("even", "client")
 

@@ -63,7 +63,7 @@ def codecs(
         int | None,
         typer.Option(
             min=0,
-            help="Passes over the samples; 0: bytes, errors and rates alone. \\[default: 3; quick: 2]",
+            help="Passes over the samples; 0: bytes, errors and rates alone. \\[default: 3; quick: 1]",
             rich_help_panel=WHAT,
         ),
     ] = None,

@@ -34,7 +34,7 @@ HOW = "How it runs"
 WHAT = "What is studied"
 SLOW_CORES = 2.5  # times as long as parts are expected to take, as seen on slow ones
 
-Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: a few minutes on 2 cores.", rich_help_panel=HOW)]
+Quick = Annotated[bool, typer.Option("--quick", help="Small sizes: under 3 minutes on 2 cores.", rich_help_panel=HOW)]
 Resume = Annotated[
     Path | None,
     typer.Option(

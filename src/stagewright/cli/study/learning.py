@@ -57,7 +57,7 @@ Samples = Annotated[
     ),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Passes over the samples. \\[default: 3; quick: 2]", rich_help_panel=WHAT)
+    int | None, typer.Option(min=1, help="Passes over the samples. \\[default: 3; quick: 1]", rich_help_panel=WHAT)
 ]
 LearningRate = Annotated[
     float | None, typer.Option("--learning-rate", help="Of AdamW. \\[default: the task's]", rich_help_panel=WHAT)

@@ -31,7 +31,7 @@ def memory(
     model: Annotated[
         str | None,
         typer.Option(
-            help="A family with free layers. \\[default: gpt-layers:6; GPUs: :12; quick: :3]", rich_help_panel=WHAT
+            help="A family with free layers. \\[default: gpt-layers:6; GPUs: :12; quick: :2]", rich_help_panel=WHAT
         ),
     ] = None,
     strategies: Annotated[
@@ -43,7 +43,8 @@ def memory(
         typer.Option(min=1, help="Samples in a step. \\[default: 8; GPUs: 16; quick: 4]", rich_help_panel=WHAT),
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens a sample. \\[default: 64; GPUs: 128]", rich_help_panel=WHAT)
+        int | None,
+        typer.Option(min=1, help="Tokens a sample. \\[default: 64; GPUs: 128; quick: 32]", rich_help_panel=WHAT),
     ] = None,
     microbatches: Annotated[
         int | None, typer.Option(min=1, help="Of the pipeline. \\[default: 4]", rich_help_panel=WHAT)
@@ -52,7 +53,7 @@ def memory(
         str | None,
         typer.Option(
             "--memory",
-            help="Of each device, for the most layers. \\[default: 256MiB; GPUs: 1GiB; quick: 112MiB]",
+            help="Of each device, for the most layers. \\[default: 256MiB; GPUs: 1GiB; quick: 88MiB]",
             rich_help_panel=WHAT,
         ),
     ] = None,

@@ -45,11 +45,13 @@ def strategies(
     ] = None,
     data: StudyData = None,
     weights: StudyWeights = None,
-    workers: Annotated[str | None, typer.Option(help="\\[default: 2,4]", rich_help_panel=WHAT)] = None,
+    workers: Annotated[str | None, typer.Option(help="\\[default: 2,4; quick: 2]", rich_help_panel=WHAT)] = None,
     microbatches: Annotated[
         str | None, typer.Option(help="Of pipelines. \\[default: 2,4,8; quick: 4]", rich_help_panel=WHAT)
     ] = None,
-    cuts: Annotated[str | None, typer.Option(help="\\[default: even,client]", rich_help_panel=WHAT)] = None,
+    cuts: Annotated[
+        str | None, typer.Option(help="\\[default: even,client; quick: even]", rich_help_panel=WHAT)
+    ] = None,
     size: Size = None,
     batch: Annotated[
         int | None,
@@ -61,7 +63,7 @@ def strategies(
     large_batches: Annotated[
         str | None,
         typer.Option(
-            "--large-batches", help="\\[default: 256,1024,4096; quick: 64,256; 0: none]", rich_help_panel=WHAT
+            "--large-batches", help="\\[default: 256,1024,4096; quick: 64,192; 0: none]", rich_help_panel=WHAT
         ),
     ] = None,
     limit: Annotated[

@@ -37,8 +37,17 @@ class AccuracyPoint:
     is_published: bool = False
 
 
-def draw_accuracy(panels: Mapping[str, Sequence[AccuracyPoint]], path: str | Path, *, title: str) -> Path:
-    """Draw one panel a data set into a .png, .svg or .pdf file."""
+def draw_accuracy(
+    panels: Mapping[str, Sequence[AccuracyPoint]],
+    path: str | Path,
+    *,
+    title: str,
+    measures: Mapping[str, str] | None = None,
+) -> Path:
+    """Draw one panel a data set into a .png, .svg or .pdf file.
+
+    ``measures``: what is measured, of panels where that is not accuracy.
+    """
     path = check_figure_path(path)
     most = max((len(points) for points in panels.values()), default=0)
     figure = Figure(figsize=(5.2 * max(1, len(panels)) + 0.4, 1.6 + 0.3 * most), dpi=160)
@@ -46,6 +55,7 @@ def draw_accuracy(panels: Mapping[str, Sequence[AccuracyPoint]], path: str | Pat
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (name, points) in zip(all_axes, panels.items(), strict=False):
         _draw_panel(axes, points)
+        axes.set_xlabel((measures or {}).get(name, "accuracy (%)"), color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
     all_axes[0].set_ylabel("codec, bytes that travel of fp32", color=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
@@ -73,7 +83,6 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
     axes.set_ylim(-0.7, len(rest) - 0.3)
     axes.plot([], [], "o", color=stage_color(0), label="ours")
     axes.plot([], [], "D", color=stage_color(1), label="sort quantisation")
-    axes.set_xlabel("accuracy (%)", color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)

@@ -158,8 +158,9 @@ def _sizes(results: Results, options: Mapping[str, Any]) -> Table:
 def _draw(codecs: Codecs, lessons: Mapping[str, Lesson], path: Path) -> None:
     from stagewright.report.accuracy_figure import AccuracyPoint, draw_accuracy
 
+    names = {task: f"{lessons[task].shown_data}, {lessons[task].model}" for task in codecs}
     panels = {
-        f"{lessons[task].shown_data}, {lessons[task].model}": [
+        names[task]: [
             AccuracyPoint(
                 label=one.codec,
                 ratio=one.ratio,
@@ -173,4 +174,7 @@ def _draw(codecs: Codecs, lessons: Mapping[str, Lesson], path: Path) -> None:
         ]
         for task, every in codecs.items()
     }
-    draw_accuracy(panels, path, title="Accuracy with what crosses compressed")
+    measures = {
+        name: "Matthews correlation × 100" for task, name in names.items() if lessons[task].metric == "matthews"
+    }
+    draw_accuracy(panels, path, title="What is learned with what crosses compressed", measures=measures)

@@ -41,7 +41,8 @@ QUICK: dict[str, Any] = {
     "steps": 3,
     "warmup": 1,
     "repeats": 1,
-    "large_batches": (64, 192),
+    "large_batches": (48, 128),
+    "piece": 16,
 }
 CUTS = ("even", "client")
 

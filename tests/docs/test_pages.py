@@ -40,6 +40,8 @@ LONG = {
     "docs/studies/strategies.md",
     "docs/train.md",
     "docs/watch.md",
+    "docs/plan.md",
+    "docs/how-to/add-a-split-policy.md",
 }
 
 _runner = runpy.run_path(str(RUNNER))

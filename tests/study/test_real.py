@@ -29,7 +29,7 @@ def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str,
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stages(tmp_path: Path, shared_cache: Path) -> None:
     code, found, told = conduct([*STAGES, "--devices", "cpu:0,cpu:0"], tmp_path, shared_cache)
     assert code == 0, told

@@ -155,7 +155,7 @@ def _accuracy(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
             if data.deviation is None:
                 text += " With one seed their spread is not known."
             elif not outside:
-                text += " All are within twice the spread over seeds: the same."
+                text += " All are within twice the spread over seeds: no difference is shown."
             else:
                 moved = joined(f"{label} by {points:+.1f}".replace("-", "−") for label, points in outside)
                 text += f" Outside of twice the spread over seeds: {moved} points."

@@ -28,11 +28,13 @@ NOT_RUN = [
 
 # Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
 LONG = {
-    "docs/faults.md",
     "docs/fabric.md",
+    "docs/faults.md",
     "docs/how-to/add-a-codec.md",
+    "docs/how-to/add-a-split-policy.md",
     "docs/how-to/slurm.md",
     "docs/how-to/too-large.md",
+    "docs/plan.md",
     "docs/plans.md",
     "docs/report.md",
     "docs/studies/codecs.md",
@@ -40,8 +42,6 @@ LONG = {
     "docs/studies/strategies.md",
     "docs/train.md",
     "docs/watch.md",
-    "docs/plan.md",
-    "docs/how-to/add-a-split-policy.md",
 }
 
 _runner = runpy.run_path(str(RUNNER))

@@ -109,7 +109,9 @@ def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
 
 
 def test_accuracy_is_the_same_within_the_spread() -> None:
-    assert "within twice the spread over seeds: no difference is shown" in said(concluded(strategies_parts()), "accuracy")
+    assert "within twice the spread over seeds: no difference is shown" in said(
+        concluded(strategies_parts()), "accuracy"
+    )
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (90.0, 90.1)})
     assert "Outside of twice the spread over seeds: pipeline (4) by −5.9 points" in said(concluded(worse), "accuracy")
     alone = said(concluded(strategies_parts(), seeds=[0]), "accuracy")

@@ -415,3 +415,24 @@ def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert torch.equal(one, other)
     return len(calls)
+
+
+def gloo_policies(rank: int) -> dict[str, list[int]]:
+    """How threads of groups are scheduled that a context makes, and the one that computes."""
+    import os
+    from pathlib import Path
+
+    from stagewright.cluster.device import Device
+    from stagewright.engine.context import make_context
+    from stagewright.plan.value import Mesh
+
+    def threads() -> dict[int, str]:
+        return {int(one.name): (one / "comm").read_text().strip() for one in Path("/proc/self/task").iterdir()}
+
+    before = threads()
+    make_context(Mesh(pipeline=2), rank, Device.parse(f"cpu:{rank}"))
+    made = {thread: name for thread, name in threads().items() if thread not in before and "gloo" in name}
+    return {
+        "made": sorted(os.sched_getscheduler(thread) for thread in made),
+        "own": [os.sched_getscheduler(0)],
+    }

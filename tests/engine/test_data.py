@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -107,3 +108,10 @@ def test_a_calibration_travels_as_json(pool_of: Callable[[int], Any]) -> None:
     """Nothing that comes from the network is unpickled: keys arrive as texts."""
     wanted = [[{"sums": {"8": [0.5] * length}}] for length in (1, 4)]
     assert pool_of(2).run("data_jobs:rounds") == [wanted, wanted]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has no SCHED_BATCH")
+def test_threads_of_groups_take_no_core_from_the_one_that_computes(pool_of: Callable[[int], Any]) -> None:
+    for found in pool_of(2).run("data_jobs:gloo_policies"):
+        assert set(found["made"]) == {os.SCHED_BATCH}
+        assert found["own"] == [os.SCHED_OTHER]

@@ -24,6 +24,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stagewright.cluster.device import Device, pin_process
+from stagewright.cluster.gloo_threads import patient_threads
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,8 @@ def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: floa
     if place.type == "cuda":
         torch.cuda.set_device(place)
     store = distributed.FileStore(meeting, 2)  # type: ignore[attr-defined]
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
+    with patient_threads():
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
 
     def trip(tensor: torch.Tensor) -> None:
         if rank == 0:

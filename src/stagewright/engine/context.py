@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
+from stagewright.cluster.gloo_threads import patient_threads
 from stagewright.plan.value import Mesh
 
 __all__ = ["BACKENDS", "WorkerContext", "make_context"]
@@ -69,7 +70,8 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
 
     def groups(lists: list[list[int]], backend: str | None = None) -> Any:
         """One group for each list of ranks, the same on every worker; this worker's own one."""
-        return own([(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1])
+        with patient_threads():
+            return own([(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1])
 
     axes = (range(mesh.data), range(mesh.tensor), range(mesh.pipeline))
     # A script may have joined its GPUs with NCCL alone; what they meet first goes through the hosts.

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
+from stagewright.cluster.gloo_threads import patient_threads
 from stagewright.engine.context import BACKENDS
 
 __all__ = ["join_group"]
@@ -34,4 +35,5 @@ def join_group(device: Device, *, worker: int, devices: Sequence[str] = (), one_
             os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-worker-{worker}")
     if on_cuda:
         torch.cuda.set_device(device.torch_device())
-    dist.init_process_group(BACKENDS[device.kind], **options)
+    with patient_threads():
+        dist.init_process_group(BACKENDS[device.kind], **options)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from stagewright.capture.capture import capture
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.stage import Stage
+from stagewright.cluster.gloo_threads import patient_threads
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.clip import GradientClip
 from stagewright.engine.context import WorkerContext
@@ -163,7 +164,8 @@ class Replica:
                 for data in range(mesh.data):
                     for tensor in range(mesh.tensor):
                         ranks = [mesh.rank(data, tensor, worker) for worker in workers]
-                        group = dist.new_group(ranks)
+                        with patient_threads():
+                            group = dist.new_group(ranks)
                         if (data, tensor) == (context.data, context.tensor):
                             groups[workers] = group
             if context.pipeline in workers:

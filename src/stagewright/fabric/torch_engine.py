@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from stagewright.cluster.gloo_threads import patient_threads
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.sockets import Flow
 from stagewright.fabric.workload import Message, Workload
@@ -79,9 +80,12 @@ class TorchEngine:
                 )
             self._device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self._device)
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=workload.num_ranks, timeout=timeout)
         wanted = dict.fromkeys(group for message in workload.messages for group in message.groups)
-        self._groups = {group: distributed.new_group(list(group), timeout=timeout) for group in wanted}
+        with patient_threads():
+            distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=workload.num_ranks, timeout=timeout
+            )
+            self._groups = {group: distributed.new_group(list(group), timeout=timeout) for group in wanted}
         self._flags = torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def retransmits(self) -> int:

@@ -34,7 +34,7 @@ from stagewright.store.run import RunFolder
 __all__ = ["Calibration", "calibrate", "load_calibration", "with_rounds"]
 
 # In short; what another way gave is measured anew.
-_METHOD = "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead"
+_METHOD = "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads"
 _JOB = "stagewright.planner.calibration_job:run"
 _ACTIONS = ("forward", "backward")
 _LEAST_SUM_BYTES = 64 << 10

@@ -332,6 +332,24 @@ def pipeline_sixteen() -> str:
     return source(*names) + "\n" + table(head, rows, right=True)
 
 
+def gloo_threads() -> str:
+    def cell(seconds: list[float]) -> str:
+        return f"{ms(statistics.median(seconds), 2)} (mean {ms(statistics.mean(seconds), 2)})"
+
+    rows = [
+        (f"{row['kind']} of {amount(row['bytes'])}", cell(row["plain_s"]), cell(row["patient_s"]))
+        for row in record("gloo_threads")["rows"]
+    ]
+    return source("gloo_threads") + "\n" + table(("", "threads as always", "patient threads"), rows, right=True)
+
+
+def amount(num_bytes: int) -> str:
+    for size, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= size:
+            return f"{num_bytes // size} {name}"
+    return f"{num_bytes} bytes"
+
+
 def pipeline_parts() -> str:
     """Where the steps of the pipelines above went."""
     every = {"pipeline_deit_small": "DeiT-S", "pipeline_bert_minilm": "MiniLM"}
@@ -623,6 +641,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         pipeline_others,
         pipeline_resnet_50,
         pipeline_sixteen,
+        gloo_threads,
         pipeline_parts,
         fabric_loss,
         fabric_numbers,

@@ -28,6 +28,7 @@ NOT_RUN = [
 
 # Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
 LONG = {
+    "docs/explain.md",
     "docs/fabric.md",
     "docs/faults.md",
     "docs/how-to/add-a-codec.md",
@@ -38,6 +39,7 @@ LONG = {
     "docs/plans.md",
     "docs/report.md",
     "docs/studies/codecs.md",
+    "docs/studies/fabric.md",
     "docs/studies/memory.md",
     "docs/studies/strategies.md",
     "docs/train.md",

@@ -1,0 +1,100 @@
+"""What Gloo's threads cost a pinned worker: sums and messages through two groups, of which one has patient threads.
+
+    python benchmarks/gloo_threads.py
+
+Two workers, one core each, compute for a moment before every sum, as layers do. The groups are used in turns in the
+same processes; one was made as always, the other inside `patient_threads` (`stagewright/cluster/gloo_threads.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from record import write_record
+
+SIZES_BYTES = (8, 16 << 10, 256 << 10, 1 << 20, 8 << 20)
+MESSAGE_BYTES = 768 << 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=150, help="of each size")
+    parser.add_argument("--output", default=None, help="JSON file")
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    ports, results = context.Queue(), context.Queue()
+    workers = [context.Process(target=work, args=(rank, ports, results, options.rounds)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    rows = results.get(timeout=600)
+    for worker in workers:
+        worker.join()
+    for row in rows:
+        plain, patient = (statistics.median(row[name]) for name in ("plain_s", "patient_s"))
+        print(f"{row['kind']} of {row['bytes']} bytes: {plain * 1e3:.2f} ms as always, {patient * 1e3:.2f} ms patient")
+    if options.output:
+        write_record(options.output, {"rows": rows})
+
+
+def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
+    """One worker."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    from stagewright.cluster.gloo_threads import patient_threads
+
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else ports.get(), 2, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        ports.put(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    groups = {"plain": dist.new_group([0, 1])}
+    with patient_threads():
+        groups["patient"] = dist.new_group([0, 1])
+    values, weights = torch.randn(128, 512), torch.randn(512, 512)
+
+    def timed(call: Callable[[], object]) -> float:
+        for _ in range(4):
+            values @ weights
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    def trip(group: Any, message: torch.Tensor) -> None:
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(message, 1 - rank, group=group)
+            else:
+                dist.recv(message, 1 - rank, group=group)
+
+    rows: list[dict[str, Any]] = []
+    for size in SIZES_BYTES:
+        buffer = torch.zeros(max(1, size // 4))
+        row: dict[str, Any] = {"kind": "a sum", "bytes": size, "plain_s": [], "patient_s": []}
+        for _ in range(rounds):
+            for name, group in groups.items():
+                row[f"{name}_s"].append(timed(lambda group=group, buffer=buffer: dist.all_reduce(buffer, group=group)))
+        rows.append(row)
+    message = torch.zeros(MESSAGE_BYTES // 4)
+    row = {"kind": "a message", "bytes": MESSAGE_BYTES, "plain_s": [], "patient_s": []}
+    for _ in range(rounds):
+        for name, group in groups.items():
+            row[f"{name}_s"].append(timed(lambda group=group: trip(group, message)) / 2)
+    rows.append(row)
+    if rank == 0:
+        results.put(rows)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

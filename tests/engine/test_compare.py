@@ -55,10 +55,18 @@ def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_batch_norm_in_deferred_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("pipeline=2", {"microbatches": 3, "cuts": ("mobilenet_v2.layer.7",)}),
+        ("data=2", {}),
+        ("data=2", {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"}),
+        ("data=2,pipeline=2", {"batch": 13, "microbatches": 2, "cuts": ("mobilenet_v2.layer.7",)}),
+    ],
+)
+def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = ModelSpec(name="mobilenet-v2", image_size=32, num_classes=4)
-    plan = on("pipeline=2", model=model, microbatches=3, batch_norm="deferred", cuts=("mobilenet_v2.layer.7",))
-    row = run_plan(plan, tmp_path)
+    row = run_plan(on(mesh, model=model, batch_norm="deferred", **options), tmp_path)
     assert row["equal"], row["equality"]
 
 

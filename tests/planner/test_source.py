@@ -10,7 +10,7 @@ from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_un
 from stagewright.errors import UsageError
 from stagewright.plan.value import Plan
 from stagewright.planner.measure import MeasuredModel
-from stagewright.planner.source import MeasuredSource, between, source_around
+from stagewright.planner.source import MeasuredSource, at_size, between, source_around
 from stagewright.profile.value import Amount
 
 MADE = MadeSource(units=random_units(5, 0), tensors=(1, 2))
@@ -35,6 +35,19 @@ def test_a_line_is_met(size: int, tensor: int) -> None:
     assert (found.whole is None) == (tensor == 1)
     if found.whole is not None and real.whole is not None:
         assert equal_amounts(found.whole.units) == equal_amounts(real.whole.units)
+
+
+@pytest.mark.parametrize(
+    ("size", "around"), [(1, (2, 8)), (2, None), (5, (2, 8)), (8, None), (9, (8, 64)), (100, (8, 64))]
+)
+def test_of_several_the_two_nearest_count(size: int, around: tuple[int, int] | None) -> None:
+    """As on a GPU: no slower with 8 samples than with 2, eight times as slow with 64."""
+    models = [MADE.model(2, 1), replace(MADE.model(2, 1)), MADE.model(64, 1)]
+    models[1] = replace(models[1], profile=replace(models[1].profile, batch_size=8))
+    by_size = {2: models[0], 8: models[1], 64: models[2]}
+    wanted = by_size[size] if around is None else between(by_size[around[0]], by_size[around[1]], size)
+    assert at_size([models[2], models[0], models[1]], size) == wanted
+    assert at_size(models[:1], size) is models[0]
 
 
 def test_what_does_not_grow_stays() -> None:

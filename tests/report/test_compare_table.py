@@ -49,6 +49,21 @@ def test_what_a_step_sends_is_links_and_collectives() -> None:
     assert "a step sends 4.00 KiB over cut 0, 2.00 KiB to sums of tied weights" in line
 
 
+def test_strategies_that_lose_against_a_short_step_are_told_why() -> None:
+    serial = row(strategy="serial", latency_s=0.012, batch=8, speedup=1.0, link_bytes={}, collective_bytes=[{}])
+    slower, faster = row(strategy="pipeline", speedup=0.5), row(strategy="data", speedup=1.2)
+    *_, note = compare_remarks([serial, faster, slower])
+    assert note == (
+        "note: serial's step of 8 samples takes 12.0 ms, so there is little to share, and pipeline mostly waited for "
+        "messages; --batch 256 tells more"
+    )
+    assert not any("note" in line for line in compare_remarks([serial, faster]))
+    assert not any("note" in line for line in compare_remarks([{**serial, "latency_s": 0.2}, slower]))
+    assert not any("note" in line for line in compare_remarks([slower]))
+    failed = {"strategy": "serial", "workers": 1, "error": "out of memory", "refused": False}
+    assert not any("note" in line for line in compare_remarks([failed, slower]))
+
+
 def test_a_plan_that_is_not_equal_has_no_speedup_and_says_what_differs() -> None:
     wrong = row(equal=False, speedup=None, share_of_bound=None, equality={**EQUAL, "gradients": 0.5})
     assert "NO" in shown([wrong])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.planner.conftest import MadeSource, random_units
 from tests.study.made_learning import RATES, STRATEGIES_OPTIONS, strategies_parts
 
+from stagewright.cluster.cluster import FREE
 from stagewright.errors import UsageError
-from stagewright.study import Findings, Results
+from stagewright.forecast.terms import EngineTerms
+from stagewright.planner.calibrate import Calibration
+from stagewright.study import Bench, Findings, Results
 from stagewright.study.strategies import Options, study
 from stagewright.study.strategies_findings import conclude
 from stagewright.study.strategies_measured import Way, ways_of
@@ -135,6 +140,33 @@ def test_pieces_cuts_and_workers() -> None:
     assert "over data parallel on 2: data 1.72, pipeline (2) 1.78" in said(findings, "more workers")
 
 
+def test_what_was_studied_and_is_not_known_is_said_so() -> None:
+    """Workers shared their devices, and nothing was forecast: accuracy alone."""
+    parts = {name: data for name, data in strategies_parts().items() if name.startswith("train")}
+    findings = concluded(parts)
+    for question in ("which is faster", "micro-batches change", "more workers"):
+        assert said(findings, question) == "Not known: nothing was measured."
+    assert {row[-1] for row in findings.tables[0].rows} == {"–"}
+    assert "Only one number" in said(concluded(parts, microbatches=[4]), "micro-batches change")
+    assert "Only 2 workers" in said(concluded(parts, workers=[2]), "more workers")
+    one = {"workers": [2, 4], "devices": ["cuda:0", "cuda:0"]}
+    assert "shared 1 device while" in said(concluded(strategies_parts(), **one), "more workers")
+
+
+def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a small model takes as long for 32 samples as for 64: two that share them gain nothing."""
+    made = MadeSource(units=random_units(5, 0), tensors=(1,)).model(8, 1)
+    sizes = [replace(made, profile=replace(made.profile, batch_size=size)) for size in (8, 32, 64)]
+    calibration = Calibration(link=FREE, collective=FREE, terms=EngineTerms(), kind="cpu", hardware="made").to_dict()
+    calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
+    options = Options(workers=(2,), cuts=(), batch=64)
+    monkeypatch.setattr("stagewright.study.strategies.measured_of", lambda one: one)
+    part = next(one for one in study(options).parts if one.name == "forecast-digits")
+    results = Results({"profile-digits": {"measured": sizes, "cuts": {}}, "calibration": calibration})
+    found = part.run(Bench(folder=tmp_path, results=results, tell=print))
+    assert found["data-2"]["speedup"] == pytest.approx(1.0, abs=0.05)
+
+
 def test_large_batches() -> None:
     findings = concluded(strategies_parts())
     text = said(findings, "out of memory")
@@ -191,6 +223,7 @@ def test_plans_of_the_experiments() -> None:
         ({"cuts": ("odd",)}, "use even, client, or both"),
         ({"devices": ("cpu:0",)}, "give two"),
         ({"tasks": ("rte",)}, "needs its data"),
+        ({"batch_norm": "defered"}, "did you mean 'deferred'"),
     ],
 )
 def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) -> None:

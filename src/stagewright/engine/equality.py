@@ -178,31 +178,34 @@ def make_reference(
     model = graph.model
     found = Reference()
     replicas = sorted({part.replica for part in parts})
-    before = {name: value.detach().clone() for name, value in model.named_buffers()}
+    before = _buffers(model)
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         run = _runner(graph, parts[0], seed, device, training=training)
         if any(codec != "none" for link in links for codec in link):
             run = _coded_runner(graph, cuts, links, seed, device, training=training, nudge=nudge)
-    for replica in replicas:
-        own = [part for part in parts if part.replica == replica]
-        with preserved(model), DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
-            for part in own:
-                with torch.set_grad_enabled(training), _attention(plain_attention):
-                    result = run(part)
-                    found.loss_source = loss_source(loss, result)
-                    value = loss(result, part.target) * part.weight
-                if training and value.requires_grad:
-                    value.backward()  # type: ignore[no-untyped-call]
-                found.loss += float(value.detach())
-                tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-                found.outputs.append([tensor.detach().clone() for tensor in tensors])
-            if norms is not None:
+    with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
+        for replica in replicas:
+            own = [part for part in parts if part.replica == replica]
+            with preserved(model):
+                for part in own:
+                    with torch.set_grad_enabled(training), _attention(plain_attention):
+                        result = run(part)
+                        found.loss_source = loss_source(loss, result)
+                        value = loss(result, part.target) * part.weight
+                    if training and value.requires_grad:
+                        value.backward()  # type: ignore[no-untyped-call]
+                    found.loss += float(value.detach())
+                    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                    found.outputs.append([tensor.detach().clone() for tensor in tensors])
+                buffers.append((sum(part.weight for part in own), _buffers(model)))
+        found.buffers = _merged(buffers, _statistics(model))
+        if norms is not None:  # they have seen all replicas, and move once
+            with preserved(model):
                 norms.finish_step()
-            weight = sum(part.weight for part in own)
-            after = {name: value.detach().clone() for name, value in model.named_buffers()}
-            buffers.append((weight, after))
-    found.buffers = _merged(buffers, _statistics(model))
+                found.buffers |= {
+                    name: value for name, value in _buffers(model).items() if not bool(_same(value, before[name]).all())
+                }
     found.changed = frozenset(
         name
         for name, one in found.buffers.items()
@@ -274,6 +277,11 @@ def _attention(plain: bool) -> AbstractContextManager[Any]:
 def _copies(value: Any) -> Any:
     """Inputs that the model may change."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies."""
+    return {name: value.detach().clone() for name, value in model.named_buffers()}
 
 
 def _statistics(model: nn.Module) -> set[str]:

@@ -6,7 +6,7 @@ seconds and bytes of a unit = a + b · samples        through the two nearest si
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from stagewright.plan.value import Mesh, Plan
 from stagewright.planner.measure import REPEATS, MeasuredModel, measure_model
 from stagewright.profile.value import Amount, Profile, Time, UnitProfile
 
-__all__ = ["MeasuredSource", "Source", "between", "source_around"]
+__all__ = ["MeasuredSource", "Source", "at_size", "between", "source_around"]
 
 
 class Source(Protocol):
@@ -132,6 +132,15 @@ def source_around(
     return MeasuredSource(
         plan=plan, small=min(own, other), large=max(own, other), longest_s=30.0, repeats=repeats, measure=known
     )
+
+
+def at_size(models: Sequence[MeasuredModel], size: int) -> MeasuredModel:
+    """What a size costs by measurements of others: its own, or the line through the two nearest."""
+    known = {one.profile.batch_size: one for one in models}
+    if size in known or len(known) == 1:
+        return known.get(size, models[0])
+    low, high = _around(size, sorted(known))
+    return between(known[low], known[high], size)
 
 
 def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredModel:

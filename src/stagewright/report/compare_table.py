@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,8 @@ __all__ = [
     "strategy_label",
 ]
 
+_SHORT_S, _LONG_S = 0.05, 0.2
+"""A serial step that leaves little to share, and one that leaves enough."""
 _WHO = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
 
 
@@ -104,7 +107,22 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             traffic += [f"{size} to {collective_label(axis)}" for axis, size in _sizes(_summed(row)).items()]
             sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
             found.append(f"{label}: equal to serial {close}; peak memory of each worker {memory}{sent}")
-    return found + [f"note: {line}" for line in loss_notes(rows)]
+    return found + [f"note: {line}" for line in (*loss_notes(rows), *_short_step(rows))]
+
+
+def _short_step(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where strategies lose against a serial step that is over at once: a batch that leaves more to share."""
+    serial = next((row for row in rows if row["strategy"] == "serial" and row.get("latency_s")), None)
+    if serial is None or serial["latency_s"] >= _SHORT_S:
+        return []
+    slower = [strategy_label(row) for row in rows if (row.get("speedup") or 1.0) < 1.0]
+    if not slower:
+        return []
+    wanted = 2 ** math.ceil(math.log2(serial["batch"] * _LONG_S / serial["latency_s"]))
+    return [
+        f"serial's step of {serial['batch']} samples takes {format_s(serial['latency_s'])}, so there is little to "
+        f"share, and {', '.join(slower)} mostly waited for messages; --batch {wanted} tells more"
+    ]
 
 
 def refusal_reason(error: str) -> str:

@@ -32,11 +32,15 @@ def calibration(devices: Sequence[str]) -> Part:
 
 
 def _calibrate(devices: tuple[str, ...], bench: Bench) -> dict[str, Any]:
+    from stagewright.cluster.machine import default_devices
     from stagewright.planner.calibrate import calibrate, load_calibration
 
-    kind = devices[0].partition(":")[0]
-    found = load_calibration(progress=bench.tell)
-    if found.kind != kind:  # a single GPU: there is no link to measure, so that its forecasts have free ones
+    def kind(device: str) -> str:
+        return device.partition(":")[0]
+
+    if kind(default_devices(2, share=True)[0]) == kind(devices[0]):
+        found = load_calibration(progress=bench.tell)
+    else:  # a single GPU: there is no link to measure, so that its forecasts have free ones
         found = calibrate(devices[:1])
     data = found.to_dict()
     return {**data, **{name: _finite(data[name]) for name in ("link", "collective")}}

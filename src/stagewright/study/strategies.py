@@ -15,9 +15,10 @@ import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stagewright.errors import RunError, UsageError
+from stagewright.plan.check import BATCH_NORMS, check_choice
 from stagewright.plan.value import Mesh, OptimizerSpec, Plan
 from stagewright.study.lesson import Lesson, choose_lesson, keep_samples, samples_folder
 from stagewright.study.machine import calibration, measured_data, measured_of, prepared_for
@@ -70,6 +71,9 @@ class Options:
     judged_samples: int | None = None
     # Passes over them.
     epochs: int = 3
+    # How batch norm's running statistics move. Deferred: with the whole batch, alike under every strategy. Plain: with
+    # each micro-batch or replica, so that what is judged differs where what was learned does not.
+    batch_norm: Literal["plain", "deferred"] = "deferred"
     # Instead of a task's own, for 2 workers: samples in a step, rate; pixels or tokens.
     batch: int | None = None
     learning_rate: float | None = None
@@ -98,6 +102,7 @@ class Options:
         if not self.microbatches or min(self.microbatches) < 1:
             given = ", ".join(map(str, self.microbatches)) or "no"
             raise UsageError(f"{given} micro-batches can't be: give numbers from 1 up, like 2,4,8")
+        check_choice("batch norm mode", self.batch_norm, BATCH_NORMS)
         wrong = [cut for cut in self.cuts if cut not in CUTS]
         if wrong:
             raise UsageError(f"{wrong[0]!r} is no way to cut here: use even, client, or both")
@@ -145,6 +150,7 @@ class Options:
             microbatches=pieces,
             schedule="1f1b" if pieces >= num_stages else "gpipe",
             split="client-server" if is_client else "time",
+            batch_norm=self.batch_norm,
             cuts=cuts,
             placement="client-server" if is_client else "auto",
             optimizer=OptimizerSpec(name="adamw", learning_rate=lesson.learning_rate * count / 2),
@@ -258,31 +264,31 @@ def _samples(options: Options, task: str, bench: Bench) -> dict[str, Any]:
 
 
 def _profile(options: Options, task: str, bench: Bench) -> dict[str, Any]:
-    """The model measured with few and with many samples, and the cuts of every pipeline."""
-    from stagewright.planner.source import between
+    """The model measured with few, with many and with serial's most samples, and the cuts of every pipeline."""
+    from stagewright.planner.source import at_size
     from stagewright.split.compare import split
     from stagewright.split.conditions import Conditions
 
     batch = options.lesson(task).batch
     few = max(2, batch // 8)  # one sample alone is too few for batch norm
-    sizes = (few, max(few + 2, batch // 2))
+    most = batch * max(options.workers) // 2  # on a GPU time does not grow with the samples, until it does
     measured = []
-    for size in sizes:
+    for size in sorted({few, max(few + 2, batch // 2), max(few + 2, most)}):
         bench.tell(f"{size} samples")
         plan = replace(options.plan(task, None, options.seeds[0]), batch=size)
         measured.append(measured_data(plan, repeats=options.repeats))
-    small, large = (measured_of(one) for one in measured)
+    models = [measured_of(one) for one in measured]
     cuts: dict[str, list[str]] = {}
     for way in options.ways:
         if way.strategy != "pipeline":
             continue
         pieces = options.plan(task, way, 0).batch // way.microbatches
-        profile = between(small, large, pieces).profile
+        profile = at_size(models, pieces).profile
         policy, count = ("client-server", 3) if way.cut == "client" else ("time", way.workers)
         found = split(profile, count, policy, Conditions(num_microbatches=way.microbatches))
         cuts[way.name] = list(found.cut_names)
-    large_cuts = split(between(small, large, options.piece).profile, 2, "time", Conditions()).cut_names
-    return {"small": measured[0], "large": measured[1], "cuts": cuts, "large_cuts": list(large_cuts)}
+    large_cuts = split(at_size(models, options.piece).profile, 2, "time", Conditions()).cut_names
+    return {"measured": measured, "cuts": cuts, "large_cuts": list(large_cuts)}
 
 
 def _cuts(bench: Bench, task: str, way: Way | None) -> tuple[str, ...]:
@@ -292,16 +298,20 @@ def _cuts(bench: Bench, task: str, way: Way | None) -> tuple[str, ...]:
 def _forecast(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     """Every experiment with a device for each worker; one that can't be has its reason."""
     from stagewright.planner.measure import chunk_sizes
-    from stagewright.planner.source import between
+    from stagewright.planner.source import at_size
 
-    saved = bench.results[f"profile-{task}"]
-    small, large = measured_of(saved["small"]), measured_of(saved["large"])
+    models = [measured_of(one) for one in bench.results[f"profile-{task}"]["measured"]]
+
+    def rate(plan: Plan) -> float:
+        measured = at_size(models, max(chunk_sizes(plan)))
+        return prepared_for(plan, measured, bench.results["calibration"]).forecast().samples_per_s
+
     found = {}
     for way in options.ways:
-        plan = options.plan(task, way, options.seeds[0], _cuts(bench, task, way))
-        measured = between(small, large, max(chunk_sizes(plan)))
-        forecast = prepared_for(plan, measured, bench.results["calibration"]).forecast()
-        found[way.name] = {"samples_per_s": forecast.samples_per_s, "speedup": forecast.speedup}
+        samples_per_s = rate(options.plan(task, way, options.seeds[0], _cuts(bench, task, way)))
+        # As serial is measured: its batch in one piece.
+        alone = rate(options.plan(task, None, options.seeds[0], workers=way.workers))
+        found[way.name] = {"samples_per_s": samples_per_s, "speedup": samples_per_s / alone}
     return found
 
 
@@ -322,15 +332,15 @@ def _limit(options: Options, bench: Bench) -> dict[str, Any]:
     """What each large batch needs by forecast, and the limit."""
     from stagewright.planner.fit import peak_bytes
     from stagewright.planner.measure import chunk_sizes
-    from stagewright.planner.source import between
+    from stagewright.planner.source import at_size
 
     saved = bench.results[f"profile-{options.tasks[0]}"]
-    small, large = measured_of(saved["small"]), measured_of(saved["large"])
+    models = [measured_of(one) for one in saved["measured"]]
     needs: dict[str, dict[str, int]] = {}
     for kind in LARGE_KINDS:
         for batch in options.large_batches:
             plan = options.large_plan(kind, batch, tuple(saved["large_cuts"]))
-            needed = peak_bytes(plan, between(small, large, max(chunk_sizes(plan))))
+            needed = peak_bytes(plan, at_size(models, max(chunk_sizes(plan))))
             needs.setdefault(kind, {})[str(batch)] = needed
     ordered = sorted(needs["data"].values())
     limit = options.memory_bytes

@@ -180,7 +180,9 @@ def _pieces(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
                 f"{options['lessons'][task].shown_data}, {count} workers ({how}): {rates}; best are {best}: more of "
                 "them fill the pipeline better, smaller ones run less well."
             )
-    return tuple(sentences) or ("Only one number of micro-batches was studied.",)
+    if not sentences and len(options["microbatches"]) < 2:
+        return ("Only one number of micro-batches was studied.",)
+    return tuple(sentences)
 
 
 def _cuts(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
@@ -234,11 +236,14 @@ def _workers(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
             )
             if not all(one.is_measured for one in mine):
                 devices = len(set(options["devices"]))
+                shared = "1 device" if devices == 1 else f"{devices} devices"
                 sentences.append(
-                    f"Here {count} workers shared {devices} devices while they learned, so their own speed says "
+                    f"Here {count} workers shared {shared} while they learned, so their own speed says "
                     "nothing; the accuracy is as good."
                 )
-    return tuple(sentences) or ("Only 2 workers were studied.",)
+    if not sentences and tuple(options["workers"]) == (2,):
+        return ("Only 2 workers were studied.",)
+    return tuple(sentences)
 
 
 def _large(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:

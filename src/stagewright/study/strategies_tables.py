@@ -55,6 +55,12 @@ def baseline(every: Sequence[MeasuredWay]) -> MeasuredWay | None:
     return next((one for one in every if one.way.name == "data-2" and one.samples_per_s), None)
 
 
+def _origin(one: MeasuredWay) -> str:
+    if one.is_measured:
+        return "measured" if one.equal else "not equal to serial"
+    return "–" if one.samples_per_s is None else "forecast"
+
+
 def _experiments(options: Mapping[str, Any], ways: Ways) -> Table:
     rows = []
     for task, every in ways.items():
@@ -79,7 +85,7 @@ def _experiments(options: Mapping[str, Any], ways: Ways) -> Table:
                     f"{one.speedup:.2f}" if one.speedup is not None else "–",
                     over,
                     f"{one.forecast:.2f}" if one.forecast is not None else "–",
-                    ("measured" if one.equal else "not equal to serial") if one.is_measured else "forecast",
+                    _origin(one),
                 )
             )
     metric = ", for CoLA Matthews × 100" if "cola" in ways else ""

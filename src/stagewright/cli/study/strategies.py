@@ -60,6 +60,14 @@ def strategies(
     samples: Samples = None,
     epochs: Epochs = None,
     learning_rate: LearningRate = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            help="Running statistics move with the whole batch (deferred) or with each piece (plain). "
+            "\\[default: deferred]",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     large_batches: Annotated[
         str | None,
         typer.Option(
@@ -110,6 +118,7 @@ def strategies(
         "judged_samples": judged,
         "epochs": epochs,
         "learning_rate": learning_rate,
+        "batch_norm": batch_norm,
         "large_batches": () if large == (0,) else large,
         "memory_bytes": parse_bytes(limit) if limit is not None else None,
         "seeds": whole_numbers(seeds, "seeds"),

@@ -54,8 +54,8 @@ def test_strategies_that_lose_against_a_short_step_are_told_why() -> None:
     slower, faster = row(strategy="pipeline", speedup=0.5), row(strategy="data", speedup=1.2)
     *_, note = compare_remarks([serial, faster, slower])
     assert note == (
-        "note: serial's step of 8 samples takes 12.0 ms, so there is little to share, and pipeline mostly waited for "
-        "messages; --batch 256 tells more"
+        "note: serial's step of 8 samples takes 12.0 ms, which leaves little to share: pipeline spent more on starting "
+        "work and on messages; --batch 256 tells more"
     )
     assert not any("note" in line for line in compare_remarks([serial, faster]))
     assert not any("note" in line for line in compare_remarks([{**serial, "latency_s": 0.2}, slower]))

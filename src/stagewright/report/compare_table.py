@@ -115,13 +115,14 @@ def _short_step(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     serial = next((row for row in rows if row["strategy"] == "serial" and row.get("latency_s")), None)
     if serial is None or serial["latency_s"] >= _SHORT_S:
         return []
-    slower = [strategy_label(row) for row in rows if (row.get("speedup") or 1.0) < 1.0]
+    slower = [strategy_label(row) for row in rows if (row.get("speedup") or 1.0) < 0.95]
     if not slower:
         return []
+    short = f"serial's step of {serial['batch']} samples takes {format_s(serial['latency_s'])}"
     wanted = 2 ** math.ceil(math.log2(serial["batch"] * _LONG_S / serial["latency_s"]))
     return [
-        f"serial's step of {serial['batch']} samples takes {format_s(serial['latency_s'])}, so there is little to "
-        f"share, and {', '.join(slower)} mostly waited for messages; --batch {wanted} tells more"
+        f"{short}, which leaves little to share: {', '.join(slower)} spent more on starting work and on "
+        f"messages; --batch {wanted} tells more"
     ]
 
 

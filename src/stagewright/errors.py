@@ -23,6 +23,7 @@ __all__ = [
     "CaptureError",
     "CorruptMessage",
     "DataMissing",
+    "ModelError",
     "RunError",
     "SplitError",
     "StagewrightError",
@@ -63,6 +64,10 @@ class CaptureError(UsageError):
 
     inside: str = ""
     """The module whose own code is the cause, where that is known."""
+
+
+class ModelError(UsageError, ValueError):
+    """The model does not run on what it was given."""
 
 
 class SplitError(UsageError):

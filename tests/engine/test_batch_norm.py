@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch import nn
 
 from stagewright.capture import capture
-from stagewright.engine.batch_norm import DeferredBatchNorm, held_statistics, tracked_norms
+from stagewright.engine.batch_norm import DeferredBatchNorm, held_statistics, refuse_torn_norms, tracked_norms
 from stagewright.engine.dropout import random_key
 from stagewright.engine.microbatch import microbatch_sizes, shares
 from stagewright.engine.recompute import RecomputedForward
+from stagewright.errors import UsageError
 
 CPU = torch.device("cpu")
 SHAPES: dict[type[Any], tuple[int, ...]] = {
@@ -191,6 +193,20 @@ def test_a_failed_forward_leaves_the_buffers_in_place() -> None:
         assert norm.momentum == 0.1
         deferred.finish_step()
     assert int(norm.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "deferred", "torn"),
+    [([0, 1, 2], False, True), ([0, 1, 2], True, True), ([0, 1, 0], False, True), ([0, 1, 0], True, False)],
+)
+def test_a_norm_that_several_stages_call_is_refused(workers: list[int], deferred: bool, torn: bool) -> None:
+    shared = nn.BatchNorm1d(4)
+    stages = [nn.Sequential(shared), nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.BatchNorm1d(4), shared)]
+    model = nn.Sequential(*stages)
+    with pytest.raises(UsageError, match=r"'0\.0' is called in stages 0 and 2") if torn else nullcontext():
+        refuse_torn_norms(model, stages, workers, deferred=deferred)
+    shared.eval()  # frozen: nothing moves
+    refuse_torn_norms(model, stages, workers, deferred=deferred)
 
 
 @pytest.mark.parametrize("mode", ["plain", "deferred"])

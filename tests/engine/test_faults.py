@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from stagewright.cluster.device import usable_cores
 from stagewright.engine.fault import Activity, Doing, Fault, read_doing, root_cause
@@ -330,3 +331,10 @@ def test_activity_is_read_from_its_file_while_it_goes_on(tmp_path: Path) -> None
     one.close()
     one.begin("after")
     assert read_doing(path).count == 4
+
+
+def test_batch_norm_of_one_sample_is_told_with_what_helps() -> None:
+    with pytest.raises(ValueError, match="per channel") as raised:
+        torch.nn.BatchNorm1d(2)(torch.randn(1, 2))
+    made = Fault.of(raised.value, worker=0, device="cpu:0", doing=Doing(), time_ns=0)
+    assert made.message.endswith("use fewer micro-batches, or a larger batch")

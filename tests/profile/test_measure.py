@@ -12,7 +12,7 @@ from torch import nn
 from stagewright.capture import capture
 from stagewright.cluster import hosted
 from stagewright.cluster.device import Device
-from stagewright.errors import CacheError, UsageError
+from stagewright.errors import CacheError, ModelError, UsageError
 from stagewright.profile import amount_of, profile
 
 measure = importlib.import_module("stagewright.profile.measure")  # the package has a function of this name
@@ -274,3 +274,12 @@ def test_units_that_are_alike_share_their_samples(chain: Callable[..., Any]) -> 
     assert (second.forward, second.backward_input) == (third.forward, third.backward_input)
     assert first.backward_input.median_s == 0  # its input needs no gradient, so it is not alike
     assert other.forward != second.forward
+
+
+def test_a_model_that_does_not_run_on_so_few_samples_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    graph = capture(model, (torch.randn(4, 4),))
+    with pytest.raises(
+        ModelError, match=r"'few' in training does not run on float32 \[1, 4\]: ValueError: Expected more"
+    ):
+        profile(graph, (torch.randn(1, 4),), name="few", device="cpu:0", cache=False)

@@ -28,8 +28,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stagewright.engine.dropout import current_key
+from stagewright.errors import UsageError
 
-__all__ = ["DeferredBatchNorm", "held_statistics", "tracked_norms"]
+__all__ = ["DeferredBatchNorm", "held_statistics", "refuse_torn_norms", "tracked_norms"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _held: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -42,6 +43,23 @@ def tracked_norms(module: nn.Module) -> list[_BatchNorm]:
         for one in module.modules()
         if isinstance(one, _BatchNorm) and one.track_running_stats and one.running_mean is not None
     ]
+
+
+def refuse_torn_norms(model: nn.Module, stages: Sequence[nn.Module], workers: Sequence[int], *, deferred: bool) -> None:
+    """Refuse a batch norm that several stages call, where its running statistics would not move as in serial.
+
+    Workers would move copies of their own, and stages of one worker would move them in another order, which matters
+    unless all moves are one.
+    """
+    for name, norm in model.named_modules():
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None or not norm.training:
+            continue
+        held = [at for at, stage in enumerate(stages) if any(one is norm for one in stage.modules())]
+        if len(held) > 1 and not (deferred and len({workers[at] for at in held}) == 1):
+            raise UsageError(
+                f"the batch norm {name!r} is called in stages {' and '.join(map(str, held))}, which would not move its "
+                "running statistics as serial does: cut so that one stage has all its calls, or use data"
+            )
 
 
 @contextmanager

@@ -13,7 +13,8 @@ order each time: others differ from one run of serial to the next.
 
 A codec rounds: where a plan adds in another order (a tensor axis), a value may round to the next step, which is far
 more. So with codecs there, serial runs once more with what enters them moved by a tenth of the tolerance, as another
-order of additions does, and what that moves (``Reference.sway``) is allowed, too.
+order of additions does, and what that moves (``Reference.sway``) is allowed, too. So it is where a plan that adds in
+another order rounds to 16 bits all the way: there what every unit gives is moved.
 
 For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
 rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.
@@ -173,7 +174,7 @@ def make_reference(
     ``links``: for each of the ``cuts``, the codecs of both directions. Where there is one, the model runs through its
     graph with what the codecs make of activations and gradients at the cuts: serial under the same quantisation.
     ``plain_attention``: without fused kernels, which draw their own dropout masks, and no part of another's.
-    ``nudge``: by how much of its largest value what enters the codecs is moved.
+    ``nudge``: by how much of its largest value what crosses the cuts is moved.
     """
     model = graph.model
     found = Reference()
@@ -182,7 +183,7 @@ def make_reference(
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         run = _runner(graph, parts[0], seed, device, training=training)
-        if any(codec != "none" for link in links for codec in link):
+        if nudge or any(codec != "none" for link in links for codec in link):
             run = _coded_runner(graph, cuts, links, seed, device, training=training, nudge=nudge)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
         for replica in replicas:

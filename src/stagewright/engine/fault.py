@@ -178,6 +178,13 @@ def parse_doing(line: bytes) -> Doing | None:
         return None
 
 
+def _hint(error: BaseException) -> str:
+    """What helps, where a library's sentence does not say it."""
+    if "more than 1 value per channel" in str(error):
+        return "; a micro-batch has too few samples for batch norm: use fewer micro-batches, or a larger batch"
+    return ""
+
+
 def describe_shapes(tensors: Iterable[Any]) -> str:
     """Shapes and dtypes as text, for ``Activity.begin``; best made once where shapes are static."""
     return ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in tensors)
@@ -216,7 +223,7 @@ class Fault:
         return cls(
             worker=worker,
             kind="lost-peer" if _lost_peer(error) else "raised",
-            message=str(error) if own else f"{type(error).__name__}: {error}",
+            message=str(error) if own else f"{type(error).__name__}: {error}{_hint(error)}",
             device=device,
             doing=doing,
             traceback="" if own else "".join(traceback.format_exception(error)),

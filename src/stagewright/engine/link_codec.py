@@ -178,20 +178,20 @@ class FakeLink(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, forward: str, backward: str, nudge: float = 0.0) -> torch.Tensor:
         """Through the codec of the way there; what enters it is moved by up to ``nudge`` of its largest value."""
         ctx.backward_codec, ctx.nudge = backward, nudge
-        return values.clone() if forward == "none" else through(get(forward), _nudged(values, nudge))
+        values = _nudged(values, nudge)
+        return values.clone() if forward == "none" else through(get(forward), values.contiguous())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         """Through the codec of the way back."""
-        (gradient,) = gradients
+        gradient = _nudged(gradients[0], ctx.nudge)
         if ctx.backward_codec != "none":
-            gradient = through(get(ctx.backward_codec), _nudged(gradient, ctx.nudge))
+            gradient = through(get(ctx.backward_codec), gradient.contiguous())
         return gradient, None, None, None
 
 
 def _nudged(values: torch.Tensor, nudge: float) -> torch.Tensor:
     """Each value moved a little, the same way at each call."""
-    values = values.contiguous()
     if nudge == 0 or values.numel() == 0:
         return values
     by = torch.rand(values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1

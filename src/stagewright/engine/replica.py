@@ -23,7 +23,7 @@ from stagewright.capture.capture import capture
 from stagewright.capture.graph import UnitGraph
 from stagewright.capture.stage import Stage
 from stagewright.cluster.gloo_threads import patient_threads
-from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
+from stagewright.engine.batch_norm import DeferredBatchNorm, refuse_torn_norms, tracked_norms
 from stagewright.engine.clip import GradientClip
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.data import wrap_data_parallel
@@ -100,6 +100,8 @@ class Replica:
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(every) if self.stage_workers[index] == context.pipeline
         }
+        if plan.training:
+            refuse_torn_norms(model.module, every, self.stage_workers, deferred=plan.batch_norm == "deferred")
         self.module = nn.ModuleList(self.stages.values())
         self._release(every)
         if not plan.shard:  # FSDP2 moves what it divides, unit by unit

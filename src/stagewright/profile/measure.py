@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stagewright.capture.macs import count_macs
 from stagewright.capture.preserve import preserved
 from stagewright.cluster.device import Device
 from stagewright.cluster.hosted import is_hosted, may_stay, resident, visiting
-from stagewright.errors import UsageError
+from stagewright.errors import ModelError, UsageError
 from stagewright.profile.cache import ProfileCache
 from stagewright.profile.identity import library_versions, profile_key
 from stagewright.profile.kept import Kept, watch_kept
@@ -121,6 +122,22 @@ def _check(
         raise UsageError("no parameter of the model needs a gradient; profile it with training=False (--inference)")
 
 
+def _first_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> int:
+    """MACs of a run; a model that does not run with so many samples says so."""
+    try:
+        return count_macs(model, args, kwargs)
+    except (ValueError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
+            raise
+        shapes = ", ".join(
+            f"{one.dtype} {list(one.shape)}".removeprefix("torch.") for one in tensors_in((args, kwargs))
+        )
+        raise ModelError(
+            f"{name!r} {'in training ' if model.training else ''}does not run on {shapes}: {type(error).__name__}: "
+            f"{error}; where that is too few samples for it, give a larger --batch or fewer --microbatches"
+        ) from error
+
+
 def _measure(
     graph: UnitGraph,
     args: Sequence[Any],
@@ -140,7 +157,7 @@ def _measure(
     with device.pinned(), preserved(graph.model):
         with visiting(graph.model, place):
             steps.next("whole model")
-            whole_macs = count_macs(graph.model, args, kwargs)
+            whole_macs = _first_run(graph.model, args, kwargs, name)
             steps.next("bytes kept")
             kept = (
                 watch_kept(graph, args, kwargs)

@@ -195,6 +195,20 @@ def test_a_failed_forward_leaves_the_buffers_in_place() -> None:
     assert int(norm.num_batches_tracked) == 0
 
 
+def test_a_replica_without_samples_of_its_own_is_not_counted() -> None:
+    """It runs another's, so that all take part in the sums."""
+    x = batch(nn.BatchNorm1d)
+    own, idle, alone = (nn.BatchNorm1d(5) for _ in range(3))
+    gathered: list[torch.Tensor] = []
+    with DeferredBatchNorm(own) as one, DeferredBatchNorm(idle) as other, DeferredBatchNorm(alone) as third:
+        own(x), idle(x), alone(x)
+        other.finish_step(lambda flat: gathered.append(flat.clone()), is_counted=False)
+        one.finish_step(lambda flat: flat.add_(gathered[0]))
+        third.finish_step()
+    torch.testing.assert_close(own.running_var, alone.running_var)
+    assert gathered[0].count_nonzero() == 0
+
+
 @pytest.mark.parametrize(
     ("workers", "deferred", "torn"),
     [([0, 1, 2], False, True), ([0, 1, 2], True, True), ([0, 1, 0], False, True), ([0, 1, 0], True, False)],

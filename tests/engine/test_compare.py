@@ -70,6 +70,22 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
     assert row["equal"], row["equality"]
 
 
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("in_place", "serial", {}),
+        ("in_place", "pipeline=2", {"microbatches": 3}),
+        ("in_place", "pipeline=2", {"microbatches": 3, "training": False}),
+        ("centred", "data=2", {}),
+        ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
+        ("twice", "data=2", {"batch_norm": "deferred"}),
+    ],
+)
+def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
+    row = run_plan(on(mesh, model=ModelSpec(name=f"tests.engine.odd_models:{name}"), **options), tmp_path)
+    assert row["equal"], row["equality"]
+
+
 @pytest.mark.slow
 def test_layers_shared_in_bfloat16_differ_by_no_more_than_rounding(tmp_path: Path) -> None:
     """Gradients of attention's queries are small differences: other sums move them by more than 2e-2."""

@@ -136,11 +136,12 @@ class DeferredBatchNorm:
                 call.clear()
 
     @torch.no_grad()
-    def finish_step(self, reduce: Callable[[torch.Tensor], object] | None = None) -> None:
+    def finish_step(self, reduce: Callable[[torch.Tensor], object] | None = None, *, is_counted: bool = True) -> None:
         """Move the running statistics once, with those of the whole batch.
 
         ``reduce`` adds a float64 vector over the replicas of the data axis, in place; every replica must call it with
-        the same model and the same running statistics. It is called once for all norms of a device.
+        the same model and the same running statistics. It is called once for all norms of a device. A replica that
+        has no samples of its own, and ran others' for company, is not counted.
         """
         num_calls = max((len(calls) for calls in self._found.values()), default=0)
         # A second call of a norm moves what the first has moved; all first calls go together, all second ones, …
@@ -150,6 +151,8 @@ class DeferredBatchNorm:
         ]
         if reduce is not None and rounds:
             flat = torch.cat([one.sums.flatten() for one in rounds])
+            if not is_counted:
+                flat.zero_()
             reduce(flat)
             for one, part in zip(rounds, torch.split(flat, [one.sums.numel() for one in rounds]), strict=True):
                 one.sums = part.view(3, -1)

@@ -13,8 +13,8 @@ order each time: others differ from one run of serial to the next.
 
 A codec rounds: where a plan adds in another order (a tensor axis), a value may round to the next step, which is far
 more. So with codecs there, serial runs once more with what enters them moved by a tenth of the tolerance, as another
-order of additions does, and what that moves (``Reference.sway``) is allowed, too. So it is where a plan that adds in
-another order rounds to 16 bits all the way: there what every unit gives is moved.
+order of additions does, and what that makes of a tensor (``Reference.sways``) is allowed for it, up to SWAY. So it is
+where a plan that adds in another order rounds to 16 bits all the way: there what every unit gives is moved.
 
 For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
 rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.
@@ -50,11 +50,14 @@ __all__ = [
     "Part",
     "Reference",
     "compare_with",
-    "distance",
     "full_precision",
     "make_reference",
+    "statistics_of",
+    "sways_of",
 ]
 
+SWAY = 0.1
+"""The most that is allowed a tensor for rounding's sake: more than that proves nothing."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}
 """Largest relative difference that counts as equal: what another order of additions may cost in that type."""
 
@@ -98,8 +101,10 @@ class Reference:
     """The tensors of the model's result, one list a micro-batch, replica by replica."""
     loss_source: LossSource = "given"
     """Whose loss it is."""
-    sway: float = 0.0
-    """How far it moves where what enters codecs is added up in another order: a value may round to the next step."""
+    loss_size: float = 0.0
+    """What the loss is measured by: the micro-batches' losses without their signs, which may add up to nothing."""
+    sways: dict[str, float] = field(default_factory=dict)
+    """How far each moves where sums are added up in another order and rounded: a value may round to the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +112,9 @@ class Equality:
     """How far a plan is from serial."""
 
     equal: bool
-    """Whether everything is within the tolerance."""
+    """Whether everything is within what is allowed."""
     tolerance: float
-    """What was allowed."""
+    """What was allowed; where sums round, the most for any tensor."""
     loss: float
     """Relative difference of the loss."""
     outputs: float
@@ -197,10 +202,11 @@ def make_reference(
                     if training and value.requires_grad:
                         value.backward()  # type: ignore[no-untyped-call]
                     found.loss += float(value.detach())
+                    found.loss_size += abs(float(value.detach()))
                     tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
                     found.outputs.append([tensor.detach().clone() for tensor in tensors])
                 buffers.append((sum(part.weight for part in own), _buffers(model)))
-        found.buffers = _merged(buffers, _statistics(model))
+        found.buffers = _merged(buffers, statistics_of(model))
         if norms is not None:  # they have seen all replicas, and move once
             with preserved(model):
                 norms.finish_step()
@@ -227,7 +233,13 @@ def _runner(graph: UnitGraph, first: Part, seed: int, device: torch.device, *, t
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (first.args, first.kwargs))
         graph.model(*args, **kwargs)
     if not training or all(torch.equal(was, one.get_state()) for was, one in zip(before, drawn_from, strict=True)):
-        return lambda part: graph.model(*_copies(part.args), **_copies(part.kwargs))
+
+        def run_plain(part: Part) -> Any:
+            # Nothing is drawn, but batch norms tell the micro-batches apart by it.
+            with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
+                return graph.model(*_copies(part.args), **_copies(part.kwargs))
+
+        return run_plain
     whole = graph.stage(0, len(graph.calls) - 1)
     key_stage(whole)
 
@@ -285,7 +297,7 @@ def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_buffers()}
 
 
-def _statistics(model: nn.Module) -> set[str]:
+def statistics_of(model: nn.Module) -> set[str]:
     """Names of batch norms' running statistics, which replicas average."""
     norms = {id(norm) for norm in tracked_norms(model)}
     names = [name for name, module in model.named_modules() if id(module) in norms]
@@ -305,16 +317,17 @@ def _merged(buffers: list[tuple[float, dict[str, torch.Tensor]]], averaged: set[
     }
 
 
-def distance(found: Reference, expected: Reference) -> float:
-    """The largest relative difference of anything."""
-    pairs = [({"loss": torch.tensor(found.loss)}, {"loss": torch.tensor(expected.loss)}, False)]
-    pairs += [(found.gradients, expected.gradients, True), (found.buffers, expected.buffers, False)]
-    pairs.append((_named(dict(enumerate(found.outputs))), _named(dict(enumerate(expected.outputs))), False))
-    largest = 0.0
-    for mine, other, by_module in pairs:
-        scales = _scales(other, by_module=by_module)
-        largest = max([largest, *(_relative(mine[name], other[name], scales[name]) for name in other)])
-    return largest
+def sways_of(moved: Reference, reference: Reference) -> dict[str, float]:
+    """How far everything of one is from the other, twice: it is one trial of many."""
+    found = {"loss": abs(moved.loss - reference.loss) / max(reference.loss_size, SMALLEST)}
+    for kind, mine, other in (
+        ("gradients", moved.gradients, reference.gradients),
+        ("buffers", moved.buffers, reference.buffers),
+        ("outputs", _named(dict(enumerate(moved.outputs))), _named(dict(enumerate(reference.outputs)))),
+    ):
+        scales = _scales(other, by_module=kind == "gradients")
+        found |= {_called(kind, name): _relative(mine[name], other[name], scales[name]) for name in other}
+    return {name: 2 * one for name, one in found.items()}
 
 
 def _named(outputs: Mapping[int, Sequence[torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -342,44 +355,52 @@ def compare_with(
     ``reference``. What no worker has, and what serial has not, is infinitely far: a result, a gradient, a buffer that
     the step changed.
     """
-    worst = ("nothing", 0.0)
+    worst, failed = ("nothing", 0.0, tolerance), False
     differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
     results = _named(outputs)
+    sways = reference.sways if reference else {}
     kinds: list[tuple[str, Mapping[str, torch.Tensor], dict[str, torch.Tensor] | None, frozenset[str] | None]] = [
         ("gradients", gradients, reference.gradients if reference else None, None),
         ("buffers", buffers, *((reference.buffers, reference.changed) if reference else (None, None))),
         ("outputs", results, _named(dict(enumerate(reference.outputs))) if reference else None, None),
     ]
+
+    def note(name: str, difference: float, allowed: float) -> None:
+        nonlocal worst, failed
+        worst = max(worst, (name, difference, allowed), key=lambda one: one[1] / one[2])
+        failed |= not difference <= allowed
+
     for kind, held, expected, needed in kinds:
         names: list[str] = []
-        for name, value, scale in _shared(expected, device, by_module=kind == "gradients"):
+        for name, value, scale, sway in _shared(expected, device, kind, sways):
             names.append(name)
             if name in held:
                 difference = _relative(held[name], value, scale)
                 differences[kind] = max(differences[kind], difference)
-                worst = max(worst, (_called(kind, name), difference), key=lambda one: one[1])
+                note(_called(kind, name), difference, max(tolerance, sway))
         absent = _absent(names, held, needed, device)
         unknown = [] if kind == "buffers" else [name for name in held if name not in set(names)]
         for remark, odd in (("no worker has one", absent), ("serial has none", unknown)):
             if odd:
                 differences[kind] = float("inf")
-                worst = (f"{_called(kind, odd[0])} ({remark})", float("inf"))
-    own = [reference.loss, reference.sway] if reference else [0.0, 0.0]
-    expected_loss, sway = next(broadcast([torch.tensor(own, dtype=torch.float64)], device)).tolist()
-    tolerance = max(tolerance, sway)
-    loss_difference = abs(loss - expected_loss) / max(abs(expected_loss), SMALLEST)
-    every = torch.tensor([loss_difference, *differences.values()], dtype=torch.float64, device=device)
-    dist.all_reduce(every, op=dist.ReduceOp.MAX)
-    numbers = [float(one) for one in every]
-    worst = max(worst, ("the loss", loss_difference), key=lambda one: one[1])
+                note(f"{_called(kind, odd[0])} ({remark})", float("inf"), tolerance)
+    own = [reference.loss, reference.loss_size, _sway(sways, "loss")] if reference else [0.0, 0.0, 0.0]
+    expected_loss, size, sway = next(broadcast([torch.tensor(own, dtype=torch.float64)], device)).tolist()
+    loss_difference = abs(loss - expected_loss) / max(size, SMALLEST)
+    note("the loss", loss_difference, max(tolerance, sway))
+    most = max((min(one, SWAY) for one in sways.values()), default=0.0)
+    every = [loss_difference, *differences.values(), float(failed), max(tolerance, most)]
+    numbers = torch.tensor(every, dtype=torch.float64, device=device)
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    loss_difference, *by_kind, any_failed, allowed = numbers.tolist()
     return Equality(
-        equal=all(number <= tolerance for number in numbers),
-        tolerance=tolerance,
-        loss=numbers[0],
-        outputs=numbers[1],
-        gradients=numbers[2],
-        buffers=numbers[3],
-        worst=_worst_of_all(*worst, device),
+        equal=not any_failed,
+        tolerance=allowed,
+        loss=loss_difference,
+        outputs=by_kind[0],
+        gradients=by_kind[1],
+        buffers=by_kind[2],
+        worst=_worst_of_all(worst[0], worst[1] / worst[2], device),
     )
 
 
@@ -399,14 +420,22 @@ def _worst_of_all(name: str, difference: float, device: torch.device) -> str:
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
-    """Largest difference over the scale; infinite where shapes differ or a value is not a number."""
-    if found.shape != expected.shape:
+    """Largest difference over the scale; infinite where shapes or types differ or a value is not a number.
+
+    Whole numbers are counts and places: another one is another, however near.
+    """
+    if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
     if found.numel() == 0:
         return 0.0
-    a, b = found.detach().double().cpu(), expected.double().cpu()
+    a, b = (_real(one.detach()).double().cpu() for one in (found, expected))
     apart = torch.where(_same(a, b), 0.0, (a - b).abs())
-    return float(apart.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
+    relative = float(apart.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
+    return relative if found.is_floating_point() or found.is_complex() or relative == 0 else max(1.0, relative)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -429,10 +458,7 @@ def _absent(
 
 def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str, float]:
     """The largest value of each tensor, or of all parameters of its module."""
-    largest = {
-        name: float(torch.nan_to_num(one.detach().double()).abs().max()) if one.numel() else 0.0
-        for name, one in tensors.items()
-    }
+    largest = {name: _largest(one.detach()) for name, one in tensors.items()}
     if not by_module:
         return largest
     modules: dict[str, float] = {}
@@ -442,13 +468,33 @@ def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str
     return {name: modules[name.rpartition(".")[0]] for name in largest}
 
 
+def _largest(tensor: torch.Tensor) -> float:
+    """Of its numbers; those that stand for nothing (infinite, or nearly: masks) would hide all others."""
+    values = _real(tensor).double().abs()
+    if tensor.is_floating_point() or tensor.is_complex():
+        values = values[values < torch.finfo(tensor.dtype).max / 4]
+    return float(values.max()) if values.numel() else 0.0
+
+
+def _sway(sways: Mapping[str, float], name: str) -> float:
+    return min(sways.get(name, 0.0), SWAY)
+
+
 def _shared(
-    tensors: Mapping[str, torch.Tensor] | None, device: torch.device, *, by_module: bool = False
-) -> Iterator[tuple[str, torch.Tensor, float]]:
-    """Worker 0's tensors, one after the other, on every worker; names and shapes travel as JSON."""
-    scales = _scales(tensors or {}, by_module=by_module)
+    tensors: Mapping[str, torch.Tensor] | None, device: torch.device, kind: str, sways: Mapping[str, float]
+) -> Iterator[tuple[str, torch.Tensor, float, float]]:
+    """Worker 0's tensors, one after the other, on every worker, each with its scale and its sway.
+
+    Names and shapes travel as JSON.
+    """
+    scales = _scales(tensors or {}, by_module=kind == "gradients")
     about = {
-        name: [list(one.shape), str(one.dtype).removeprefix("torch."), scales[name]]
+        name: [
+            list(one.shape),
+            str(one.dtype).removeprefix("torch."),
+            scales[name],
+            _sway(sways, _called(kind, name)),
+        ]
         for name, one in (tensors or {}).items()
     }
     text = json.dumps(about).encode() if tensors is not None else b""
@@ -459,7 +505,7 @@ def _shared(
     about = json.loads(bytes(next(broadcast([data], device)).cpu().tolist()))
     values = (
         tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
-        for name, (shape, kind, _) in about.items()
+        for name, (shape, kind, _, _) in about.items()
     )
-    for (name, (_, _, scale)), value in zip(about.items(), broadcast(values, device), strict=True):
-        yield name, value, scale
+    for (name, (_, _, scale, sway)), value in zip(about.items(), broadcast(values, device), strict=True):
+        yield name, value, scale, sway

@@ -33,9 +33,10 @@ from stagewright.engine.equality import (
     Equality,
     Reference,
     compare_with,
-    distance,
     full_precision,
     make_reference,
+    statistics_of,
+    sways_of,
 )
 from stagewright.engine.fault import activity
 from stagewright.engine.link_codec import fake_links
@@ -52,7 +53,7 @@ from stagewright.zoo.model import Batch, Model
 
 __all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference", "whole_batch"]
 
-ROUNDING = 1e-3  # of the largest value: about what rounding to bfloat16 moves a usual one, 2^-9 of its own
+ROUNDING = 2**-9  # of the largest value: what rounding to bfloat16 moves it
 NUDGE = 0.1  # of the tolerance: what another order of additions moves at most; seen: 0.07
 
 
@@ -136,9 +137,9 @@ def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: Worker
         if plan.mesh.tensor > 1 and plan.dtype != "float32":
             by_cut, cuts = dict(zip(cuts, links, strict=True)), list(range(len(graph.calls) - 1))
             links = [by_cut.get(cut, ("none", "none")) for cut in cuts]
-            found.sway = distance(make(cuts=cuts, links=links, nudge=ROUNDING), found)
+            found.sways = sways_of(make(cuts=cuts, links=links, nudge=ROUNDING), found)
         elif plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link):
-            found.sway = distance(make(cuts=cuts, links=links, nudge=NUDGE * TOLERANCES[plan.dtype]), found)
+            found.sways = sways_of(make(cuts=cuts, links=links, nudge=NUDGE * TOLERANCES[plan.dtype]), found)
     return found
 
 
@@ -172,9 +173,10 @@ def whole_batch(
 
 
 def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
-    """The same step twice, each compared with serial; buffers and gradients are put back.
+    """The same step some times, each compared with serial; buffers and gradients are put back.
 
-    What a first step leaves behind (buckets that are made anew, graphs, receives) could spoil the second.
+    What a step leaves behind (graphs, receives) could spoil the next; of replicas the third is the first with torch's
+    own buckets. Inference is timed as a stream, so that one is compared, too.
     """
     plan, context = replica.plan, replica.context
     before = {name: value.clone() for name, value in replica.buffers().items()}
@@ -197,31 +199,48 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
         step()  # the first goes through the host: what is proven is what is run after it
         put_back()
     found = []
-    for _ in range(2):
-        outcome = step()
-        loss = replica.total_loss(outcome)
+    # Of what changes in a forward, only statistics are replicas' common ones; of the rest, replica 0's count.
+    common = statistics_of(replica.model.module) if context.data else None
+
+    def compared(loss: float, outputs: Sequence[Any]) -> Equality:
         activity.begin("compare with serial")
-        equality = compare_with(
+        buffers = replica.buffers()
+        return compare_with(
             reference,
             loss=loss,
             gradients=replica.full_gradients() if plan.training else {},
-            buffers=replica.buffers(),
-            outputs=_outputs(replica, outcome),
+            buffers=buffers if common is None else {name: buffers[name] for name in buffers if name in common},
+            outputs=_placed(replica, outputs),
             tolerance=TOLERANCES[plan.dtype],
             device=context.torch_device,
         )
+
+    has_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard
+    for _ in range(3 if has_buckets else 2):
+        outcome = step()
+        loss = replica.total_loss(outcome)
+        found.append(compared(loss, outcome.outputs))
         put_back()
-        found.append(equality)
+    if not plan.training:
+        with full_precision():
+            results = [_on_host(one) for one in replica.stream(batch, 2) if one is not None]
+        for results_of_one in (results[: len(results) // 2], results[len(results) // 2 :]):
+            found.append(compared(loss, results_of_one))
+        put_back()
     return max(found, key=lambda one: (not one.equal, one.loss, one.outputs, one.gradients, one.buffers))
 
 
-def _outputs(replica: Replica, outcome: StepOutcome) -> dict[int, list[torch.Tensor]]:
+def _on_host(result: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.cpu(), result)
+
+
+def _placed(replica: Replica, outputs: Sequence[Any]) -> dict[int, list[torch.Tensor]]:
     """Results by their place among the micro-batches of all replicas."""
     place, batch = replica.context.torch_device, _example(replica)
     start = sum(len(replica.dealer.parts(batch, place, one)) for one in range(replica.context.data))
     return {
         start + at: [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        for at, result in enumerate(outcome.outputs)
+        for at, result in enumerate(outputs)
     }
 
 

@@ -29,7 +29,7 @@ from stagewright.engine.dropout import RandomKey, current_key, held_key, is_keye
 from stagewright.engine.recorder import recorder
 from stagewright.errors import UsageError
 
-__all__ = ["Policy", "RecomputedForward", "recomputes"]
+__all__ = ["Policy", "RecomputedForward", "changed_inputs", "recomputes"]
 
 Policy: TypeAlias = Literal["none", "always", "except-last"] | Sequence[bool]
 """Which micro-batches of which stages are recomputed."""
@@ -71,7 +71,7 @@ class RecomputedForward:
         """Micro-batches of this step: a smaller last batch may have fewer, so the executor sets it."""
         self.watch = watch
         self.norms = tracked_norms(stage)
-        self._changed = _changed_inputs(stage)
+        self._changed = changed_inputs(stage)
         self._again = False
         self._mark: Any = None
         self._plain: Callable[..., tuple[Any, ...]] = stage if through is None else stage.forward
@@ -151,7 +151,7 @@ class _Again:
         self._stack.__exit__(*exception)
 
 
-def _changed_inputs(stage: Stage) -> tuple[bool, ...]:
+def changed_inputs(stage: Stage) -> tuple[bool, ...]:
     """For each input, whether the stage changes it in place, itself or through a view.
 
     Notes that capture left in the graph name the nodes of the whole model's graph; a stage's nodes have the same names.

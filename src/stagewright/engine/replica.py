@@ -37,7 +37,7 @@ from stagewright.engine.link_codec import make_link_codecs
 from stagewright.engine.memory import MemoryTracker
 from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
 from stagewright.engine.reach import reaching
-from stagewright.engine.recompute import RecomputedForward
+from stagewright.engine.recompute import RecomputedForward, changed_inputs
 from stagewright.engine.recorder import recorder
 from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
 from stagewright.engine.tensor_axis import TensorAxis
@@ -102,6 +102,7 @@ class Replica:
         }
         if plan.training:
             refuse_torn_norms(model.module, every, self.stage_workers, deferred=plan.batch_norm == "deferred")
+        self._changed_inputs = changed_inputs(every[0])
         self.module = nn.ModuleList(self.stages.values())
         self._release(every)
         if not plan.shard:  # FSDP2 moves what it divides, unit by unit
@@ -301,7 +302,14 @@ class Replica:
             flat = self.graph.leaves if part.size in sizes else self.graph.flatten
             found.append(MicroBatch(flat(part.args, part.kwargs), part.target, part.size, part.weight))
             sizes.add(part.size)
-        return found
+        return [self._with_own_inputs(one) for one in found]
+
+    def _with_own_inputs(self, part: MicroBatch) -> MicroBatch:
+        """What the model changes in place is copied: the batch is the caller's, and its parts share one tensor."""
+        if 0 not in self.stages or not any(self._changed_inputs):
+            return part
+        pairs = zip(part.inputs, self._changed_inputs, strict=True)
+        return replace(part, inputs=[one.clone() if changed else one for one, changed in pairs])
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> StepOutcome:
         """Forward, backward and all sums of gradients of one batch; ``change_parameters`` comes next."""
@@ -317,7 +325,8 @@ class Replica:
             self.summed_bytes = self._sums.finish()
         if self._norms is not None:
             several = self.context.data_group is not None
-            self._norms.finish_step(self._sum_statistics if several else None)
+            weight = sum(part.weight for part in parts)
+            self._norms.finish_step(self._sum_statistics if several else None, is_counted=weight > 0)
         if self.data_axis is not None:
             self.data_axis.synchronise(sum(part.weight for part in parts))
         self.step_number += 1
@@ -352,7 +361,7 @@ class Replica:
     def stream(self, batch: Batch, repeats: int) -> Iterator[Any]:
         """The same batch over and over as one stream of micro-batches."""
         parts = self._microbatches(batch)
-        return self.pipeline.stream(part for _ in range(repeats) for part in parts)
+        return self.pipeline.stream(self._with_own_inputs(part) for _ in range(repeats) for part in parts)
 
     def total_loss(self, outcome: StepOutcome) -> float:
         """The loss of the whole batch, the same on every worker."""

@@ -1,0 +1,59 @@
+"""Models that do in a forward what few do, for plans that are proven: `tests.engine.odd_models:NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class InPlace(nn.Module):
+    """Changes what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sub_(x.mean(1, keepdim=True)).mul_(2.0)
+
+
+class Centred(nn.Module):
+    """Keeps a running mean of its own, which no other replica knows of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("centre", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.training:
+            self.centre.mul_(0.9).add_(0.1 * y.detach().mean(0))
+        return y
+
+
+class Twice(nn.Module):
+    """Calls one batch norm twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.second(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
+
+
+def _with(first: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(first, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    return model, (torch.randn(8, 16),)
+
+
+def in_place() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(InPlace())
+
+
+def centred() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(Centred())
+
+
+def twice() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(Twice())

@@ -49,7 +49,7 @@ STATED: dict[str, dict[str, str]] = {
         "64 KiB": "what an offload sends at once",
     },
     "faults.md": {"300 seconds": "a default"},
-    "forecast.md": {"64 KiB": "a size", "16 MiB": "a size", "8 MiB": "a bucket"},
+    "forecast.md": {"16 MiB": "a size", "8 MiB": "a bucket"},
     "json.md": {"4 %": "an example", "2 ×": "a rule of the floor's", "5 s": "a limit"},
     "profile.md": {"2 ms": "a limit", "100 %": "all of it", "5 %": "a limit", "100 µs": "a limit"},
     "report.md": {"16.7 ms": "a frame of a screen with 60 a second"},
@@ -57,7 +57,7 @@ STATED: dict[str, dict[str, str]] = {
     "studies/fabric.md": {"25 MiB": "a bucket of DDP's", "20 ms": "published", "12 s": "published"},
     "studies/memory.md": {"1 GiB": "a default on GPUs"},
     "watch.md": {"10 s": "what the strip shows", "5 s": "a limit"},
-    "where-the-time-goes.md": {"5.5 ×": "a goal", "8 MiB": "how far a stage may send ahead"},
+    "where-the-time-goes.md": {"8 MiB": "how far a stage may send ahead"},
 }
 
 

@@ -60,8 +60,16 @@ def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> 
     [
         ("pipeline=2", {"microbatches": 3, "cuts": ("mobilenet_v2.layer.7",)}),
         ("data=2", {}),
-        ("data=2", {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"}),
-        ("data=2,pipeline=2", {"batch": 13, "microbatches": 2, "cuts": ("mobilenet_v2.layer.7",)}),
+        pytest.param(
+            "data=2",
+            {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "data=2,pipeline=2",
+            {"batch": 13, "microbatches": 2, "cuts": ("mobilenet_v2.layer.7",)},
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -86,7 +94,7 @@ def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any
     assert row["equal"], row["equality"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_layers_shared_in_bfloat16_differ_by_no_more_than_rounding(tmp_path: Path) -> None:
     """Gradients of attention's queries are small differences: other sums move them by more than 2e-2."""
     row = run_plan(on("tensor=2", dtype="bfloat16", steps=1), tmp_path)

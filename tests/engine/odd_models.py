@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stagewright.zoo.model import Batch, Model
+
 
 class InPlace(nn.Module):
     """Changes what it is given."""
@@ -41,6 +43,11 @@ class Twice(nn.Module):
         return self.norm(self.second(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
 
 
+def noisy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss that draws."""
+    return nn.functional.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), target)
+
+
 def _with(first: nn.Module) -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
     model = nn.Sequential(first, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -57,3 +64,30 @@ def centred() -> tuple[nn.Module, tuple[Any, ...]]:
 
 def twice() -> tuple[nn.Module, tuple[Any, ...]]:
     return _with(Twice())
+
+
+def noisy_loss() -> Model:
+    return _noisy(nn.ReLU())
+
+
+def noisy_loss_and_dropout() -> Model:
+    return _noisy(nn.Dropout(0.2))
+
+
+def _noisy(first: nn.Module) -> Model:
+    module, _ = _with(first)
+
+    def example(size: int) -> Batch:
+        rows = torch.randn(size, 16, generator=torch.Generator().manual_seed(1))
+        return Batch(args=(rows,), target=torch.arange(size) % 4)
+
+    batch = example(8)
+    return Model(
+        name="noisy",
+        module=module,
+        args=batch.args,
+        target=batch.target,
+        loss=noisy,
+        batch_size=8,
+        make_example=example,
+    )

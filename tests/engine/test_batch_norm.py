@@ -12,7 +12,13 @@ import torch
 from torch import nn
 
 from stagewright.capture import capture
-from stagewright.engine.batch_norm import DeferredBatchNorm, held_statistics, refuse_torn_norms, tracked_norms
+from stagewright.engine.batch_norm import (
+    DeferredBatchNorm,
+    held_statistics,
+    refuse_synchronised,
+    refuse_torn_norms,
+    tracked_norms,
+)
 from stagewright.engine.dropout import random_key
 from stagewright.engine.microbatch import microbatch_sizes, shares
 from stagewright.engine.recompute import RecomputedForward
@@ -193,6 +199,14 @@ def test_a_failed_forward_leaves_the_buffers_in_place() -> None:
         assert norm.momentum == 0.1
         deferred.finish_step()
     assert int(norm.num_batches_tracked) == 0
+
+
+def test_norms_that_workers_compute_together_are_refused_where_serial_is_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    refuse_synchronised(model, 1)
+    with pytest.raises(UsageError, match="'1' is a SyncBatchNorm, which 2 workers"):
+        refuse_synchronised(model, 2)
+    refuse_synchronised(model.eval(), 2)
 
 
 def test_a_replica_without_samples_of_its_own_is_not_counted() -> None:

@@ -85,6 +85,8 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
         ("in_place", "pipeline=2", {"microbatches": 3}),
         ("in_place", "pipeline=2", {"microbatches": 3, "training": False}),
         ("centred", "data=2", {}),
+        ("noisy_loss", "serial", {"microbatches": 2}),
+        ("noisy_loss_and_dropout", "pipeline=2", {"microbatches": 3}),
         ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
         ("twice", "data=2", {"batch_norm": "deferred"}),
     ],

@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stagewright.engine.dropout import current_key
 from stagewright.errors import UsageError
 
-__all__ = ["DeferredBatchNorm", "held_statistics", "refuse_torn_norms", "tracked_norms"]
+__all__ = ["DeferredBatchNorm", "held_statistics", "refuse_synchronised", "refuse_torn_norms", "tracked_norms"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _held: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -59,6 +59,16 @@ def refuse_torn_norms(model: nn.Module, stages: Sequence[nn.Module], workers: Se
             raise UsageError(
                 f"the batch norm {name!r} is called in stages {' and '.join(map(str, held))}, which would not move its "
                 "running statistics as serial does: cut so that one stage has all its calls, or use data"
+            )
+
+
+def refuse_synchronised(model: nn.Module, num_workers: int) -> None:
+    """Refuse norms that sum over all workers by themselves: worker 0, alone with serial, would wait for others."""
+    for name, norm in model.named_modules():
+        if isinstance(norm, nn.SyncBatchNorm) and norm.training and num_workers > 1:
+            raise UsageError(
+                f"{name!r} is a SyncBatchNorm, which {num_workers} workers compute together and serial can't alone: "
+                'make it a BatchNorm; batch_norm = "deferred" gives it the statistics of the whole batch'
             )
 
 

@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -83,6 +83,10 @@ class Part:
     """Share of the whole batch."""
     first_sample: int
     """Its first sample in the whole batch."""
+
+
+Runner: TypeAlias = Callable[[Part, Callable[..., Any]], tuple[Any, Any]]
+"""A micro-batch's result and its loss, both with the random numbers of that micro-batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,7 +191,7 @@ def make_reference(
     before = _buffers(model)
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
-        run = _runner(graph, parts[0], seed, device, training=training)
+        run = _runner(graph, parts[0], loss, seed, device, training=training)
         if nudge or any(codec != "none" for link in links for codec in link):
             run = _coded_runner(graph, cuts, links, seed, device, training=training, nudge=nudge)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
@@ -196,11 +200,11 @@ def make_reference(
             with preserved(model):
                 for part in own:
                     with torch.set_grad_enabled(training), _attention(plain_attention):
-                        result = run(part)
+                        result, value = run(part, loss)
                         found.loss_source = loss_source(loss, result)
-                        value = loss(result, part.target) * part.weight
+                        value = value * part.weight
                     if training and value.requires_grad:
-                        value.backward()  # type: ignore[no-untyped-call]
+                        value.backward()
                     found.loss += float(value.detach())
                     found.loss_size += abs(float(value.detach()))
                     tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -225,27 +229,31 @@ def make_reference(
     return found
 
 
-def _runner(graph: UnitGraph, first: Part, seed: int, device: torch.device, *, training: bool) -> Callable[[Part], Any]:
-    """The plain model; one that draws random numbers is run through its graph, where they are keyed."""
+def _runner(
+    graph: UnitGraph, first: Part, loss: Callable[..., Any], seed: int, device: torch.device, *, training: bool
+) -> Runner:
+    """The plain model; one that draws random numbers, or whose loss does, runs through its graph, where they are keyed."""
     drawn_from = generators_of(device)  # a GPU has one of its own
     before = [one.get_state() for one in drawn_from]
     with torch.no_grad():
         args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (first.args, first.kwargs))
-        graph.model(*args, **kwargs)
+        loss(graph.model(*args, **kwargs), first.target)
     if not training or all(torch.equal(was, one.get_state()) for was, one in zip(before, drawn_from, strict=True)):
 
-        def run_plain(part: Part) -> Any:
+        def run_plain(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
             # Nothing is drawn, but batch norms tell the micro-batches apart by it.
             with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
-                return graph.model(*_copies(part.args), **_copies(part.kwargs))
+                result = graph.model(*_copies(part.args), **_copies(part.kwargs))
+                return result, loss(result, part.target)
 
         return run_plain
     whole = graph.stage(0, len(graph.calls) - 1)
     key_stage(whole)
 
-    def run(part: Part) -> Any:
+    def run(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
         with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
-            return graph.unflatten(whole(*_copies(graph.flatten(part.args, part.kwargs))))
+            result = graph.unflatten(whole(*_copies(graph.flatten(part.args, part.kwargs))))
+            return result, loss(result, part.target)
 
     return run
 
@@ -259,7 +267,7 @@ def _coded_runner(
     *,
     training: bool,
     nudge: float,
-) -> Callable[[Part], Any]:
+) -> Runner:
     """The model stage by stage, with a link of the same codecs between two stages."""
     stages = graph.stages(cuts)
     coded = [graph.needs_gradient(cut) for cut in cuts]
@@ -267,18 +275,19 @@ def _coded_runner(
         for stage in stages:
             key_stage(stage)
 
-    def run(part: Part) -> Any:
-        key = {"seed": seed, "step": 0, "first_sample": part.first_sample}
+    def run(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
         values: Sequence[Any] = _copies(graph.flatten(part.args, part.kwargs))
-        for at, stage in enumerate(stages):
-            with random_key(**key, device=device) if training else nullcontext():
+        key = {"seed": seed, "step": 0, "first_sample": part.first_sample}
+        with random_key(**key, device=device) if training else nullcontext():
+            for at, stage in enumerate(stages):
                 values = stage(*values)
-            if at < len(cuts):
-                values = [
-                    FakeLink.apply(value, *links[at], nudge) if wanted and value.dtype in DTYPES else value  # type: ignore[no-untyped-call]
-                    for value, wanted in zip(values, coded[at], strict=True)
-                ]
-        return graph.unflatten(values)
+                if at < len(cuts):
+                    values = [
+                        FakeLink.apply(value, *links[at], nudge) if wanted and value.dtype in DTYPES else value  # type: ignore[no-untyped-call]
+                        for value, wanted in zip(values, coded[at], strict=True)
+                    ]
+            result = graph.unflatten(values)
+            return result, loss(result, part.target)
 
     return run
 

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from stagewright.capture.graph import UnitGraph
 from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.hosted import visiting
+from stagewright.engine.batch_norm import refuse_synchronised
 from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
@@ -62,6 +63,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     write_clock(context, run_folder.worker(context.rank))
     activity.begin("load model")
     model = load_model(plan, context)
+    refuse_synchronised(model.module, plan.mesh.num_workers)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     graph = capture_for(plan, model)

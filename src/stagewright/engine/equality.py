@@ -232,7 +232,7 @@ def make_reference(
 def _runner(
     graph: UnitGraph, first: Part, loss: Callable[..., Any], seed: int, device: torch.device, *, training: bool
 ) -> Runner:
-    """The plain model; one that draws random numbers, or whose loss does, runs through its graph, where they are keyed."""
+    """The plain model; one that draws random numbers, or whose loss does, through its graph, where they are keyed."""
     drawn_from = generators_of(device)  # a GPU has one of its own
     before = [one.get_state() for one in drawn_from]
     with torch.no_grad():

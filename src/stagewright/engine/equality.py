@@ -85,7 +85,7 @@ class Part:
     """Its first sample in the whole batch."""
 
 
-Runner: TypeAlias = Callable[[Part, Callable[..., Any]], tuple[Any, Any]]
+Runner: TypeAlias = Callable[[Part], tuple[Any, Any]]
 """A micro-batch's result and its loss, both with the random numbers of that micro-batch."""
 
 
@@ -193,14 +193,14 @@ def make_reference(
     with preserved(model):
         run = _runner(graph, parts[0], loss, seed, device, training=training)
         if nudge or any(codec != "none" for link in links for codec in link):
-            run = _coded_runner(graph, cuts, links, seed, device, training=training, nudge=nudge)
+            run = _coded_runner(graph, cuts, links, loss, seed, device, training=training, nudge=nudge)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
         for replica in replicas:
             own = [part for part in parts if part.replica == replica]
             with preserved(model):
                 for part in own:
                     with torch.set_grad_enabled(training), _attention(plain_attention):
-                        result, value = run(part, loss)
+                        result, value = run(part)
                         found.loss_source = loss_source(loss, result)
                         value = value * part.weight
                     if training and value.requires_grad:
@@ -240,7 +240,7 @@ def _runner(
         loss(graph.model(*args, **kwargs), first.target)
     if not training or all(torch.equal(was, one.get_state()) for was, one in zip(before, drawn_from, strict=True)):
 
-        def run_plain(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
+        def run_plain(part: Part) -> tuple[Any, Any]:
             # Nothing is drawn, but batch norms tell the micro-batches apart by it.
             with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
                 result = graph.model(*_copies(part.args), **_copies(part.kwargs))
@@ -250,7 +250,7 @@ def _runner(
     whole = graph.stage(0, len(graph.calls) - 1)
     key_stage(whole)
 
-    def run(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
+    def run(part: Part) -> tuple[Any, Any]:
         with random_key(seed=seed, step=0, first_sample=part.first_sample, device=device):
             result = graph.unflatten(whole(*_copies(graph.flatten(part.args, part.kwargs))))
             return result, loss(result, part.target)
@@ -262,6 +262,7 @@ def _coded_runner(
     graph: UnitGraph,
     cuts: Sequence[int],
     links: Sequence[tuple[str, str]],
+    loss: Callable[..., Any],
     seed: int,
     device: torch.device,
     *,
@@ -275,7 +276,7 @@ def _coded_runner(
         for stage in stages:
             key_stage(stage)
 
-    def run(part: Part, loss: Callable[..., Any]) -> tuple[Any, Any]:
+    def run(part: Part) -> tuple[Any, Any]:
         values: Sequence[Any] = _copies(graph.flatten(part.args, part.kwargs))
         key = {"seed": seed, "step": 0, "first_sample": part.first_sample}
         with random_key(**key, device=device) if training else nullcontext():

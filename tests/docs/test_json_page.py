@@ -150,7 +150,7 @@ def test_fabric(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("fabric-compare", compared, "fabric compare")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text('batch = 8\nmicrobatches = 2\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n')

@@ -43,6 +43,7 @@ LONG = {
     "docs/studies/memory.md",
     "docs/studies/strategies.md",
     "docs/train.md",
+    "docs/tutorial.md",
     "docs/watch.md",
 }
 

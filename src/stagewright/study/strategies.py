@@ -42,7 +42,7 @@ QUICK: dict[str, Any] = {
     "steps": 3,
     "warmup": 1,
     "repeats": 1,
-    "large_batches": (48, 128),
+    "large_batches": (48, 96),
     "piece": 16,
 }
 CUTS = ("even", "client")

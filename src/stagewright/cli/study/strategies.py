@@ -70,9 +70,7 @@ def strategies(
     ] = None,
     large_batches: Annotated[
         str | None,
-        typer.Option(
-            "--large-batches", help="\\[default: 256,1024,4096; quick: 48,96; 0: none]", rich_help_panel=WHAT
-        ),
+        typer.Option("--large-batches", help="\\[default: 256,1024,4096; quick: 48,96; 0: none]", rich_help_panel=WHAT),
     ] = None,
     limit: Annotated[
         str | None,

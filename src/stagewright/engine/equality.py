@@ -39,6 +39,7 @@ from stagewright.capture.preserve import preserved
 from stagewright.codec.header import DTYPES
 from stagewright.engine.batch_norm import DeferredBatchNorm, tracked_norms
 from stagewright.engine.broadcast import broadcast
+from stagewright.engine.difference import SMALLEST, relative, same, scales
 from stagewright.engine.dropout import generators_of, key_stage, random_key
 from stagewright.engine.link_codec import FakeLink
 from stagewright.zoo.loss import loss_source
@@ -62,7 +63,6 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-
 """Largest relative difference that counts as equal: what another order of additions may cost in that type."""
 
 NAME_BYTES = 256  # of a name that travels
-SMALLEST = 1e-8  # of a tensor whose largest value is below this, the absolute difference counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,12 +215,12 @@ def make_reference(
             with preserved(model):
                 norms.finish_step()
                 found.buffers |= {
-                    name: value for name, value in _buffers(model).items() if not bool(_same(value, before[name]).all())
+                    name: value for name, value in _buffers(model).items() if not bool(same(value, before[name]).all())
                 }
     found.changed = frozenset(
         name
         for name, one in found.buffers.items()
-        if name not in before or one.shape != before[name].shape or not bool(_same(one, before[name]).all())
+        if name not in before or one.shape != before[name].shape or not bool(same(one, before[name]).all())
     )
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -335,8 +335,8 @@ def sways_of(moved: Reference, reference: Reference) -> dict[str, float]:
         ("buffers", moved.buffers, reference.buffers),
         ("outputs", _named(dict(enumerate(moved.outputs))), _named(dict(enumerate(reference.outputs)))),
     ):
-        scales = _scales(other, by_module=kind == "gradients")
-        found |= {_called(kind, name): _relative(mine[name], other[name], scales[name]) for name in other}
+        sizes = scales(other, by_module=kind == "gradients")
+        found |= {_called(kind, name): relative(mine[name], other[name], sizes[name]) for name in other}
     return {name: 2 * one for name, one in found.items()}
 
 
@@ -385,7 +385,7 @@ def compare_with(
         for name, value, scale, sway in _shared(expected, device, kind, sways):
             names.append(name)
             if name in held:
-                difference = _relative(held[name], value, scale)
+                difference = relative(held[name], value, scale)
                 differences[kind] = max(differences[kind], difference)
                 note(_called(kind, name), difference, max(tolerance, sway))
         absent = _absent(names, held, needed, device)
@@ -429,30 +429,6 @@ def _worst_of_all(name: str, difference: float, device: torch.device) -> str:
     return bytes(names[worst].cpu().tolist()).rstrip(b"\0").decode(errors="replace")
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
-    """Largest difference over the scale; infinite where shapes or types differ or a value is not a number.
-
-    Whole numbers are counts and places: another one is another, however near.
-    """
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return float("inf")
-    if found.numel() == 0:
-        return 0.0
-    a, b = (_real(one.detach()).double().cpu() for one in (found, expected))
-    apart = torch.where(_same(a, b), 0.0, (a - b).abs())
-    relative = float(apart.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
-    return relative if found.is_floating_point() or found.is_complex() or relative == 0 else max(1.0, relative)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where both are one number, or both none."""
-    return (a == b) | (a.isnan() & b.isnan())
-
-
 def _absent(
     names: Sequence[str], held: Mapping[str, Any], needed: frozenset[str] | None, device: torch.device
 ) -> list[str]:
@@ -466,26 +442,6 @@ def _absent(
     return [name for name, one in zip(names, found.tolist(), strict=True) if one == 0]
 
 
-def _scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str, float]:
-    """The largest value of each tensor, or of all parameters of its module."""
-    largest = {name: _largest(one.detach()) for name, one in tensors.items()}
-    if not by_module:
-        return largest
-    modules: dict[str, float] = {}
-    for name, value in largest.items():
-        home = name.rpartition(".")[0]
-        modules[home] = max(modules.get(home, 0.0), value)
-    return {name: modules[name.rpartition(".")[0]] for name in largest}
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """Of its numbers; those that stand for nothing (infinite, or nearly: masks) would hide all others."""
-    values = _real(tensor).double().abs()
-    if tensor.is_floating_point() or tensor.is_complex():
-        values = values[values < torch.finfo(tensor.dtype).max / 4]
-    return float(values.max()) if values.numel() else 0.0
-
-
 def _sway(sways: Mapping[str, float], name: str) -> float:
     return min(sways.get(name, 0.0), SWAY)
 
@@ -497,12 +453,12 @@ def _shared(
 
     Names and shapes travel as JSON.
     """
-    scales = _scales(tensors or {}, by_module=kind == "gradients")
+    sizes = scales(tensors or {}, by_module=kind == "gradients")
     about = {
         name: [
             list(one.shape),
             str(one.dtype).removeprefix("torch."),
-            scales[name],
+            sizes[name],
             _sway(sways, _called(kind, name)),
         ]
         for name, one in (tensors or {}).items()
@@ -514,8 +470,8 @@ def _shared(
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     about = json.loads(bytes(next(broadcast([data], device)).cpu().tolist()))
     values = (
-        tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, kind))
-        for name, (shape, kind, _, _) in about.items()
+        tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, dtype))
+        for name, (shape, dtype, _, _) in about.items()
     )
     for (name, (_, _, scale, sway)), value in zip(about.items(), broadcast(values, device), strict=True):
         yield name, value, scale, sway

@@ -43,6 +43,18 @@ class Twice(nn.Module):
         return self.norm(self.second(self.norm(self.first(x)).relu()))  # type: ignore[no-any-return]
 
 
+class Unused(nn.Module):
+    """Its first parameter is for other uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(16))
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
 def noisy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A loss that draws."""
     return nn.functional.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), target)
@@ -64,6 +76,10 @@ def centred() -> tuple[nn.Module, tuple[Any, ...]]:
 
 def twice() -> tuple[nn.Module, tuple[Any, ...]]:
     return _with(Twice())
+
+
+def unused() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(Unused())
 
 
 def noisy_loss() -> Model:

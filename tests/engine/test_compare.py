@@ -89,6 +89,7 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
         ("noisy_loss_and_dropout", "pipeline=2", {"microbatches": 3}),
         ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
         ("twice", "data=2", {"batch_norm": "deferred"}),
+        ("unused", "data=2", {"clip": 0.01}),
     ],
 )
 def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:

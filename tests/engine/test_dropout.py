@@ -98,6 +98,31 @@ def test_same_masks_whatever_the_split_the_order_and_recomputation(
     assert_same(run(graph, cuts, order=order, policy=policy, noise=3), serial)
 
 
+class Sized(nn.Module):
+    """A unit that is told a size: an object, which the whole graph makes before its first unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor, size: Any) -> torch.Tensor:
+        return self.inner(x) * size[-1]  # type: ignore[no-any-return]
+
+
+class Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)), Sized()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x), size=x.shape[1:])  # type: ignore[no-any-return]
+
+
+def test_same_masks_whatever_comes_before_the_first_unit() -> None:
+    graph = capture(Late(), (torch.randn(3, 6),), units=["first", "second"])
+    assert_same(run(graph, [0]), run(graph, []))
+
+
 def test_keys_make_a_difference(graph: UnitGraph) -> None:
     serial = run(graph, [])
     for other in (run(graph, [], seed=1), run(graph, [], step=1)):

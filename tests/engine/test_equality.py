@@ -155,6 +155,13 @@ def test_losses_that_add_up_to_nothing_are_measured_by_their_parts(alone: None) 
     assert not compare_with(serial, loss=1e-3, tolerance=1e-5, **rest).equal
 
 
+def test_a_worker_without_a_gradient_is_not_equal_whatever_the_others_have(alone: None) -> None:
+    rest = {**SAME, "loss": 1.0, "tolerance": 1e-5, "device": torch.device("cpu")}
+    assert compare_with(SERIAL, **rest, trained={"a.weight", "b.weight", "c.weight"}).equal
+    found = compare_with(SERIAL, **{**rest, "gradients": {"a.weight": ONE}}, trained={"b.weight"})
+    assert (found.equal, found.worst) == (False, "gradient of b.weight (a worker has none)")
+
+
 @pytest.mark.parametrize(("data", "num_steps"), [(1, 2), (2, 3)])
 @pytest.mark.parametrize("spoilt", [False, True])
 def test_later_steps_are_compared_too(
@@ -170,12 +177,14 @@ def test_later_steps_are_compared_too(
         zero_gradients=lambda: None,
         train_step=lambda batch, keep_outputs: steps.append(1) or SimpleNamespace(outputs=[]),
         total_loss=lambda outcome: 1.0,
+        trained=dict,
         full_gradients=lambda: {
             "a.weight": ONE,
             "b.weight": ONE * (2 if spoilt and len(steps) == num_steps else 1),
         },
     )
     monkeypatch.setattr(job, "_placed", lambda replica, outputs: SAME["outputs"])
+    monkeypatch.setattr(job, "compare_updates", lambda *_: (0.0, "nothing"))
     found = job.prove(replica, None, SERIAL)  # type: ignore[arg-type]
     assert (len(steps), found.equal) == (num_steps, not spoilt)
     assert not spoilt or found.worst == "gradient of b.weight"

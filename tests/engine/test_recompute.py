@@ -203,6 +203,40 @@ def test_what_runs_again_is_watched(graph: UnitGraph) -> None:
     assert entered == [True]
 
 
+class Ranged(nn.Module):
+    """Scales by the largest value that it has seen so far, once in place and once in a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.largest: torch.Tensor
+        self.sums: torch.Tensor
+        self.register_buffer("largest", torch.zeros(()))
+        self.register_buffer("sums", torch.ones(4))
+        self.register_buffer("constant", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        self.largest = torch.maximum(self.largest, x.detach().abs().max())
+        self.sums += x.detach().square().sum(0)
+        return x * self.constant / (self.largest * self.sums)
+
+
+def test_buffers_that_a_forward_changes() -> None:
+    def run(policy: Policy) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(Ranged(), nn.Tanh(), Ranged())
+        (stage,) = capture(model, (torch.randn(2, 4),), units=["0", "1", "2"]).stages([])
+        forward = RecomputedForward(stage, policy=policy, index=0, num_microbatches=3)
+        outputs = [forward((size * torch.randn(size, 4),), at)[0] for at, size in enumerate((1, 2, 3))]
+        for output in outputs:
+            output.square().sum().backward()
+        return [*outputs, *(one.grad for one in stage.parameters() if one.grad is not None), *model.buffers()]
+
+    for a, b in zip(run("none"), run("always"), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
 def test_through_a_data_parallel_wrapper() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.BatchNorm1d(4))

@@ -122,12 +122,12 @@ def key_stage(stage: Stage) -> None:
     nodes = [node for node in graph.nodes if node.op != "placeholder"]
     calls = [node for node in nodes if node.op == "call_module"]
     assert len(calls) == len(stage.calls), "every call of a module in a stage is a unit call"
+    if stage.calls[0].index == 0:  # first, for the first of the nodes may be a unit call
+        with graph.inserting_before(nodes[0]):
+            graph.call_function(reseed, (0,))
     for node, call in zip(calls, stage.calls, strict=True):
         with graph.inserting_before(node):
             graph.call_function(reseed, (call.index + 1,))
-    if stage.calls[0].index == 0:
-        with graph.inserting_before(nodes[0]):
-            graph.call_function(reseed, (0,))
     # The code of a stage is written when it is made: take it from a stage made of the changed graph.
     stage._run = Stage(graph, calls=stage.calls, inputs=stage.inputs, outputs=stage.outputs)._run
     stage.__dict__["stagewright_keyed"] = True

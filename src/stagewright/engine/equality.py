@@ -23,7 +23,7 @@ rounding (the bias of attention's keys, biases before batch norm), and noise has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
@@ -55,6 +55,7 @@ __all__ = [
     "make_reference",
     "statistics_of",
     "sways_of",
+    "worst_of_all",
 ]
 
 SWAY = 0.1
@@ -118,7 +119,7 @@ class Equality:
     equal: bool
     """Whether everything is within what is allowed."""
     tolerance: float
-    """What was allowed; where sums round, the most for any tensor."""
+    """What was allowed; where sums round, the most that any tensor needed."""
     loss: float
     """Relative difference of the loss."""
     outputs: float
@@ -129,6 +130,8 @@ class Equality:
     """Largest relative difference of a buffer."""
     worst: str
     """What differs most, on any worker."""
+    updates: float = 0.0
+    """Largest relative difference of what the optimiser's step changes; 0 for inference."""
 
     def to_dict(self) -> dict[str, Any]:
         """For a run's files."""
@@ -358,14 +361,16 @@ def compare_with(
     outputs: Mapping[int, Sequence[torch.Tensor]],
     tolerance: float,
     device: torch.device,
+    trained: Collection[str] = (),
 ) -> Equality:
     """Compare what this worker holds with worker 0's reference; every worker must call this, and all get one verdict.
 
     ``outputs`` are the results of this worker's micro-batches, by their place among all; only worker 0 gives a
     ``reference``. What no worker has, and what serial has not, is infinitely far: a result, a gradient, a buffer that
-    the step changed.
+    the step changed. So is the gradient of a parameter that this worker trains (``trained``) and serial has one for:
+    another replica may have it, and go on without this one.
     """
-    worst, failed = ("nothing", 0.0, tolerance), False
+    worst, failed, used = ("nothing", 0.0, tolerance), False, tolerance
     differences = {"outputs": 0.0, "gradients": 0.0, "buffers": 0.0}
     results = _named(outputs)
     sways = reference.sways if reference else {}
@@ -375,10 +380,12 @@ def compare_with(
         ("outputs", results, _named(dict(enumerate(reference.outputs))) if reference else None, None),
     ]
 
-    def note(name: str, difference: float, allowed: float) -> None:
-        nonlocal worst, failed
+    def note(name: str, difference: float, sway: float = 0.0) -> None:
+        nonlocal worst, failed, used
+        allowed = tolerance if difference <= tolerance else max(tolerance, sway)  # no more than is needed
         worst = max(worst, (name, difference, allowed), key=lambda one: one[1] / one[2])
         failed |= not difference <= allowed
+        used = max(used, allowed)
 
     for kind, held, expected, needed in kinds:
         names: list[str] = []
@@ -387,19 +394,21 @@ def compare_with(
             if name in held:
                 difference = relative(held[name], value, scale)
                 differences[kind] = max(differences[kind], difference)
-                note(_called(kind, name), difference, max(tolerance, sway))
+                note(_called(kind, name), difference, sway)
+            elif kind == "gradients" and name in trained:
+                differences[kind] = float("inf")
+                note(f"{_called(kind, name)} (a worker has none)", float("inf"))
         absent = _absent(names, held, needed, device)
         unknown = [] if kind == "buffers" else [name for name in held if name not in set(names)]
         for remark, odd in (("no worker has one", absent), ("serial has none", unknown)):
             if odd:
                 differences[kind] = float("inf")
-                note(f"{_called(kind, odd[0])} ({remark})", float("inf"), tolerance)
+                note(f"{_called(kind, odd[0])} ({remark})", float("inf"))
     own = [reference.loss, reference.loss_size, _sway(sways, "loss")] if reference else [0.0, 0.0, 0.0]
     expected_loss, size, sway = next(broadcast([torch.tensor(own, dtype=torch.float64)], device)).tolist()
     loss_difference = abs(loss - expected_loss) / max(size, SMALLEST)
-    note("the loss", loss_difference, max(tolerance, sway))
-    most = max((min(one, SWAY) for one in sways.values()), default=0.0)
-    every = [loss_difference, *differences.values(), float(failed), max(tolerance, most)]
+    note("the loss", loss_difference, sway)
+    every = [loss_difference, *differences.values(), float(failed), used]
     numbers = torch.tensor(every, dtype=torch.float64, device=device)
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
     loss_difference, *by_kind, any_failed, allowed = numbers.tolist()
@@ -410,12 +419,12 @@ def compare_with(
         outputs=by_kind[0],
         gradients=by_kind[1],
         buffers=by_kind[2],
-        worst=_worst_of_all(worst[0], worst[1] / worst[2], device),
+        worst=worst_of_all(worst[0], worst[1] / worst[2], device),
     )
 
 
-def _worst_of_all(name: str, difference: float, device: torch.device) -> str:
-    """The name that comes with the largest difference of any worker."""
+def worst_of_all(name: str, difference: float, device: torch.device) -> str:
+    """The name that comes with the largest difference of any worker; every worker must call this."""
     if dist.get_world_size() == 1:
         return name
     text = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from stagewright.capture.graph import UnitGraph
 from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.hosted import visiting
-from stagewright.engine.batch_norm import refuse_synchronised
+from stagewright.engine.batch_norm import refuse_synchronised, tracked_norms
 from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
@@ -46,6 +46,7 @@ from stagewright.engine.pipeline import StepOutcome
 from stagewright.engine.recorder import recorder
 from stagewright.engine.replica import Replica, capture_for, cut_indices
 from stagewright.engine.resolve import agreed_cuts
+from stagewright.engine.updates import compare_updates
 from stagewright.engine.whole_batch import WholeBatch, try_whole_batch
 from stagewright.plan.bound import bubble_bound
 from stagewright.plan.value import Mesh, OptimizerSpec, Plan
@@ -54,7 +55,7 @@ from stagewright.zoo.model import Batch, Model
 
 __all__ = ["load_model", "make_optimizer", "merge_results", "prove", "run_job", "serial_reference", "whole_batch"]
 
-ROUNDING = 2**-9  # of the largest value: what rounding to bfloat16 moves it
+ROUNDING = {"float32": 2**-23, "bfloat16": 2**-9}  # of the largest value: what rounding moves it
 NUDGE = 0.1  # of the tolerance: what another order of additions moves at most; seen: 0.07
 
 
@@ -136,12 +137,15 @@ def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: Worker
     )
     with visiting(model.module, context.torch_device), full_precision():
         found = make(cuts=cuts, links=links)
-        if plan.mesh.tensor > 1 and plan.dtype != "float32":
+        coded = plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link)
+        rounds = plan.mesh.tensor > 1 and plan.dtype != "float32"
+        nudge = NUDGE * TOLERANCES[plan.dtype] if coded and not rounds else ROUNDING[plan.dtype]
+        if rounds or (plan.training and plan.mesh.num_workers > 1 and tracked_norms(model.module)):
             by_cut, cuts = dict(zip(cuts, links, strict=True)), list(range(len(graph.calls) - 1))
             links = [by_cut.get(cut, ("none", "none")) for cut in cuts]
-            found.sways = sways_of(make(cuts=cuts, links=links, nudge=ROUNDING), found)
-        elif plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link):
-            found.sways = sways_of(make(cuts=cuts, links=links, nudge=NUDGE * TOLERANCES[plan.dtype]), found)
+        elif not coded:
+            return found
+        found.sways = sways_of(make(cuts=cuts, links=links, nudge=nudge), found)
     return found
 
 
@@ -215,13 +219,16 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
             outputs=_placed(replica, outputs),
             tolerance=TOLERANCES[plan.dtype],
             device=context.torch_device,
+            trained=replica.trained() if plan.training else (),
         )
 
     has_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard
-    for _ in range(3 if has_buckets else 2):
+    for last in (False, False, True) if has_buckets else (False, True):
         outcome = step()
         loss = replica.total_loss(outcome)
         found.append(compared(loss, outcome.outputs))
+        if last and plan.training:
+            found[-1] = _with_updates(found[-1], replica, reference)
         put_back()
     if not plan.training:
         with full_precision():
@@ -230,6 +237,15 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
             found.append(compared(loss, results_of_one))
         put_back()
     return max(found, key=lambda one: (not one.equal, one.loss, one.outputs, one.gradients, one.buffers))
+
+
+def _with_updates(found: Equality, replica: Replica, reference: Reference | None) -> Equality:
+    """What a step was found to be, with what the optimiser makes of it."""
+    activity.begin("compare the optimizer's step")
+    updates, name = compare_updates(replica, functools.partial(make_optimizer, replica.plan.optimizer), reference)
+    if updates <= found.tolerance:
+        return dataclasses.replace(found, updates=updates)
+    return dataclasses.replace(found, updates=updates, equal=False, worst=name if found.equal else found.worst)
 
 
 def _on_host(result: Any) -> Any:

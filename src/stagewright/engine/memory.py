@@ -278,7 +278,8 @@ class MemoryTracker:
         return own
 
     def _gradient_made(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:
+            return  # backward came by without one (``engine.reach``)
         key, num_bytes, _ = _storage_of(parameter.grad)
         if key in self._owned or key in self._kept:
             return

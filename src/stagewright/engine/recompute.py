@@ -8,7 +8,9 @@
 
 A forward that runs again must be the same one: it draws the same random numbers (by its key where one is held, else by
 the generators' states), moves no running statistics, leaves its inputs as they were and runs under the same autocast.
-Other buffers that a forward both reads and writes (spectral norm's vectors) are used as they are by then.
+Other buffers that a forward changes (spectral norm's vectors, ranges of a quantiser) are kept as the first forward
+found them, for the second to find them so; what that one writes is dropped. Which those are, forwards show (one that
+never changed before is used as it is by then, once).
 Backward split in two (zero-bubble schedules) would run a stage again for its inputs and once more for each group of its
 weights, and hold all of it in between: what recomputation is to save. So a stage that runs again does its whole
 backward in the first half (``engine.pipeline``).
@@ -16,11 +18,12 @@ backward in the first half (``engine.pipeline``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from stagewright.capture.stage import Stage
@@ -71,6 +74,7 @@ class RecomputedForward:
         """Micro-batches of this step: a smaller last batch may have fewer, so the executor sets it."""
         self.watch = watch
         self.norms = tracked_norms(stage)
+        self._buffers = _OwnBuffers(stage)
         self._changed = changed_inputs(stage)
         self._again = False
         self._mark: Any = None
@@ -97,14 +101,16 @@ class RecomputedForward:
             return self._plain(*inputs)
         key = current_key() if is_keyed(self.stage) else None
         shared = hasattr(self._through, "run_again")
+        marks, found = self._buffers.marks(), self._buffers.copies()
         with set_checkpoint_early_stop(not shared):  # replicas that share parameters gather all of them once more
             outputs = checkpoint(
                 self._run,
                 *inputs,
                 use_reentrant=False,
                 preserve_rng_state=key is None,
-                context_fn=lambda: (nullcontext(), _Again(self, key)),
+                context_fn=lambda: (nullcontext(), _Again(self, key, found)),
             )
+        self._buffers.learn(marks, found)
         if shared:
             mark = self._mark
             self._through.run_again.append(lambda: mark.grad_fn.saved_tensors)
@@ -132,14 +138,15 @@ class _Mark(torch.autograd.Function):
 class _Again:
     """What a second forward runs under. Entered once for each recomputation of a micro-batch."""
 
-    def __init__(self, forward: RecomputedForward, key: RandomKey | None) -> None:
-        self._forward, self._key = forward, key
+    def __init__(self, forward: RecomputedForward, key: RandomKey | None, buffers: _Copies) -> None:
+        self._forward, self._key, self._buffers = forward, key, buffers
         self._stack = ExitStack()
         self._start: Any = 0.0
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(held_statistics(self._forward.norms))
+            stack.enter_context(_swapped(self._buffers))
             if self._key is not None:
                 stack.enter_context(held_key(self._key))
             stack.enter_context(self._forward.watch())  # last: it listens to what the recomputation saves
@@ -149,6 +156,53 @@ class _Again:
     def __exit__(self, *exception: Any) -> None:
         recorder.add("recompute", self._start)
         self._stack.__exit__(*exception)
+
+
+_Copies: TypeAlias = dict[tuple[nn.Module, str], torch.Tensor]
+"""Buffers as a forward found them, by their module and their name there."""
+
+
+class _OwnBuffers:
+    """Buffers of a stage that its forwards change, but for batch norms' running statistics."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        norms = set(tracked_norms(stage))
+        modules = [module for module in stage.modules() if module not in norms]
+        self._every = [(module, name) for module in modules for name, one in module._buffers.items() if one is not None]
+        self._changing = set(self._every)  # until a forward has shown which do
+        self._seen_one = False
+
+    def marks(self) -> list[tuple[torch.Tensor | None, int]]:
+        """What tells whether one of them has been changed or replaced since."""
+        values = [module._buffers[name] for module, name in self._every]
+        return [(value, -1 if value is None else value._version) for value in values]
+
+    def copies(self) -> _Copies:
+        """Of all that may change."""
+        values = {place: place[0]._buffers[place[1]] for place in self._every if place in self._changing}
+        return {place: value.clone() for place, value in values.items() if value is not None}
+
+    def learn(self, before: list[tuple[torch.Tensor | None, int]], found: _Copies) -> None:
+        """After a forward: what it left as it was need not be kept."""
+        pairs = zip(self._every, before, self.marks(), strict=True)
+        changed = {place for place, was, now in pairs if now[0] is not was[0] or now[1] != was[1]}
+        for place in found.keys() - changed:
+            del found[place]
+        self._changing = self._changing | changed if self._seen_one else changed
+        self._seen_one = True
+
+
+@contextmanager
+def _swapped(buffers: _Copies) -> Iterator[None]:
+    """Modules have these buffers meanwhile, and lose what is written to them."""
+    now = {(module, name): module._buffers[name] for module, name in buffers}
+    try:
+        for (module, name), value in buffers.items():
+            module._buffers[name] = value.clone()
+        yield
+    finally:
+        for (module, name), own in now.items():
+            module._buffers[name] = own
 
 
 def changed_inputs(stage: Stage) -> tuple[bool, ...]:

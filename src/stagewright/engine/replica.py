@@ -75,6 +75,16 @@ def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
     return found
 
 
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """The first of all names that a parameter has, by each; to be asked while the model is whole.
+
+    A shard is another tensor, which only the modules that a stage calls have.
+    """
+    first: dict[int, str] = {}
+    every = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in every}
+
+
 class Replica:
     """This worker's stages and how they are run."""
 
@@ -89,6 +99,7 @@ class Replica:
         self.stage_workers = plan.stage_workers
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         self.step_number = 0
+        self._first_names = _first_names(model.module)
         self.dealer = Dealer(plan, model, self.graph)
         self._keys: list[RandomKey] = []
         self._crossings: dict[tuple[int, int], list[TensorShape]] = {}
@@ -381,12 +392,18 @@ class Replica:
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Gradients of this worker's parameters in full, under the model's own names."""
-        held = {}
-        names = self._names()
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                held[names[id(parameter)]] = parameter.grad
+        held = {name: one.grad for name, one in self.trained().items() if one.grad is not None}
         return full_values(self.model.module, held, torch.device("cpu"))
+
+    def full_parameters(self) -> dict[str, torch.Tensor]:
+        """This worker's parameters in full, those that are trained, under the model's own names."""
+        held = {name: one.detach() for name, one in self.trained().items()}
+        return full_values(self.model.module, held, torch.device("cpu"))
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What is trained here, under the model's own names."""
+        names = self._names()
+        return {names[id(one)]: one for one in self.module.parameters() if one.requires_grad}
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Buffers of this worker's stages, under the first of the model's own names."""
@@ -401,16 +418,12 @@ class Replica:
         }
 
     def _names(self) -> dict[int, str]:
-        """The model's name of each parameter; a sharded one is known by its place in the stage."""
+        """The model's first name of each parameter."""
         names: dict[int, str] = {}
         for stage in self.stages.values():
             for name, parameter in stage.named_parameters(remove_duplicate=False):
-                names.setdefault(id(parameter), name)
-        first = {name for name, _ in self.model.module.named_parameters()}
-        aliases = {
-            id(one): name for name, one in self.model.module.named_parameters(remove_duplicate=False) if name in first
-        }
-        return {identity: aliases.get(identity, name) for identity, name in names.items()}
+                names.setdefault(id(parameter), self._first_names.get(name, name))
+        return names
 
     @contextmanager
     def tracked(self) -> Iterator[None]:

@@ -16,10 +16,12 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from stagewright.capture.stage import Stage
 from stagewright.engine.data_replica import DataParallel
 from stagewright.engine.gradients import BUCKET_BYTES
 from stagewright.engine.reach import hung, trains
@@ -53,6 +55,8 @@ class Sharded(DataParallel):
         self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
         self._lacked: set[int] = set()
         self._thread: torch.Tensor | None = None
+        self._given: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
+        """For each unit that runs now: what it was given, what it took that for, and how often that had changed."""
         self.run_again: list[Callable[[], Any]] = []
         """How the forward that is running now is run again; called when backward comes to its last unit.
 
@@ -81,6 +85,7 @@ class Sharded(DataParallel):
             thread = self._thread
         finally:
             self._thread = None  # units that run again for their backward are no part of it
+            self._given.clear()
         return hung(outputs, thread)
 
     @contextlib.contextmanager
@@ -115,11 +120,18 @@ class Sharded(DataParallel):
             if self._thread is None:
                 return None
             self._begin(module, (args, kwargs))
-            return self._tie(group.post_backward, (args, kwargs))
+            tied = self._tie(group.post_backward, (args, kwargs))
+            pairs = zip(tree_leaves((args, kwargs)), tree_leaves(tied), strict=True)
+            self._given.append([(value, own, own._version) for value, own in pairs if value is not own])
+            return tied
 
         def leave(module: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
             if self._thread is None:
                 return outputs
+            for value, own, version in self._given.pop():
+                if own._version != version:  # changed in place: for autograd, too, what was given is that from now on
+                    with _unsafe_preserve_version_counter(own):  # it has these numbers already
+                        value.copy_(own)
             again = self.run_again
 
             def gather() -> None:
@@ -227,10 +239,11 @@ def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]
     """Units that can be gathered alone: each once, none inside another, none that shares a parameter with the rest.
 
     FSDP2 would untie a weight that two of its groups hold (GPT-2's embedding and head); the root's group keeps it.
+    So it keeps one that the code between units reads.
     """
     listed = list(dict.fromkeys(units))
     inner = {id(below) for unit in listed for below in unit.modules() if below is not unit}
-    uses: dict[int, int] = {}
+    uses = {id(parameter): 1 for parameter in _read_between(module)}
     for one in module.modules():
         for parameter in one.parameters(recurse=False):
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
@@ -243,3 +256,12 @@ def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]
         return bool(own) and all(uses.get(identity) == count for identity, count in own.items())
 
     return [unit for unit in listed if unit is not module and id(unit) not in inner and alone(unit)]
+
+
+def _read_between(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that a stage's own code reads, not through the unit that they are in."""
+    if not isinstance(module, Stage):
+        return []
+    own = dict(module.named_parameters(remove_duplicate=False))
+    read = (str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+    return [own[name] for name in read if name in own]

@@ -11,7 +11,7 @@ __all__ = ["unequal_sentence"]
 
 def unequal_sentence(name: str, equality: Mapping[str, Any]) -> str:
     """What differs most, by how much, and what is allowed; without a full stop."""
-    differences = [equality[kind] for kind in ("loss", "gradients", "outputs", "buffers")]
+    differences = [equality.get(kind, 0.0) for kind in ("loss", "gradients", "outputs", "buffers", "updates")]
     if any(math.isnan(one) for one in differences):
         return f"{name} is NOT equal to serial: a value is NaN, which equals nothing; look for it in the plain model"
     if math.isinf(max(differences)):

@@ -32,6 +32,54 @@ class Centred(nn.Module):
         return y
 
 
+class Counting(nn.Module):
+    """Gives something else each time, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * self.count
+
+
+class Scaling(nn.Module):
+    """A unit changes what it is given, and the next one takes that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router, self.last = nn.LayerNorm(16), Router(), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(x)
+        return self.router(x) * self.last(x)  # type: ignore[no-any-return]
+
+
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x *= torch.linspace(0.5, 2.0, 16)
+        return self.linear(x).sigmoid()  # type: ignore[no-any-return]
+
+
+class ReadBetween(nn.Module):
+    """Code between units reads a parameter that a unit holds; two units share another under several names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(16, 16)
+        self.first, self.middle, self.second = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.first.weight = self.second.weight = self.shared.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.middle(self.first(x).relu())
+        return self.second(x * self.middle.weight[0])  # type: ignore[no-any-return]
+
+
 class Twice(nn.Module):
     """Calls one batch norm twice."""
 
@@ -80,6 +128,18 @@ def twice() -> tuple[nn.Module, tuple[Any, ...]]:
 
 def unused() -> tuple[nn.Module, tuple[Any, ...]]:
     return _with(Unused())
+
+
+def counting() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(Counting())
+
+
+def scaling() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(Scaling())
+
+
+def read_between() -> tuple[nn.Module, tuple[Any, ...]]:
+    return _with(ReadBetween())
 
 
 def noisy_loss() -> Model:

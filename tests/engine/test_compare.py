@@ -90,6 +90,9 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
         ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
         ("twice", "data=2", {"batch_norm": "deferred"}),
         ("unused", "data=2", {"clip": 0.01}),
+        ("counting", "pipeline=2", {"microbatches": 2, "training": False}),
+        ("scaling", "data=2", {"shard": True, "units": "0.norm,0.router,0.last"}),
+        ("read_between", "data=2", {"shard": True, "units": "leaf"}),
     ],
 )
 def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from stagewright.engine.clock import write_clock
 from stagewright.engine.codec_choice import with_chosen_codecs
 from stagewright.engine.context import WorkerContext
 from stagewright.engine.dealer import Dealer
+from stagewright.engine.difference import same
 from stagewright.engine.equality import (
     TOLERANCES,
     Equality,
@@ -229,12 +230,17 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
         found.append(compared(loss, outcome.outputs))
         if last and plan.training:
             found[-1] = _with_updates(found[-1], replica, reference)
+        remembers = any(not bool(same(value, before[name]).all()) for name, value in replica.buffers().items())
         put_back()
     if not plan.training:
+        rounds = (
+            1 if _anywhere(remembers, context.torch_device) else 2
+        )  # a second round of a model that remembers the first is another one
         with full_precision():
-            results = [_on_host(one) for one in replica.stream(batch, 2) if one is not None]
-        for results_of_one in (results[: len(results) // 2], results[len(results) // 2 :]):
-            found.append(compared(loss, results_of_one))
+            results = [_on_host(one) for one in replica.stream(batch, rounds) if one is not None]
+        size = len(results) // rounds
+        for at in range(rounds):
+            found.append(compared(loss, results[at * size : (at + 1) * size]))
         put_back()
     return max(found, key=lambda one: (not one.equal, one.loss, one.outputs, one.gradients, one.buffers))
 
@@ -246,6 +252,13 @@ def _with_updates(found: Equality, replica: Replica, reference: Reference | None
     if updates <= found.tolerance:
         return dataclasses.replace(found, updates=updates)
     return dataclasses.replace(found, updates=updates, equal=False, worst=name if found.equal else found.worst)
+
+
+def _anywhere(what: bool, device: torch.device) -> bool:
+    """Whether it is so on any worker."""
+    found = torch.tensor([float(what)], device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return bool(found)
 
 
 def _on_host(result: Any) -> Any:

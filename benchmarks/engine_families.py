@@ -55,6 +55,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these families; nothing is written")
     parser.add_argument("--update", action="store_true", help="with --only: put these into the table that is there")
+    parser.add_argument("--plans", nargs="+", metavar="NAME", choices=list(PLANS), help="only these columns")
     parser.add_argument("--at-once", type=int, default=1, help="plans that run at the same time")
     parser.add_argument("--slot", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -64,12 +65,13 @@ def main() -> int:
         parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(names)}")
     wanted = [name for name in names if not options.only or name in options.only]
     if options.slot is not None:
-        for found in run_some(wanted[options.slot :: options.at_once], options.slot):
+        for found in run_some(wanted[options.slot :: options.at_once], options.plans or list(PLANS), options.slot):
             print(json.dumps(found), flush=True)
         return 0
-    rows = run_all(wanted, options.at_once)
-    if options.update or not options.only:
-        rows = (stored() if options.update else {}) | rows
+    rows = run_all(wanted, options.plans or list(PLANS), options.at_once)
+    if options.update or not (options.only or options.plans):
+        before = stored() if options.update else {}
+        rows = before | {name: before.get(name, {}) | row for name, row in rows.items()}
         DATA.write_text(json.dumps(data(rows), indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(page(rows), encoding="utf-8")
         print(f"wrote {PAGE.relative_to(ROOT)} and {DATA.relative_to(ROOT)}")
@@ -77,33 +79,34 @@ def main() -> int:
     return 3 if any(found["verdict"] in ("differs", "failed") for found in every) else 0
 
 
-def run_all(names: list[str], at_once: int) -> dict[str, dict[str, Found]]:
+def run_all(names: list[str], plans: list[str], at_once: int) -> dict[str, dict[str, Found]]:
     """Each slot in a process of its own, on cores of its own."""
     rows: dict[str, dict[str, Found]] = {name: {} for name in names}
     lock = threading.Lock()
 
     def follow(slot: int) -> None:
-        command = [sys.executable, __file__, "--slot", str(slot), "--at-once", str(at_once), "--only", *names]
+        command = [sys.executable, __file__, "--slot", str(slot), "--at-once", str(at_once)]
+        command += ["--only", *names, "--plans", *plans]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 found = json.loads(line)
                 with lock:
                     rows[found.pop("family")][found.pop("plan")] = found
-                    print(f"{line.strip()[:300]}", flush=True)
+                    print(line.strip(), flush=True)
 
     with ThreadPoolExecutor(at_once) as pool:
         list(pool.map(follow, range(at_once)))
     return rows
 
 
-def run_some(names: list[str], slot: int) -> Iterator[Found]:
+def run_some(names: list[str], plans: list[str], slot: int) -> Iterator[Found]:
     """All plans of some families, one after the other."""
     cores = sorted(os.sched_getaffinity(0))
     own = [cores[(2 * slot + at) % len(cores)] for at in range(2)]
     for name in names:
-        for plan, about in PLANS.items():
-            yield {"family": name, "plan": plan, **prove(name, about, own)}
+        for plan in plans:
+            yield {"family": name, "plan": plan, **prove(name, PLANS[plan], own)}
 
 
 def prove(name: str, about: dict[str, Any], cores: list[int]) -> Found:
@@ -168,13 +171,14 @@ def page(rows: dict[str, dict[str, Found]]) -> str:
     count = {kind: sum(one["verdict"] == kind for one in every) for kind in ("equal", "refused", "differs", "failed")}
     exact = sum(one.get("difference") == 0 for one in every)
     wide = sum(one["verdict"] == "equal" and one["tolerance"] > 1e-5 for one in every)
+    tried = f"{len(rows)} models under six plans each, run by worker processes and compared with serial"
     lines = [
         "# What the engine was tried on",
         "",
-        f"{len(rows)} models under six plans each, run by worker processes and compared with serial: "
-        f"**{count['equal']} are equal, {count['differs']} differ, {count['failed']} failed**, {count['refused']} were refused with the "
-        f"reason. {exact} of the equal ones are so to the last bit; {wide} needed more than 1e-5, as much as rounding "
-        "alone does to the same tensor of serial ([why](compare.md#what-equal-means)).",
+        f"{tried}: **{count['equal']} are equal, {count['differs']} differ, {count['failed']} failed**, "
+        f"{count['refused']} were refused with the reason. {exact} of the equal ones are so to the last bit; {wide} "
+        "needed more than 1e-5, as much as rounding alone does to the same tensor of serial "
+        "([why](compare.md#what-equal-means)).",
         "",
         f"The same tiny models as on [the page of capture](capture-families.md), with {BATCH} samples in a step, in "
         f"float32; torch {torch.__version__}, transformers {transformers.__version__}. Loss, results, every gradient, "
@@ -230,8 +234,9 @@ def reasons(families: list[Family], rows: dict[str, dict[str, Found]]) -> list[s
     """Below a table: each reason once, with those that it is about."""
     about: dict[str, list[str]] = {}
     for family in families:
-        for plan, found in rows[family.name].items():
-            if found["reason"]:
+        for plan in PLANS:
+            found = rows[family.name].get(plan)
+            if found is not None and found["reason"]:
                 about.setdefault(shortened(found["reason"]), []).append(f"{family.name} ({plan})")
     lines = [f"- {', '.join(names)}: {reason}" for reason, names in about.items()]
     return [*lines, ""] if lines else []

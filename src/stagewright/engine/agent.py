@@ -24,7 +24,6 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from stagewright.cluster.device import Device, has_gpu
 from stagewright.cluster.host_memory import kills_for_memory
 from stagewright.engine.copies import end_importing, imported_ahead
 from stagewright.engine.fault import Doing, Fault, FaultKind, read_doing, worker_folder
@@ -120,9 +119,8 @@ class Agent(LocalElasticAgent):
         timeout_s: float | None,
         on_poll: Callable[[], None] | None,
     ) -> None:
-        # Workers are copies of one process that has imported what they need, seconds each; CUDA forbids such copies.
-        on_cpu = all(Device.parse(text).kind == "cpu" for text in plan.devices) if plan.devices else not has_gpu()
-        super().__init__(spec, _Logs(folder), start_method="forkserver" if on_cpu else "spawn")
+        # Workers are copies of one process that has imported what they need, seconds each.
+        super().__init__(spec, _Logs(folder), start_method="forkserver")
         self.faults: list[Fault] = []
         """Of workers that ended by themselves."""
         self.verdict: Fault | None = None
@@ -137,7 +135,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         try:
-            with imported_ahead(serve=self._start_method == "forkserver"):
+            with imported_ahead():
                 started: dict[int, Any] = super()._start_workers(worker_group)
                 return started
         except BaseException:

@@ -5,6 +5,9 @@
 
 Importing torch and transformers takes seconds; a copy of a process that has done it takes a fifth of a second. This
 module does not import torch itself.
+
+A process that has begun to use a GPU can't be copied, and asking CUDA whether there is one is a beginning. So whoever
+asks while that process imports is answered by the driver's own library (NVML).
 """
 
 from __future__ import annotations
@@ -20,8 +23,6 @@ import types
 from collections.abc import Iterator
 from multiprocessing import forkserver
 
-from stagewright.cluster.device import has_gpu
-
 __all__ = ["begin_importing", "end_importing", "imported_ahead"]
 
 _IMPORTED_AHEAD = (
@@ -35,10 +36,9 @@ _IMPORTED_AHEAD = (
 
 
 def begin_importing() -> None:
-    """Start that process, unless there are GPUs, which forbid copies; it ends with this one, also while it imports."""
-    if not has_gpu():
-        atexit.register(end_importing)
-        _serve()
+    """Start that process; it ends with this one, also while it imports."""
+    atexit.register(end_importing)
+    _serve()
 
 
 def end_importing() -> None:
@@ -50,14 +50,13 @@ def end_importing() -> None:
 
 
 @contextlib.contextmanager
-def imported_ahead(*, serve: bool = True) -> Iterator[None]:
+def imported_ahead() -> Iterator[None]:
     """Let the process of which workers are copies import what they need, and nothing of the program that asks for them.
 
     multiprocessing runs that program's main module again in each worker, and a script without a guard would start
     itself for ever.
     """
-    if serve:
-        _serve()
+    _serve()
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -68,6 +67,7 @@ def imported_ahead(*, serve: bool = True) -> Iterator[None]:
 
 def _serve() -> None:
     """Ctrl-C is for the launcher alone."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     multiprocessing.set_forkserver_preload([*_IMPORTED_AHEAD])
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None

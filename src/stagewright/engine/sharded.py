@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from stagewright.capture.stage import Stage
@@ -28,6 +29,8 @@ from stagewright.engine.reach import hung, trains
 from stagewright.engine.recorder import recorder
 
 __all__ = ["Sharded"]
+
+NEW_FSDP = TorchVersion(torch.__version__) >= "2.13"
 
 
 class Sharded(DataParallel):
@@ -255,7 +258,11 @@ def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]
                 own[id(parameter)] = own.get(id(parameter), 0) + 1
         return bool(own) and all(uses.get(identity) == count for identity, count in own.items())
 
-    return [unit for unit in listed if unit is not module and id(unit) not in inner and alone(unit)]
+    def taken(unit: nn.Module) -> bool:
+        """Older torch takes no list or dictionary of modules, though it may have a forward (experts, say)."""
+        return NEW_FSDP or not isinstance(unit, nn.ModuleList | nn.ModuleDict)
+
+    return [unit for unit in listed if unit is not module and id(unit) not in inner and taken(unit) and alone(unit)]
 
 
 def _read_between(module: nn.Module) -> list[nn.Parameter]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -72,8 +73,9 @@ def main() -> int:
     if options.update or not (options.only or options.plans):
         before = stored() if options.update else {}
         rows = before | {name: before.get(name, {}) | row for name, row in rows.items()}
-        DATA.write_text(json.dumps(data(rows), indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(page(rows), encoding="utf-8")
+        found = data(rows)
+        DATA.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(page(found), encoding="utf-8")
         print(f"wrote {PAGE.relative_to(ROOT)} and {DATA.relative_to(ROOT)}")
     every = [found for row in rows.values() for found in row.values()]
     return 3 if any(found["verdict"] in ("differs", "failed") for found in every) else 0
@@ -128,10 +130,9 @@ def prove(name: str, about: dict[str, Any], cores: list[int]) -> Found:
     with tempfile.TemporaryDirectory() as root:
         try:
             equality = run_plan(plan, root, hang_s=120)["equality"]
-        except UsageError as error:
-            return {"verdict": "refused", "reason": portable(str(error))}
         except StagewrightError as error:
-            return {"verdict": "failed", "reason": portable(str(error).splitlines()[0])}
+            verdict = "refused" if isinstance(error, UsageError) else "failed"
+            return {"verdict": verdict, "reason": portable(str(error).splitlines()[0])}
     largest = max(equality[kind] for kind in ("loss", "outputs", "gradients", "buffers", "updates"))
     return {
         "verdict": "equal" if equality["equal"] else "differs",
@@ -162,11 +163,10 @@ def data(rows: dict[str, dict[str, Found]]) -> dict[str, Any]:
     }
 
 
-def page(rows: dict[str, dict[str, Found]]) -> str:
+def page(data: dict[str, Any]) -> str:
     """The page in the docs."""
-    import torch
-    import transformers
-
+    rows = {entry["name"]: entry["plans"] for entry in data["families"]}
+    versions = data["versions"]
     every = [found for row in rows.values() for found in row.values()]
     count = {kind: sum(one["verdict"] == kind for one in every) for kind in ("equal", "refused", "differs", "failed")}
     exact = sum(one.get("difference") == 0 for one in every)
@@ -181,7 +181,7 @@ def page(rows: dict[str, dict[str, Found]]) -> str:
         "([why](compare.md#what-equal-means)).",
         "",
         f"The same tiny models as on [the page of capture](capture-families.md), with {BATCH} samples in a step, in "
-        f"float32; torch {torch.__version__}, transformers {transformers.__version__}. Loss, results, every gradient, "
+        f"float32; torch {versions['torch']}, transformers {versions['transformers']}. Loss, results, every gradient, "
         "every buffer and what the optimiser makes of it are compared. The plans:",
         "",
         *(f"- **{name}**: {describe(about)}" for name, about in PLANS.items()),
@@ -245,10 +245,7 @@ def reasons(families: list[Family], rows: dict[str, dict[str, Found]]) -> list[s
 def shortened(reason: str) -> str:
     """Without which worker said it and which class it is about, which the table tells."""
     text = reason.split(" refused: ", 1)[-1]
-    for family in FAMILIES:
-        text = text.replace(f"can't split {family.model_class}:", "can't split it:")
-        text = text.replace(f"can't capture {family.model_class} ", "can't capture it ")
-    return text.replace("|", "\\|")
+    return re.sub(r"can't (split|capture) \w+", r"can't \1 it", text).replace("|", "\\|")
 
 
 if __name__ == "__main__":

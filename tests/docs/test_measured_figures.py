@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "make_measured_figures.py"))
 RECORDS = sorted(SCRIPT["RECORDS"].glob("*.json"))
-GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md"}
+GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md", "engine-families.md"}
 
 _FIGURE = re.compile(
     r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)[ \u00a0]?"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stagewright import zoo
-from stagewright.engine.tensor import refuse_open_regions, tensor_plan
+from stagewright.engine.tensor import modules_to_close, refuse_open_regions, tensor_plan
 from stagewright.errors import UsageError
 
 FAMILIES = ("deit", "vit", "bert", "roberta", "gpt2", "llama")
@@ -93,6 +93,8 @@ def test_refuses_units_that_cut_a_region() -> None:
     wanted = "bert.encoder.layer.0,bert.encoder.layer.1"
     assert str(caught.value).endswith(f"keep each whole with --units {wanted}")
     refuse_open_regions(plan, wanted.split(","))
+    assert modules_to_close(plan, halves) == wanted.split(",")
+    assert modules_to_close(plan, wanted.split(",")) == []
 
 
 def test_plan_names_layers() -> None:

@@ -39,7 +39,7 @@ from stagewright.engine.pipeline import Links, MicroBatch, Pipeline, StepOutcome
 from stagewright.engine.reach import reaching
 from stagewright.engine.recompute import RecomputedForward, changed_inputs
 from stagewright.engine.recorder import recorder
-from stagewright.engine.tensor import apply_tensor_parallel, refuse_open_regions, tensor_plan
+from stagewright.engine.tensor import apply_tensor_parallel, modules_to_close, refuse_open_regions, tensor_plan
 from stagewright.engine.tensor_axis import TensorAxis
 from stagewright.engine.tensor_layers import shards_of
 from stagewright.engine.transport import TensorShape
@@ -433,10 +433,22 @@ class Replica:
 
 
 def capture_for(plan: Plan, model: Model) -> UnitGraph:
-    """Capture a model with the plan's units: from a few samples where its graph then serves any number of them."""
+    """Capture a model with the plan's units: from a few samples where its graph then serves any number of them.
+
+    Units that are chosen automatically are no finer than what workers of a tensor axis share.
+    """
     if plan.training:
         _refuse_sparse(model.module)
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
+    graph = _captured(model, units)
+    if plan.mesh.tensor > 1 and units == "auto":
+        shared = tensor_plan(model.module, plan.mesh.tensor)
+        closed = modules_to_close(shared, [call.target for call in graph.calls])
+        return _captured(model, closed) if closed else graph
+    return graph
+
+
+def _captured(model: Model, units: str | list[str]) -> UnitGraph:
     if model.batch_size > CAPTURED_SAMPLES:
         tensors = [one for one in pytree.tree_leaves((model.args, model.kwargs)) if isinstance(one, torch.Tensor)]
         few = on_device(model.example(CAPTURED_SAMPLES), tensors[0].device if tensors else torch.device("cpu"))

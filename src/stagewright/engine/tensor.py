@@ -23,7 +23,7 @@ from stagewright.engine.tensor_families import RegionPlan, find_regions, layer_s
 from stagewright.engine.tensor_layers import Region, shards_of, split_layer
 from stagewright.errors import UsageError
 
-__all__ = ["TensorPlan", "apply_tensor_parallel", "refuse_open_regions", "tensor_plan"]
+__all__ = ["TensorPlan", "apply_tensor_parallel", "modules_to_close", "refuse_open_regions", "tensor_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +104,38 @@ def apply_tensor_parallel(model: nn.Module, axis: Any, *, plan: TensorPlan | Non
 
 def refuse_open_regions(plan: TensorPlan, targets: Iterable[str]) -> None:
     """Refuse units (names of their modules) that hold a part of a region: glue and cuts would see one worker's part."""
-    units = set(targets)
-    homes = [{_home(name, units) for name, _ in _layers(region)} for region in plan.regions]
-    divided = [at for at, found in enumerate(homes) if len(found) > 1 or None in found]
+    divided = _divided(plan, targets)
     if not divided:
         return
-    first, apart = plan.regions[divided[0]], homes[divided[0]]
-    owners = list(dict.fromkeys(plan.regions[at].owner for at in divided))
-    outermost = [one for one in owners if not any(one.startswith(f"{other}.") for other in owners)]
-    fix = f"keep each whole with --units {','.join(outermost)}" if all(outermost) else "use data or pipeline instead"
+    first, apart = divided[0]
+    owners = _owners([region for region, _ in divided])
+    fix = f"keep each whole with --units {','.join(owners)}" if all(owners) else "use data or pipeline instead"
     raise UsageError(
         f"tensor parallelism keeps {first.columns[0]} … {first.row} together, but they are in {len(apart)} units "
         f"({', '.join(sorted(str(one) for one in apart))}); {fix}"
     )
+
+
+def modules_to_close(plan: TensorPlan, targets: Iterable[str]) -> list[str]:
+    """Modules that must be units of their own, where units (names of their modules) hold parts of regions.
+
+    None where that would be the whole model.
+    """
+    owners = _owners([region for region, _ in _divided(plan, targets)])
+    return owners if all(owners) else []
+
+
+def _divided(plan: TensorPlan, targets: Iterable[str]) -> list[tuple[RegionPlan, set[str | None]]]:
+    """Regions that are in several units or in none, and those."""
+    units = set(targets)
+    homes = [(region, {_home(name, units) for name, _ in _layers(region)}) for region in plan.regions]
+    return [(region, found) for region, found in homes if len(found) > 1 or None in found]
+
+
+def _owners(regions: Iterable[RegionPlan]) -> list[str]:
+    """The modules that regions are in, none inside another."""
+    owners = list(dict.fromkeys(region.owner for region in regions))
+    return [one for one in owners if not any(one.startswith(f"{other}.") for other in owners)]
 
 
 def _home(name: str, units: set[str]) -> str | None:

@@ -28,6 +28,7 @@ NOT_RUN = [
 
 # Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
 LONG = {
+    "docs/forecast.md",
     "docs/explain.md",
     "docs/fabric.md",
     "docs/faults.md",

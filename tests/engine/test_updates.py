@@ -80,7 +80,6 @@ def test_what_is_done_otherwise_is_seen(name: Any, done: dict[str, Any], worst: 
         return  # any factor makes the same first step
     assert (difference <= 1e-5) == (worst is None), (difference, found)
     assert worst is None or difference > 0.1
-    if name != "sgd" and worst is not None:
-        assert found.startswith(worst)
+    assert worst is None or found.startswith(worst) or "clip" in done  # both are off then
     for name, value in worker.full_parameters().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)

@@ -41,11 +41,8 @@ class Worker(SimpleNamespace):
             forgets=forgets,
         )
 
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.module.named_parameters()}
-
-    def full_gradients(self) -> dict[str, torch.Tensor]:
-        return {name: one.grad for name, one in self.module.named_parameters()}
+    def trained(self) -> dict[str, nn.Parameter]:
+        return dict(self.module.named_parameters())
 
     def change_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         if self.clip_to is not None:
@@ -72,8 +69,8 @@ class Worker(SimpleNamespace):
 )
 def test_what_is_done_otherwise_is_seen(name: Any, done: dict[str, Any], worst: str | None, alone: None) -> None:
     worker = Worker(**{"clip": None, "clip_to": None, "rate": 1e-3, "forgets": False, **done})
-    before = {name: value.clone() for name, value in worker.full_parameters().items()}
-    reference = Reference(gradients={name: value.clone() for name, value in worker.full_gradients().items()})
+    before = {name: value.detach().clone() for name, value in worker.trained().items()}
+    reference = Reference(gradients={name: value.grad.clone() for name, value in worker.trained().items()})
     spec = OptimizerSpec(name=name, learning_rate=1e-3, weight_decay=0.01)
     difference, found = compare_updates(worker, partial(make_optimizer, spec), reference)  # type: ignore[arg-type]
     if done == {"clip_to": 0.1} and name != "sgd":
@@ -81,5 +78,5 @@ def test_what_is_done_otherwise_is_seen(name: Any, done: dict[str, Any], worst: 
     assert (difference <= 1e-5) == (worst is None), (difference, found)
     assert worst is None or difference > 0.1
     assert worst is None or found.startswith(worst) or "clip" in done  # both are off then
-    for name, value in worker.full_parameters().items():
+    for name, value in worker.trained().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)

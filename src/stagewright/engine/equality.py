@@ -11,10 +11,10 @@ On a GPU both run with the full precision of float32: torch lets convolutions ro
 chooses anew for each memory layout, which alone may differ by a thousandth. And with convolutions that add in the same
 order each time: others differ from one run of serial to the next.
 
-A codec rounds: where a plan adds in another order (a tensor axis), a value may round to the next step, which is far
-more. So with codecs there, serial runs once more with what enters them moved by a tenth of the tolerance, as another
-order of additions does, and what that makes of a tensor (``Reference.sways``) is allowed for it, up to SWAY. So it is
-where a plan that adds in another order rounds to 16 bits all the way: there what every unit gives is moved.
+Another order of additions moves a value by its rounding, and some models multiply that: a codec rounds it to the next
+step, sums in 16 bits lose it, batch norms divide by what is left of a sum. There serial runs once more, with what
+enters codecs, or what every unit gives, moved by as much, and a tensor that needs it is allowed what that made of it
+(``Reference.sways``), up to SWAY.
 
 For a gradient, the largest |expected| is taken over all parameters of its module: some gradients are zero but for
 rounding (the bias of attention's keys, biases before batch norm), and noise has no relative error worth the name.

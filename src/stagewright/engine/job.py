@@ -138,16 +138,24 @@ def serial_reference(plan: Plan, model: Model, graph: UnitGraph, context: Worker
     )
     with visiting(model.module, context.torch_device), full_precision():
         found = make(cuts=cuts, links=links)
-        coded = plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link)
-        rounds = plan.mesh.tensor > 1 and plan.dtype != "float32"
-        nudge = NUDGE * TOLERANCES[plan.dtype] if coded and not rounds else ROUNDING[plan.dtype]
-        if rounds or (plan.training and plan.mesh.num_workers > 1 and tracked_norms(model.module)):
-            by_cut, cuts = dict(zip(cuts, links, strict=True)), list(range(len(graph.calls) - 1))
-            links = [by_cut.get(cut, ("none", "none")) for cut in cuts]
-        elif not coded:
-            return found
-        found.sways = sways_of(make(cuts=cuts, links=links, nudge=nudge), found)
+        moved = _moved(plan, model, graph, links, cuts)
+        if moved is not None:
+            found.sways = sways_of(make(**moved), found)
     return found
+
+
+def _moved(
+    plan: Plan, model: Model, graph: UnitGraph, links: Sequence[tuple[str, str]], cuts: Sequence[int]
+) -> dict[str, Any] | None:
+    """Where serial is moved, and by how much, to see what rounding makes of it; None where that is nothing."""
+    coded = plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link)
+    lost = plan.mesh.tensor > 1 and plan.dtype != "float32"
+    normed = plan.training and plan.mesh.num_workers > 1 and bool(tracked_norms(model.module))
+    nudge = NUDGE * TOLERANCES[plan.dtype] if coded and not lost else ROUNDING[plan.dtype]
+    if lost or normed:
+        by_cut, every = dict(zip(cuts, links, strict=True)), range(len(graph.calls) - 1)
+        return {"cuts": every, "links": [by_cut.get(cut, ("none", "none")) for cut in every], "nudge": nudge}
+    return {"cuts": cuts, "links": links, "nudge": nudge} if coded else None
 
 
 def whole_batch(
@@ -180,7 +188,7 @@ def whole_batch(
 
 
 def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equality:
-    """The same step some times, each compared with serial; buffers and gradients are put back.
+    """The same step some times, each compared with serial, the last with its optimiser, too; all is put back.
 
     What a step leaves behind (graphs, receives) could spoil the next; of replicas the third is the first with torch's
     own buckets. Inference is timed as a stream, so that one is compared, too.
@@ -233,16 +241,16 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
         remembers = any(not bool(same(value, before[name]).all()) for name, value in replica.buffers().items())
         put_back()
     if not plan.training:
-        rounds = (
-            1 if _anywhere(remembers, context.torch_device) else 2
-        )  # a second round of a model that remembers the first is another one
+        # A second round of a model that remembers the first would be another one.
+        rounds = 1 if _anywhere(remembers, context.torch_device) else 2
         with full_precision():
             results = [_on_host(one) for one in replica.stream(batch, rounds) if one is not None]
         size = len(results) // rounds
         for at in range(rounds):
             found.append(compared(loss, results[at * size : (at + 1) * size]))
         put_back()
-    return max(found, key=lambda one: (not one.equal, one.loss, one.outputs, one.gradients, one.buffers))
+    worst = max(found, key=lambda one: (not one.equal, one.loss, one.outputs, one.gradients, one.buffers))
+    return dataclasses.replace(worst, updates=max(one.updates for one in found))
 
 
 def _with_updates(found: Equality, replica: Replica, reference: Reference | None) -> Equality:

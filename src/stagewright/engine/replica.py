@@ -395,11 +395,6 @@ class Replica:
         held = {name: one.grad for name, one in self.trained().items() if one.grad is not None}
         return full_values(self.model.module, held, torch.device("cpu"))
 
-    def full_parameters(self) -> dict[str, torch.Tensor]:
-        """This worker's parameters in full, those that are trained, under the model's own names."""
-        held = {name: one.detach() for name, one in self.trained().items()}
-        return full_values(self.model.module, held, torch.device("cpu"))
-
     def trained(self) -> dict[str, nn.Parameter]:
         """What is trained here, under the model's own names."""
         names = self._names()

@@ -1,10 +1,11 @@
-"""The optimiser's step of a plan, compared with torch's own on whole tensors.
+"""The optimiser's step of a plan, compared with torch's own.
 
-    whole parameters and gradients, on the host ─► torch's optimiser, a tensor at a time ─► expected
-    what each worker holds ─► the plan's clipping and optimiser ─► whole parameters ─► found; then all is put back
+    what each worker holds ─► the plan's clipping and optimiser ─► found; then all is put back
+    the same on the host   ─► torch's optimiser, a tensor at a time ─► expected
 
 Both begin with the plan's gradients, which have been compared with serial's: Adam makes as much of a gradient's
-rounding as of a gradient. The norm by which they are clipped is that of serial's.
+rounding as of a gradient. The norm by which they are clipped is that of serial's. Optimisers change each number by
+itself, so that parts of a tensor are as good as the whole.
 
     relative difference = (largest |found - expected| - rounding of the parameter) / largest |expected - before|
 
@@ -39,22 +40,21 @@ def compare_updates(replica: Replica, make: MakeOptimizer, reference: Reference 
     """
     device, clip = replica.context.torch_device, replica.plan.clip
     scale = 1.0 if clip is None else min(1.0, clip / (_norm(reference, device) + LEAST))
-    own = [parameter for parameter in replica.module.parameters() if parameter.requires_grad]
-    held = [_local(parameter).detach().to("cpu", copy=True) for parameter in own]
-    before, gradients = _on_host(replica.full_parameters()), _on_host(replica.full_gradients())
-    replica.change_parameters(make(own) if own else None)
-    found = _on_host(replica.full_parameters())
-    clipped = _on_host(replica.full_gradients()) if clip is not None else {}
-    with torch.no_grad():
-        for parameter, value in zip(own, held, strict=True):
-            _local(parameter).copy_(value)
+    trained = replica.trained()
+    before = {name: _on_host(one) for name, one in trained.items()}
+    gradients = {name: _on_host(one.grad) for name, one in trained.items() if one.grad is not None}
+    replica.change_parameters(make(list(trained.values())) if trained else None)
     differences = {}
-    for name, value in before.items():
-        expected = _stepped(value, gradients[name] * scale, make) if name in gradients else value
-        differences[f"the optimiser's step of {name}"] = _difference(found[name], expected, value)
-    for name, value in clipped.items():
-        wanted = gradients[name].double() * scale
-        differences[f"the clipped gradient of {name}"] = relative(value.double(), wanted, float(wanted.abs().max()))
+    for name, parameter in trained.items():
+        value, gradient = before[name], gradients.get(name)
+        expected = value if gradient is None else _stepped(value, gradient * scale, make)
+        differences[f"the optimiser's step of {name}"] = _difference(_on_host(parameter), expected, value)
+        if clip is not None and gradient is not None:
+            wanted, found = _numbers(gradient) * scale, _numbers(_on_host(parameter.grad))
+            size = float(wanted.abs().max()) if wanted.numel() else 0.0
+            differences[f"the clipped gradient of {name}"] = relative(found, wanted, size)
+        with torch.no_grad():
+            _local(parameter).copy_(value)
     worst = max(differences, key=differences.__getitem__, default="nothing")
     largest = differences.get(worst, 0.0)
     name = worst_of_all(worst, largest, device)
@@ -66,12 +66,12 @@ def compare_updates(replica: Replica, make: MakeOptimizer, reference: Reference 
 def _norm(reference: Reference | None, device: torch.device) -> float:
     """Of the whole model's gradient, as serial has it."""
     every = reference.gradients.values() if reference is not None else ()
-    squares = torch.tensor([sum(float(one.double().square().sum()) for one in every)], dtype=torch.float64)
+    squares = torch.tensor([sum(float(_numbers(one).square().sum()) for one in every)], dtype=torch.float64)
     return float(next(broadcast([squares], device)).sqrt())
 
 
 def _stepped(value: torch.Tensor, gradient: torch.Tensor, make: MakeOptimizer) -> torch.Tensor:
-    """A whole parameter after one step of its own."""
+    """A parameter after one step of its own."""
     parameter = nn.Parameter(value.clone())
     parameter.grad = gradient
     make([parameter]).step()
@@ -81,16 +81,22 @@ def _stepped(value: torch.Tensor, gradient: torch.Tensor, make: MakeOptimizer) -
 def _difference(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> float:
     if not expected.numel():
         return 0.0
-    apart, update = ((one.double() - expected.double()).abs().max() for one in (found, before))
+    apart, update = ((_numbers(one) - _numbers(expected)).abs().max() for one in (found, before))
     rounding = ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
     difference = max(float(apart) - rounding, 0.0) / max(float(update), SMALLEST)
     return float("inf") if difference != difference else difference
 
 
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
-def _on_host(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this worker has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_host(tensor: torch.Tensor | None) -> torch.Tensor:
+    """A copy of what this worker has of it."""
+    assert tensor is not None
+    return _local(tensor.detach()).to("cpu", copy=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.loss_notes import loss_notes
-from stagewright.report.unequal import unequal_sentence
+from stagewright.report.unequal import DIFFERENCES, unequal_sentence
 
 __all__ = [
     "collective_label",
@@ -97,7 +97,7 @@ def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
             continue
         equality = row["equality"]
-        worst = max(equality["loss"], equality["gradients"], equality["outputs"], equality["buffers"])
+        worst = max(equality.get(kind, 0.0) for kind in DIFFERENCES)
         if not row["equal"]:
             found.append(unequal_sentence(label, equality))
         else:

@@ -214,10 +214,10 @@ def describe(about: dict[str, Any]) -> str:
 
 def table(families: list[Family], rows: dict[str, dict[str, Found]]) -> list[str]:
     """One group as a table."""
-    lines = [f"| family | class | {' | '.join(PLANS)} |", f"|---|---|{':-:|' * len(PLANS)}"]
+    lines = [f"| family | {' | '.join(PLANS)} |", f"|---|{':-:|' * len(PLANS)}"]
     for family in families:
         cells = [mark(rows[family.name].get(plan)) for plan in PLANS]
-        lines.append(f"| {family.name} | {family.model_class} | {' | '.join(cells)} |")
+        lines.append(f"| {family.name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -243,7 +243,7 @@ def reasons(families: list[Family], rows: dict[str, dict[str, Found]]) -> list[s
 
 
 def shortened(reason: str) -> str:
-    """Without which worker said it and which class it is about, which the table tells."""
+    """Without which worker said it and which class it is about."""
     text = reason.split(" refused: ", 1)[-1]
     return re.sub(r"can't (split|capture) \w+", r"can't \1 it", text).replace("|", "\\|")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
-__all__ = ["SMALLEST", "relative", "same", "scales"]
+__all__ = ["SMALLEST", "numbers", "relative", "same", "scales"]
 
 SMALLEST = 1e-8
 """Of a tensor whose largest value is below this, the absolute difference counts."""
@@ -24,14 +24,15 @@ def relative(found: torch.Tensor, expected: torch.Tensor, scale: float) -> float
         return float("inf")
     if found.numel() == 0:
         return 0.0
-    a, b = (_real(one.detach()).double().cpu() for one in (found, expected))
+    a, b = (numbers(one.detach()).cpu() for one in (found, expected))
     apart = torch.where(same(a, b), 0.0, (a - b).abs())
     part = float(apart.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
     return part if found.is_floating_point() or found.is_complex() or part == 0 else max(1.0, part)
 
 
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+def numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """What it is made of, in float64: of complex values both parts."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -53,7 +54,7 @@ def scales(tensors: Mapping[str, torch.Tensor], *, by_module: bool) -> dict[str,
 
 def _largest(tensor: torch.Tensor) -> float:
     """Of its numbers; those that stand for nothing (infinite, or nearly: masks) would hide all others."""
-    values = _real(tensor).double().abs()
+    values = numbers(tensor).abs()
     if tensor.is_floating_point() or tensor.is_complex():
         values = values[values < torch.finfo(tensor.dtype).max / 4]
     return float(values.max()) if values.numel() else 0.0

@@ -238,7 +238,9 @@ def prove(replica: Replica, batch: Batch, reference: Reference | None) -> Equali
         found.append(compared(loss, outcome.outputs))
         if last and plan.training:
             found[-1] = _with_updates(found[-1], replica, reference)
-        remembers = any(not bool(same(value, before[name]).all()) for name, value in replica.buffers().items())
+        remembers = not plan.training and any(
+            not bool(same(value, before[name]).all()) for name, value in replica.buffers().items()
+        )
         put_back()
     if not plan.training:
         # A second round of a model that remembers the first would be another one.

@@ -31,6 +31,7 @@ from stagewright.engine.recorder import recorder
 __all__ = ["Sharded"]
 
 NEW_FSDP = TorchVersion(torch.__version__) >= "2.13"
+"""Whether FSDP2 takes containers of modules that have a forward of their own."""
 
 
 class Sharded(DataParallel):
@@ -259,7 +260,7 @@ def _own_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]
         return bool(own) and all(uses.get(identity) == count for identity, count in own.items())
 
     def taken(unit: nn.Module) -> bool:
-        """Older torch takes no list or dictionary of modules, though it may have a forward (experts, say)."""
+        """Older torch takes no list or dictionary of modules, whatever forward it has (experts, say)."""
         return NEW_FSDP or not isinstance(unit, nn.ModuleList | nn.ModuleDict)
 
     return [unit for unit in listed if unit is not module and id(unit) not in inner and taken(unit) and alone(unit)]

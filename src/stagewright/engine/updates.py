@@ -22,7 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.broadcast import broadcast
-from stagewright.engine.difference import SMALLEST, relative
+from stagewright.engine.difference import SMALLEST, numbers, relative
 from stagewright.engine.equality import Reference, worst_of_all
 from stagewright.engine.replica import Replica
 
@@ -50,7 +50,7 @@ def compare_updates(replica: Replica, make: MakeOptimizer, reference: Reference 
         expected = value if gradient is None else _stepped(value, gradient * scale, make)
         differences[f"the optimiser's step of {name}"] = _difference(_on_host(parameter), expected, value)
         if clip is not None and gradient is not None:
-            wanted, found = _numbers(gradient) * scale, _numbers(_on_host(parameter.grad))
+            wanted, found = numbers(gradient) * scale, numbers(_on_host(parameter.grad))
             size = float(wanted.abs().max()) if wanted.numel() else 0.0
             differences[f"the clipped gradient of {name}"] = relative(found, wanted, size)
         with torch.no_grad():
@@ -66,7 +66,7 @@ def compare_updates(replica: Replica, make: MakeOptimizer, reference: Reference 
 def _norm(reference: Reference | None, device: torch.device) -> float:
     """Of the whole model's gradient, as serial has it."""
     every = reference.gradients.values() if reference is not None else ()
-    squares = torch.tensor([sum(float(_numbers(one).square().sum()) for one in every)], dtype=torch.float64)
+    squares = torch.tensor([sum(float(numbers(one).square().sum()) for one in every)], dtype=torch.float64)
     return float(next(broadcast([squares], device)).sqrt())
 
 
@@ -81,14 +81,10 @@ def _stepped(value: torch.Tensor, gradient: torch.Tensor, make: MakeOptimizer) -
 def _difference(found: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> float:
     if not expected.numel():
         return 0.0
-    apart, update = ((_numbers(one) - _numbers(expected)).abs().max() for one in (found, before))
+    apart, update = ((numbers(one) - numbers(expected)).abs().max() for one in (found, before))
     rounding = ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
     difference = max(float(apart) - rounding, 0.0) / max(float(update), SMALLEST)
     return float("inf") if difference != difference else difference
-
-
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,8 @@ def main() -> None:
     pin_process(Device.parse(f"cpu:{options.core}"))
     import torch
 
-    from stagewright.codec import get, kernels
+    from stagewright.codecs import get
+    from stagewright.codecs.kernels import select as kernels
 
     result: dict[str, Any] = {"kernels": kernels.kernel_names()["cpu"], "mebibytes": options.mebibytes, "dtypes": {}}
     for dtype in (torch.float32, torch.bfloat16):

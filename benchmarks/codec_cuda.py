@@ -8,7 +8,7 @@
     4  and on [32, 128, 768] in a CUDA graph, beside torch's own operations and sort quantisation
 
 Kernels are those that users get. With --variants other rows and warps are timed too: what is best becomes the choice at
-the top of ``codec/fast_cuda.py``.
+the top of ``codecs/kernels/triton_cuda.py``.
 
 Rates count bytes read and written; a copy of n bytes reads and writes n each. Writes JSON; prints a table last.
 """
@@ -34,7 +34,8 @@ if not torch.cuda.is_available():
 
 from record import write_record
 from stagewright import codec
-from stagewright.codec import fast_cuda, kernels
+from stagewright.codecs.kernels import select as kernels
+from stagewright.codecs.kernels import triton_cuda as fast_cuda
 
 NAMES = ("block8", "block6", "block4", "hadamard8", "hadamard4")
 PLAIN = [{"rows": rows, "num_warps": warps, "width": 0} for rows in (32, 64, 128) for warps in (4, 8)]

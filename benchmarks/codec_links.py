@@ -60,7 +60,7 @@ def machines(gigabits: float) -> Iterator[None]:
 
 def run(plan: Any, folder: Path) -> dict[str, Any]:
     """One run on both machines; its workers' results."""
-    from stagewright.plan.file import read_plan, write_plan
+    from stagewright.spec.plan_file import read_plan, write_plan
 
     folder.mkdir()
     write_plan(plan, folder / "wanted.toml")
@@ -90,8 +90,8 @@ def run(plan: Any, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from stagewright.engine.resolve import resolve_plan
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
+    from stagewright.engine.parallel.resolve import resolve_plan
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="deit-tiny")

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--output", default=None, help="JSON file")
     options = parser.parse_args()
-    from stagewright.cluster.machine import separate_cores
+    from stagewright.machine.machine import separate_cores
 
     cores = [int(one) for one in options.cores.split(",")] if options.cores else list(separate_cores())
     rows = []
@@ -68,7 +68,7 @@ def work(options: argparse.Namespace, mode: str, core: int, barrier: Any, result
     pin_process(Device.parse(f"cpu:{core}"))
     import torch
 
-    from stagewright.plan.value import ModelSpec
+    from stagewright.spec.plan import ModelSpec
 
     model = ModelSpec(name=options.model).load(batch=options.batch, dtype="float32")
     training = mode == "training"

@@ -113,9 +113,9 @@ def run_some(names: list[str], plans: list[str], slot: int) -> Iterator[Found]:
 
 def prove(name: str, about: dict[str, Any], cores: list[int]) -> Found:
     """One plan of one family."""
-    from stagewright.engine.compare import run_plan
+    from stagewright.engine.jobs.compare import run_plan
     from stagewright.errors import StagewrightError, UsageError
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     mesh = Mesh.parse(about["mesh"])
     plan = Plan(

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from record import write_record
-from stagewright.fabric.coordinator import Coordinator, Place, Settings
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.lab.session import make_lab
-from stagewright.fabric.verdict import judge
-from stagewright.fabric.workload import explicit
+from stagewright.fabric.ranks.coordinator import Coordinator, Place, Settings
+from stagewright.fabric.results.diagnosis import judge
+from stagewright.fabric.traffic.workload import explicit
 
 KINDS = ("slow-link", "lossy-link", "late-host", "none")
 HOSTS = 4

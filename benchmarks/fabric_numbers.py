@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from record import write_record
-from stagewright.fabric.coordinator import Coordinator, Measured, Place, Settings
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.lab.session import make_lab
-from stagewright.fabric.workload import Workload, explicit
+from stagewright.fabric.ranks.coordinator import Coordinator, Measured, Place, Settings
+from stagewright.fabric.traffic.workload import Workload, explicit
 
 RANKS = 4
 LAYERS = [2600, 33024, 131584, 803840]

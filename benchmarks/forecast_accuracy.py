@@ -85,8 +85,8 @@ def main() -> None:
     parser.add_argument("--output", default="")
     options = parser.parse_args()
     sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
-    from stagewright.cluster.machine import default_devices
-    from stagewright.planner.calibrate import calibrate
+    from stagewright.machine.machine import default_devices
+    from stagewright.planner.calibration.calibrate import calibrate
 
     low, _, high = options.only.partition("-")
     devices = tuple(options.devices.split(";")) if options.devices else default_devices(2)
@@ -113,8 +113,8 @@ def forecast_and_run(
     about: dict[str, Any], plan: Any, calibration: Path, options: argparse.Namespace, root: str
 ) -> dict[str, Any]:
     """One plan."""
-    from stagewright.engine.launch import launch
-    from stagewright.store.run import RunFolder
+    from stagewright.engine.launch.launcher import launch
+    from stagewright.runs.run_folder import RunFolder
 
     settings = {name: getattr(options, name) for name in ("turns", "steps", "repeats", "rounds")}
     os.environ["FORECAST_TURNS"] = json.dumps(settings | {"calibration": str(calibration)})
@@ -165,8 +165,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def make_plan(about: dict[str, Any], devices: tuple[str, ...]) -> Any:
-    from stagewright.engine.resolve import resolve_plan
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
+    from stagewright.engine.parallel.resolve import resolve_plan
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     rest = {name: value for name, value in about.items() if name not in ("model", "sequence_length", "image_size")}
     mesh = Mesh.parse(rest.pop("mesh"))

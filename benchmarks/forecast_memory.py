@@ -94,10 +94,10 @@ def main() -> None:
 def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
     """The forecast peak of each worker, then what they measure."""
     from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-    from stagewright.engine.compare import run_plan
-    from stagewright.plan.value import OptimizerSpec
-    from stagewright.planner.forecasting import prepare
-    from stagewright.planner.measure import measure_model
+    from stagewright.engine.jobs.compare import run_plan
+    from stagewright.planner.costs.measure import measure_model
+    from stagewright.planner.forecast import prepare
+    from stagewright.spec.plan import OptimizerSpec
 
     given = dict(about)
     if "optimizer" in given:

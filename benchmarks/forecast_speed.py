@@ -54,7 +54,7 @@ def measure(call: Callable[[], Any], repeats: int) -> float:
 
 
 def long_pipeline() -> Callable[[], Any]:
-    from stagewright.forecast.wavefront import plain_pipeline
+    from stagewright.simulator.wavefront import plain_pipeline
 
     generator = np.random.default_rng(0)
     stages, chunks = 1024, 4096
@@ -63,7 +63,7 @@ def long_pipeline() -> Callable[[], Any]:
 
 
 def many_candidates() -> Callable[[], Any]:
-    from stagewright.forecast.wavefront import plain_pipeline
+    from stagewright.simulator.wavefront import plain_pipeline
 
     generator = np.random.default_rng(0)
     times, links = generator.random((2, 8, 1000)), generator.random((2, 7, 1000))
@@ -72,9 +72,9 @@ def many_candidates() -> Callable[[], Any]:
 
 def large_search() -> Callable[[], Any]:
     from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-    from stagewright.plan.value import ModelSpec, OptimizerSpec, Plan
-    from stagewright.planner.analytic import AnalyticModel, TransformerShape, peak_of
-    from stagewright.planner.search import search
+    from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, peak_of
+    from stagewright.planner.search.search import search
+    from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 
     shape = TransformerShape(
         num_layers=96,

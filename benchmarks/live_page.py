@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from record import write_record
-from stagewright.engine.fault import Activity
-from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.store.run import RunFolder
+from stagewright.engine.worker.faults import Activity
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 LIMIT = 0.20
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
     options = parser.parse_args()
     sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as root:
@@ -84,9 +84,9 @@ def main() -> None:
 
 def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]:
     """One row: a plan against serial and stock torch."""
-    from stagewright.engine.launch import launch
-    from stagewright.engine.resolve import resolve_plan
-    from stagewright.store.run import RunFolder
+    from stagewright.engine.launch.launcher import launch
+    from stagewright.engine.parallel.resolve import resolve_plan
+    from stagewright.runs.run_folder import RunFolder
     from stagewright.trace.read import read_trace
 
     plan = resolve_plan(plan)

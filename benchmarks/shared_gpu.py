@@ -93,7 +93,7 @@ def main() -> None:
 
 def prove(about: dict[str, Any], device: str) -> dict[str, Any]:
     """The proof of one plan whose workers share a device."""
-    from stagewright.engine.compare import run_plan
+    from stagewright.engine.jobs.compare import run_plan
     from stagewright.errors import StagewrightError
 
     with tempfile.TemporaryDirectory() as root:

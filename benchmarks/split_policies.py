@@ -30,8 +30,8 @@ def main() -> None:
 
     import stagewright as sw
     from stagewright import zoo
-    from stagewright.profile import measure_stages
-    from stagewright.split import compare
+    from stagewright.partition import compare
+    from stagewright.profiler import measure_stages
 
     model = zoo.load(options.model, batch=options.batch)
     training = not options.inference

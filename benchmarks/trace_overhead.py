@@ -35,10 +35,10 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
     os.environ["TRACE_PAIRS"] = str(options.pairs)
-    from stagewright.engine.launch import launch
-    from stagewright.engine.resolve import resolve_plan
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
-    from stagewright.store.run import RunFolder
+    from stagewright.engine.launch.launcher import launch
+    from stagewright.engine.parallel.resolve import resolve_plan
+    from stagewright.runs.run_folder import RunFolder
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     plan = resolve_plan(
         Plan(

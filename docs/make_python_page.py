@@ -46,13 +46,13 @@ class Group:
 
 GROUPS = (
     Group(package="stagewright", about="The names that most programs need."),
-    Group(package="stagewright.capture", about="A model as a graph of its units: [Capture](capture.md)."),
-    Group(package="stagewright.profile", about="What each unit costs: [Profile](profile.md)."),
+    Group(package="stagewright.graph", about="A model as a graph of its units: [Capture](capture.md)."),
+    Group(package="stagewright.profiler", about="What each unit costs: [Profile](profile.md)."),
     Group(
-        package="stagewright.split",
+        package="stagewright.partition",
         about="Where to cut: [Split](split.md); [a policy of your own](how-to/add-a-split-policy.md).",
     ),
-    Group(package="stagewright.plan", about="Everything that a run needs: [Plans](plans.md)."),
+    Group(package="stagewright.spec", about="Everything that a run needs: [Plans](plans.md)."),
     Group(package="stagewright.cluster", about="Devices and links: [Clusters](plans.md#the-cluster)."),
     Group(
         package="stagewright.engine",
@@ -66,10 +66,10 @@ GROUPS = (
         },
     ),
     Group(
-        package="stagewright.codec",
+        package="stagewright.codecs",
         about="What crosses a link, compressed: [Codecs](codecs.md); [one of your own](how-to/add-a-codec.md).",
     ),
-    Group(package="stagewright.forecast", about="A plan's step, predicted from costs: [Forecast](forecast.md)."),
+    Group(package="stagewright.simulator", about="A plan's step, predicted from costs: [Forecast](forecast.md)."),
     Group(
         package="stagewright.planner",
         about="Measures what a forecast needs, searches, explains: [Plan and fit](plan.md), [Explain](explain.md).",
@@ -124,9 +124,9 @@ GROUPS = (
             "fabric_figure": ("draw_fabric",),
         },
     ),
-    Group(package="stagewright.study", about="Whole studies: [Studies](studies/index.md)."),
+    Group(package="stagewright.studies", about="Whole studies: [Studies](studies/index.md)."),
     Group(package="stagewright.zoo", about="Models and tasks by name: [Your own model](how-to/my-own-model.md)."),
-    Group(package="stagewright.store", about="The run folder: [where to look](faults.md#where-to-look)."),
+    Group(package="stagewright.runs", about="The run folder: [where to look](faults.md#where-to-look)."),
 )
 
 # Returned by functions; nobody calls their constructors.

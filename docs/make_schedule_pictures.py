@@ -12,11 +12,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from stagewright.plan.schedules import SCHEDULES
-from stagewright.report.figure_file import write_figure
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.timeline import timeline_figure
 from stagewright.report.palette import INK
 from stagewright.report.timeline import Bar, Timeline
-from stagewright.report.timeline_figure import timeline_figure
+from stagewright.schedules.catalog import SCHEDULES
 
 FOLDER = Path(__file__).with_name("pictures") / "schedules"
 NUM_WORKERS, NUM_MICROBATCHES = 4, 8

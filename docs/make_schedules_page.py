@@ -12,8 +12,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.plan.actions import Action, Actions, Kind, schedule_actions
-from stagewright.plan.schedules import PLACEMENTS, SCHEDULES
+from stagewright.schedules.actions import Action, Actions, Kind, schedule_actions
+from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 
 PAGE = Path(__file__).with_name("schedules.md")
 TICK = 3  # characters

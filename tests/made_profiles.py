@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
-from stagewright.forecast.costs import PlanCosts, plan_costs
-from stagewright.forecast.topology import Topology
-from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.profile.value import Amount, Profile, Time, UnitProfile
+from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
+from stagewright.simulator.costs import PlanCosts, plan_costs
+from stagewright.simulator.topology import Topology
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 def time(seconds: float) -> Time:

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 
 ENVIRONMENT = {
     "system": "Linux 6.1 x86_64",

@@ -44,7 +44,7 @@ def run_copy(
     timeout_s: float = TIME_LIMIT_S,
 ) -> CompletedProcess[str]:
     """Run a function of a module in a fresh copy of the imported process, in a session of its own."""
-    from stagewright.engine.copies import imported_ahead
+    from stagewright.engine.launch.fork_server import imported_ahead
 
     folder, environment = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory(prefix="stagewright-test-") as scratch:

@@ -27,7 +27,7 @@ def test_exported_names() -> None:
 
 def test_packages_are_callable_whoever_imports_them_first() -> None:
     code = (
-        "import stagewright.capture.value, stagewright.profile.value, stagewright.split.value\n"
+        "import stagewright.graph.values, stagewright.profiler.profile, stagewright.partition.values\n"
         "import torch, stagewright as sw\n"
         "model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])\n"
         "graph = sw.capture(model, (torch.randn(2, 8),))\n"

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 
 from families.compare import Difference, Run, compare, compare_tensors
 from families.family import Arguments, Family
-from stagewright.capture import UnitGraph, capture
 from stagewright.errors import CaptureError
+from stagewright.graph import UnitGraph, capture
 
 __all__ = ["BATCH_SIZES", "Outcome", "check"]
 

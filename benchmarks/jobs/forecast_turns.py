@@ -29,12 +29,12 @@ import torch.distributed as dist
 from proven import proven_replica
 from whole_model import WholeModel, WholeTime, with_whole
 
-from stagewright.cluster.atomic_file import save_text
-from stagewright.engine.job import make_optimizer
-from stagewright.planner.calibrate import Calibration, with_rounds
-from stagewright.planner.calibration_job import Probe, both
-from stagewright.planner.forecasting import prepare
-from stagewright.planner.measure import measure_model
+from stagewright.engine.jobs.measure import make_optimizer
+from stagewright.files.atomic import save_text
+from stagewright.planner.calibration.calibrate import Calibration, with_rounds
+from stagewright.planner.calibration.job import Probe, both
+from stagewright.planner.costs.measure import measure_model
+from stagewright.planner.forecast import prepare
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:

@@ -28,9 +28,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
 
 from stagewright.cluster.device import available_cores
-from stagewright.engine.job import load_model
-from stagewright.engine.recorder import recorder
-from stagewright.engine.replica import Replica, capture_for, cut_indices
+from stagewright.engine.jobs.measure import load_model
+from stagewright.engine.parallel.replica import Replica, capture_for, cut_indices
+from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
 
 AT_THE_END = "together"  # a worker that is done waits for the others

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagewright.engine.equality import Equality
-from stagewright.engine.job import load_model, prove, serial_reference
-from stagewright.engine.replica import Replica, capture_for
+from stagewright.engine.jobs.measure import load_model, prove, serial_reference
+from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.parity.comparison import Equality
 from stagewright.zoo.model import Batch
 
 

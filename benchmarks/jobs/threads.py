@@ -28,24 +28,24 @@ _PUT_OFF = re.compile(r"^nonvoluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 class ThreadCounters:
     """One thread since it began."""
 
-    # As the system shows it.
     name: str = ""
-    # On a core.
+    """As the system shows it."""
     cpu_s: float = 0.0
-    # Ready to go on, but another had the core.
+    """On a core."""
     ready_s: float = 0.0
-    # How often another took the core away.
+    """Ready to go on, but another had the core."""
     put_off: int = 0
+    """How often another took the core away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
     """This process since it began."""
 
-    # By thread; the main thread has the process's own number.
     threads: dict[int, ThreadCounters]
-    # Pages that the kernel had to give.
+    """By thread; the main thread has the process's own number."""
     page_faults: int
+    """Pages that the kernel had to give."""
 
 
 def read_counters(tasks: Path = _TASKS) -> Counters:

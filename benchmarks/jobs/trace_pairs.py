@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stagewright.engine.job import load_model, make_optimizer
-from stagewright.engine.recorder import recorder
-from stagewright.engine.replica import Replica, capture_for
+from stagewright.engine.jobs.measure import load_model, make_optimizer
+from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
 
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 
 from stagewright.cluster.device import Device
-from stagewright.plan.value import Plan
-from stagewright.planner.lone_tensor import split_alone
-from stagewright.planner.measure import MeasuredModel, load_captured
-from stagewright.profile.replay import Stopwatch
-from stagewright.profile.storage import tensors_in
-from stagewright.profile.value import Time
+from stagewright.planner.costs.measure import MeasuredModel, load_captured
+from stagewright.planner.costs.tensor_shard import split_alone
+from stagewright.profiler.profile import Time
+from stagewright.profiler.replay import Stopwatch
+from stagewright.profiler.storage import tensors_in
+from stagewright.spec.plan import Plan
 
 __all__ = ["WholeModel", "WholeTime", "with_whole"]
 

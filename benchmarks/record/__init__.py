@@ -51,7 +51,7 @@ def command_of(words: Sequence[str]) -> str:
 
 def machine_text() -> str:
     """This machine and its versions, as studies tell theirs."""
-    from stagewright.cluster.machine import probe_machine
+    from stagewright.machine.machine import probe_machine
 
     found = probe_machine().to_dict()
     gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"])

@@ -16,16 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stagewright.capture.capture import capture as capture
-    from stagewright.capture.graph import UnitGraph as UnitGraph
-    from stagewright.capture.stage import Stage as Stage
-    from stagewright.engine.parallelize import parallelize as parallelize
-    from stagewright.engine.trainer import Trainer as Trainer
+    from stagewright.engine.parallel.parallelize import parallelize as parallelize
+    from stagewright.engine.parallel.trainer import Trainer as Trainer
     from stagewright.errors import StagewrightError as StagewrightError
-    from stagewright.profile.measure import profile as profile
-    from stagewright.profile.value import Profile as Profile
-    from stagewright.split.compare import split as split
-    from stagewright.split.value import Split as Split
+    from stagewright.graph.capture import capture as capture
+    from stagewright.graph.stage import Stage as Stage
+    from stagewright.graph.unit_graph import UnitGraph as UnitGraph
+    from stagewright.partition.split import split as split
+    from stagewright.partition.values import Split as Split
+    from stagewright.profiler.measure import profile as profile
+    from stagewright.profiler.profile import Profile as Profile
 
 __version__ = "0.1.0.dev0"
 
@@ -33,19 +33,18 @@ __version__ = "0.1.0.dev0"
 # it was freed, and reads this when it is loaded. Every step would ask for the same pages again (`keep_freed_memory`).
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
-# Public name → the module that defines it. `capture`, `profile` and `split` are packages too: each of these is
-# callable as its function (see `callable_package`).
+# Public name → the module that defines it.
 _HOMES = {
-    "Profile": "stagewright.profile.value",
-    "Split": "stagewright.split.value",
-    "Stage": "stagewright.capture.stage",
+    "Profile": "stagewright.profiler.profile",
+    "Split": "stagewright.partition.values",
+    "Stage": "stagewright.graph.stage",
     "StagewrightError": "stagewright.errors",
-    "Trainer": "stagewright.engine.trainer",
-    "UnitGraph": "stagewright.capture.graph",
-    "capture": "stagewright.capture.capture",
-    "parallelize": "stagewright.engine.parallelize",
-    "profile": "stagewright.profile.measure",
-    "split": "stagewright.split.compare",
+    "Trainer": "stagewright.engine.parallel.trainer",
+    "UnitGraph": "stagewright.graph.unit_graph",
+    "capture": "stagewright.graph.capture",
+    "parallelize": "stagewright.engine.parallel.parallelize",
+    "profile": "stagewright.profiler.measure",
+    "split": "stagewright.partition.split",
 }
 
 __all__ = [

@@ -31,7 +31,7 @@ def _worker(words: list[str]) -> None:
     parser.add_argument("--job")
     parser.add_argument("--hang-s", type=float)
     given = parser.parse_args(words)
-    from stagewright.engine.worker import start_worker
+    from stagewright.engine.worker.worker import start_worker
 
     start_worker(given.plan, given.run_folder, given.job, given.hang_s)
 

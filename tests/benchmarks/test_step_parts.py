@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from stagewright.plan.value import Mesh
-from stagewright.trace.value import Trace, TraceEvent, WorkerTrace
+from stagewright.spec.plan import Mesh
+from stagewright.trace.events import Trace, TraceEvent, WorkerTrace
 
 
 def event(kind: Any, start_s: float, end_s: float, *, step: int = 0, **given: Any) -> TraceEvent:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.fault import Activity, Doing, Fault
-from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.engine.worker.faults import Activity, Doing, Fault
 from stagewright.report.live.access import choose_access
 from stagewright.report.live.server import LiveServer, Watcher
 from stagewright.report.live.tail import RunTail
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 CORES = sorted(usable_cores())
 PROGRAM = Path(sys.executable).with_name("stagewright")

@@ -41,7 +41,7 @@ def test_help_imports_nothing_slow() -> None:
 
 def test_listing_models_imports_no_torch() -> None:
     check = (
-        "import sys; from stagewright.cli.models import models; models(json=True); "
+        "import sys; from stagewright.cli.model.models import models; models(json=True); "
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", check], check=True, capture_output=True)

@@ -12,7 +12,7 @@ import typer
 
 from stagewright.cli.app import app
 from stagewright.quantity import parse_bytes
-from stagewright.study.load import STUDIES
+from stagewright.studies.conduct.load import STUDIES
 
 # Options whose defaults depend on a task or on the machine, or have no value to name.
 CHOSEN = {"batch", "codecs", "data", "devices", "size", "tasks", "train_samples"}
@@ -36,7 +36,7 @@ def fits(words: str, value: Any) -> bool:
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_defaults_are_as_told(study: str) -> None:
-    module = import_module(f"stagewright.study.{study}")
+    module = import_module(f"stagewright.studies.{study}.study")
     full = {one.name: one.default for one in fields(module.Options)}
     command = typer.main.get_command(app).commands["study"].commands[study]  # type: ignore[attr-defined]
     compared = 0

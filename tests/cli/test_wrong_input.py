@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from stagewright.cli import main
-from stagewright.cluster import machine
-from stagewright.engine import copies, launch
+from stagewright.engine.launch.launcher import fork_server as copies
+from stagewright.engine.launch.launcher import launcher as launch
+from stagewright.machine import machine
 
 PLAN = 'batch = 8\n{keys}\n[model]\nname = "{model}"\n'
 Told = Callable[..., str]
@@ -141,14 +142,14 @@ def test_what_is_wrong_and_a_way_out(words: str, message: str, told: Told) -> No
 )
 def test_a_gpu_that_is_not_there(words: str, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("stagewright.plan.here.has_gpu", lambda: False)
+    monkeypatch.setattr("stagewright.spec.local_check.has_gpu", lambda: False)
     sentence = told(words)
     assert "cuda:" in sentence
     assert "use another device, like cpu:0" in sentence
 
 
 def test_nccl_without_a_gpu(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stagewright.cli.fabric.has_gpu", lambda: False)
+    monkeypatch.setattr("stagewright.cli.fabric.fabric.has_gpu", lambda: False)
     assert "--engine nccl needs a GPU" in told("fabric run --sizes 8 --engine nccl")
 
 
@@ -171,8 +172,8 @@ def test_one_device_leaves_nothing_to_compare(
         seen.extend(plan.mesh.strategy for plan in plans)  # type: ignore[attr-defined]
         return [{"strategy": "serial", "refused": True, "error": "enough seen"}]
 
-    monkeypatch.setattr("stagewright.cli.compare.begin_importing", lambda: None)
-    monkeypatch.setattr("stagewright.engine.compare.compare", pretend)
+    monkeypatch.setattr("stagewright.cli.running.compare.begin_importing", lambda: None)
+    monkeypatch.setattr("stagewright.engine.jobs.compare.compare", pretend)
     words = ["compare", "digits-vit", "--devices", devices, "--strategies", "serial,data"]
     monkeypatch.setattr(sys, "argv", ["stagewright", *words])
     with pytest.raises(SystemExit):

@@ -17,11 +17,11 @@ import pytest
 from tests.study.conftest import ENVIRONMENT, small_study
 
 from program import run_program
-from stagewright.engine.fault import Fault
-from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.store.run import RunFolder
-from stagewright.study import run_study
-from stagewright.study.folder import StudyFolder
+from stagewright.engine.worker.faults import Fault
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.studies import run_study
+from stagewright.studies.conduct.folder import StudyFolder
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 _ROW = re.compile(r"^\| `(?P<field>\w+)`(?P<optional> \(optional\))? \| (?P<kind>[^|]+) \| [^|]+ \|$", re.MULTILINE)

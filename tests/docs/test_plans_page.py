@@ -15,9 +15,9 @@ import pytest
 from stagewright.cluster import file as cluster_file
 from stagewright.cluster.cluster import DeviceGroup, Link
 from stagewright.cluster.file import cluster_to_toml, read_cluster
-from stagewright.plan import file as plan_file
-from stagewright.plan.file import plan_to_table, read_plan
-from stagewright.plan.value import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec import plan_file
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_file import plan_to_table, read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "plans.md"

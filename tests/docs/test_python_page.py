@@ -57,6 +57,6 @@ def test_everything_says_what_it_is(sections: dict[str, str]) -> None:
 def test_a_signature_and_fields_are_as_in_the_code(sections: dict[str, str]) -> None:
     signature = 'split(profile: Profile, num_stages: int, policy: str = "optimal", conditions: Conditions = …) -> Split'
     assert signature in sections["stagewright"]
-    assert "- `microbatches: int = 1`: chunks into which each replica cuts" in sections["stagewright.plan"]
-    assert "- `name`: the full name, by which it is found again" in sections["stagewright.codec"]
-    assert "`client_first: int | None = None`, `client_last: int | None = None`" in sections["stagewright.split"]
+    assert "- `microbatches: int = 1`: chunks into which each replica cuts" in sections["stagewright.spec"]
+    assert "- `name`: the full name, by which it is found again" in sections["stagewright.codecs"]
+    assert "`client_first: int | None = None`, `client_last: int | None = None`" in sections["stagewright.partition"]

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # workers that are started from here import `pool` and `jobs` by name
+sys.path.insert(
+    0, str(Path(__file__).parent / "support")
+)  # workers that are started from here import `pool` and `jobs` by name
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.fabric.connections import Connections, listen
+from stagewright.fabric.ranks.connections import Connections, listen
 
 
 @pytest.fixture

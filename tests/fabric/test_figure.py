@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.report.fabric_figure import draw_fabric, fabric_figure
-from stagewright.report.fabric_table import nccl_lines
+from stagewright.report.figures.fabric import draw_fabric, fabric_figure
+from stagewright.report.tables.fabric import nccl_lines
 
 
 def result(sizes: list[int]) -> dict[str, Any]:

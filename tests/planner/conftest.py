@@ -10,12 +10,12 @@ import numpy as np
 
 from made_profiles import profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-from stagewright.forecast.costs import TensorTraffic
-from stagewright.forecast.terms import ModelTerms
-from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.planner.forecasting import Prepared, prepare
-from stagewright.planner.measure import MeasuredModel, chunk_sizes
-from stagewright.profile.value import Amount, Time, UnitProfile
+from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
+from stagewright.planner.forecast import Prepared, prepare
+from stagewright.profiler.profile import Amount, Time, UnitProfile
+from stagewright.simulator.costs import TensorTraffic
+from stagewright.simulator.overheads import ModelTerms
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 SLOW = Link(bandwidth_bytes_per_s=100.0, latency_s=0.05)
 TERMS = ModelTerms(loss_forward_s=0.1, loss_backward_s=0.1, loss_kept_bytes=8, optimizer_s_per_byte=1e-3)

@@ -12,16 +12,16 @@ from made_profiles import equal_units, unit
 from made_runs import SERIAL_S, make_run
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
-from stagewright.forecast.predict import step_seconds
-from stagewright.forecast.terms import EngineTerms, ModelTerms
-from stagewright.forecast.what_if import PARTS
-from stagewright.plan.schedules import SCHEDULES
-from stagewright.plan.value import Mesh, Plan
+from stagewright.planner.costs.measure import MeasuredModel
+from stagewright.planner.costs.source import source_around
 from stagewright.planner.explain import Change, _changes, _stage_as_measured, explain_plan, explain_run, tried_changes
-from stagewright.planner.forecasting import Prepared, prepare
-from stagewright.planner.measure import MeasuredModel
-from stagewright.planner.search import search
-from stagewright.planner.source import source_around
+from stagewright.planner.forecast import Prepared, prepare
+from stagewright.planner.search.search import search
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.simulate import step_seconds
+from stagewright.simulator.what_if import PARTS
+from stagewright.spec.plan import Mesh, Plan
 
 ENGINE = EngineTerms(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, crowding=0.1)
 

@@ -9,11 +9,11 @@ from tests.planner.conftest import MadeSource, plan_of, random_units
 
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
-from stagewright.plan.value import Mesh, OptimizerSpec, Plan
+from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
+from stagewright.planner.costs.more_layers import grown_layers
 from stagewright.planner.fit import MEMORY, Fit, Most, SizedModel, fit_strategies, peak_bytes
-from stagewright.planner.grow import grown_layers
-from stagewright.planner.measure import MeasuredModel, chunk_sizes
-from stagewright.profile.value import Amount
+from stagewright.profiler.profile import Amount
+from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 
 BASE = plan_of(batch=8, optimizer=OptimizerSpec(name="adam"))
 

@@ -10,10 +10,10 @@ from tests.planner.conftest import FixedSource, MadeSource, cluster_of, plan_of,
 from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
-from stagewright.plan.check import check_plan
-from stagewright.plan.schedules import SCHEDULES
-from stagewright.plan.value import Mesh
 from stagewright.planner.resize import resized, resized_plan
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.spec.plan import Mesh
+from stagewright.spec.plan_rules import check_plan
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stagewright.engine.worker import Place
+from stagewright.engine.worker.worker import Place
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SLURM = RECIPES / "slurm" / "stagewright.sbatch"

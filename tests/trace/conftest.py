@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two stages, recomputed, with a codec on the link: every kind of event but those of other axes."""
     from stagewright.cluster.device import usable_cores
-    from stagewright.engine.compare import run_plan
-    from stagewright.plan.value import Mesh, ModelSpec, Plan
+    from stagewright.engine.jobs.compare import run_plan
+    from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     cores = sorted(usable_cores())
     plan = Plan(

@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stagewright.plan import ModelSpec, Plan
-from stagewright.plan.value import Mesh
-from stagewright.store import RunFolder
+from stagewright.runs import RunFolder
+from stagewright.spec import ModelSpec, Plan
+from stagewright.spec.plan import Mesh
 
 BEGIN = 100.0
 """What worker 0's clock says when the step begins; worker 1's is 7 s behind it."""

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import pipeline_rows, pipeline_run, row, write_run
 
+from runs import pipeline_rows, pipeline_run, row, write_run
 from stagewright.errors import UsageError
-from stagewright.plan.value import Mesh
+from stagewright.spec.plan import Mesh
 from stagewright.trace.breakdown import PARTS, breakdown, schedule_idle
+from stagewright.trace.events import Trace, TraceEvent, WorkerTrace
 from stagewright.trace.read import read_trace
-from stagewright.trace.value import Trace, TraceEvent, WorkerTrace
 
 
 def test_a_pipeline(tmp_path: Path) -> None:

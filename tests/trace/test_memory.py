@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import pipeline_run
 
+from runs import pipeline_run
 from stagewright.errors import UsageError
-from stagewright.store import RunFolder
+from stagewright.runs import RunFolder
 from stagewright.trace.memory import peak_sentence, read_memory
 
 

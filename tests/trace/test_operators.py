@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from runs import pipeline_run
 
+from runs import pipeline_run
 from stagewright.errors import UsageError
-from stagewright.plan import ModelSpec, Plan
-from stagewright.plan.value import Mesh
+from stagewright.spec import ModelSpec, Plan
+from stagewright.spec.plan import Mesh
 from stagewright.trace.operators import Operator, WorkerOperators, compare_workers, read_operators
 
 FORWARD = ["aten::linear", "aten::gelu", "aten::linear"]

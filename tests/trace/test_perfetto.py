@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from nesting import crossing
-from runs import pipeline_run
 
+from runs import pipeline_run
 from stagewright.trace.perfetto import perfetto_events, write_perfetto
 from stagewright.trace.read import read_trace
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import pipeline_rows, pipeline_run, row, write_run
 
+from runs import pipeline_rows, pipeline_run, row, write_run
 from stagewright.errors import UsageError
 from stagewright.report.timeline import trace_timeline
-from stagewright.store import RunFolder
-from stagewright.store.journal import Journal, RecordedStep
+from stagewright.runs import RunFolder
+from stagewright.runs.journal import Journal, RecordedStep
 from stagewright.trace.breakdown import breakdown
 from stagewright.trace.read import read_trace
 
@@ -168,7 +168,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     folder = pipeline_run(tmp_path)
     code = (
         "import json, sys\n"
-        "from stagewright.store import RunFolder\n"
+        "from stagewright.runs import RunFolder\n"
         "from stagewright.trace.breakdown import breakdown\n"
         "from stagewright.trace.read import read_trace\n"
         "trace = read_trace(RunFolder.open(sys.argv[1]))\n"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from nesting import crossing
-from runs import pipeline_run
 
 from program import run_program
-from stagewright.store.run import RunFolder
+from runs import pipeline_run
+from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.breakdown import breakdown
 from stagewright.trace.memory import read_memory
 from stagewright.trace.perfetto import perfetto_events

@@ -12,25 +12,25 @@ import sys
 import typer
 
 from stagewright import __version__
-from stagewright.cli.codecs import codecs
-from stagewright.cli.compare import compare
-from stagewright.cli.doctor import doctor
-from stagewright.cli.explain import explain
-from stagewright.cli.fabric import fabric
-from stagewright.cli.fit import fit
-from stagewright.cli.forecast import forecast
-from stagewright.cli.models import models
-from stagewright.cli.plan import plan
-from stagewright.cli.profile import profile
-from stagewright.cli.report import report
-from stagewright.cli.runs import runs
-from stagewright.cli.split import split
+from stagewright.cli.fabric.fabric import fabric
+from stagewright.cli.model.codecs import codecs
+from stagewright.cli.model.doctor import doctor
+from stagewright.cli.model.models import models
+from stagewright.cli.model.profile import profile
+from stagewright.cli.model.split import split
+from stagewright.cli.planning.explain import explain
+from stagewright.cli.planning.fit import fit
+from stagewright.cli.planning.forecast import forecast
+from stagewright.cli.planning.plan import plan
+from stagewright.cli.results.report import report
+from stagewright.cli.results.runs import runs
+from stagewright.cli.results.trace import trace
+from stagewright.cli.results.watch import watch
+from stagewright.cli.running.compare import compare
+from stagewright.cli.running.train import train
+from stagewright.cli.running.worker import worker
 from stagewright.cli.study import study
-from stagewright.cli.trace import trace
-from stagewright.cli.train import train
 from stagewright.cli.usage import is_refusal, refusal
-from stagewright.cli.watch import watch
-from stagewright.cli.worker import worker
 from stagewright.errors import StagewrightError
 
 __all__ = ["app", "main"]
@@ -107,6 +107,6 @@ def _out_of_memory(error: Exception) -> StagewrightError | None:
     """What to tell of torch's error that a device is full; None of any other."""
     if "torch" not in sys.modules:
         return None
-    from stagewright.cluster.refusal import refusal_of
+    from stagewright.machine.out_of_memory import refusal_of
 
     return refusal_of(error, who="stagewright", doing=" ".join(sys.argv[1:2]))

@@ -16,7 +16,7 @@ from stagewright.errors import UsageError
 from stagewright.zoo.check import check_name
 
 if TYPE_CHECKING:
-    from stagewright.capture import UnitGraph
+    from stagewright.graph import UnitGraph
     from stagewright.zoo import Model
 
 __all__ = [
@@ -124,7 +124,7 @@ class ModelChoice:
         Tells what the user should know about how it was made, whose loss it has, and how it was captured.
         """
         from stagewright import zoo
-        from stagewright.capture import capture
+        from stagewright.graph import capture
         from stagewright.zoo.loss import loss_source
         from stagewright.zoo.model import LOSS_NOTES
 
@@ -155,7 +155,7 @@ def devices_of(text: str) -> tuple[str, ...]:
     if text.strip().isdigit():
         if int(text) < 1:
             raise UsageError(f"--devices {text}: must be at least 1")
-        from stagewright.cluster.machine import default_devices
+        from stagewright.machine.machine import default_devices
 
         return default_devices(int(text))
     names = tuple(name.strip() for name in re.split(r"[;,]\s*(?=cpu|cuda)", text))

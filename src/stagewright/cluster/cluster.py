@@ -19,22 +19,22 @@ __all__ = ["Cluster", "DeviceGroup", "Link", "Links"]
 class DeviceGroup:
     """Devices that are all alike."""
 
-    # What they are; a CPU device is a pinned set of cores.
     kind: Literal["cpu", "cuda"]
-    # How many there are.
+    """What they are; a CPU device is a pinned set of cores."""
     count: int
-    # Memory of each; None: not limited.
+    """How many there are."""
     memory_bytes: int | None = None
-    # How fast each is, relative to the device that was profiled.
+    """Memory of each; None: not limited."""
     speed: float = 1.0
-    # Cores of each CPU device.
+    """How fast each is, relative to the device that was profiled."""
     cores: int = 1
-    # The host that they are on.
+    """Cores of each CPU device."""
     host: str = "local"
-    # How many such hosts there are, each with `count` devices.
+    """The host that they are on."""
     hosts: int = 1
-    # The processor's or the GPU's name, for the reader.
+    """How many such hosts there are, each with `count` devices."""
     hardware: str | None = None
+    """The processor's or the GPU's name, for the reader."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
@@ -55,10 +55,10 @@ class DeviceGroup:
 class Link:
     """What two devices have between them, in each direction."""
 
-    # Bytes that it carries in a second.
     bandwidth_bytes_per_s: float
-    # Time that a message takes beside its bytes.
+    """Bytes that it carries in a second."""
     latency_s: float
+    """Time that a message takes beside its bytes."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -78,24 +78,25 @@ FREE = Link(bandwidth_bytes_per_s=math.inf, latency_s=0.0)
 class Links:
     """The links of a cluster."""
 
-    # Between two devices of one host.
     intra_host: Link = FREE
-    # Between two devices of different hosts; None where there is one host.
+    """Between two devices of one host."""
     inter_host: Link | None = None
-    # What a step of a collective among devices of one host gets; None: what a message gets.
+    """Between two devices of different hosts; None where there is one host."""
     collective: Link | None = None
-    # What an all-reduce of two devices of one host was measured to take: bytes and seconds, rising; (): by the line.
+    """What a step of a collective among devices of one host gets; None: what a message gets."""
     sums: tuple[tuple[int, float], ...] = ()
+    """What an all-reduce of two devices of one host was measured to take: bytes and seconds, rising; (): by the line.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Devices and links."""
 
-    # Groups of devices that are alike.
     devices: tuple[DeviceGroup, ...]
-    # What is between them.
+    """Groups of devices that are alike."""
     links: Links = Links()
+    """What is between them."""
 
     def __post_init__(self) -> None:
         if not self.devices:

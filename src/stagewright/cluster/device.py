@@ -49,14 +49,14 @@ _keeps_freed_memory = False  # glibc does not tell
 class Device:
     """What one worker computes on."""
 
-    # As it was written: "cpu:0-1", "cuda:0".
     text: str
-    # Kind of device.
+    """As it was written: "cpu:0-1", "cuda:0"."""
     kind: Literal["cpu", "cuda"]
-    # The cores of a CPU device, rising; empty for CUDA.
+    """Kind of device."""
     cores: tuple[int, ...] = ()
-    # The number of a CUDA device; 0 for a CPU device.
+    """The cores of a CPU device, rising; empty for CUDA."""
     index: int = 0
+    """The number of a CUDA device; 0 for a CPU device."""
 
     @classmethod
     def parse(cls, text: str) -> Device:

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagewright.cluster.atomic_file import save_text
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
-from stagewright.cluster.toml_table import (
+from stagewright.errors import UsageError
+from stagewright.files.atomic import save_text
+from stagewright.files.toml_table import (
     Reader,
     choice,
     integer,
@@ -36,7 +37,6 @@ from stagewright.cluster.toml_table import (
     write_seconds,
     write_size,
 )
-from stagewright.errors import UsageError
 
 __all__ = ["cluster_to_toml", "read_cluster", "write_cluster"]
 

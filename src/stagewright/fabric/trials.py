@@ -48,10 +48,10 @@ def step_type() -> np.dtype[Any]:
 class TrialTable:
     """Trials that every rank finished."""
 
-    # rows[trial, message, rank], of `row_type`.
     rows: npt.NDArray[Any]
-    # Trials that don't count, because the lab was late: one flag a trial.
+    """rows[trial, message, rank], of `row_type`."""
     void: npt.NDArray[np.bool_]
+    """Trials that don't count, because the lab was late: one flag a trial."""
 
     @classmethod
     def join(cls, blocks: Sequence[npt.NDArray[Any]], num_messages: int) -> TrialTable:

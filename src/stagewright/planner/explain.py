@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.forecast.costs import PlanCosts, StageCosts
-from stagewright.forecast.predict import predict, step_seconds
-from stagewright.forecast.what_if import Parts, explain_parts
-from stagewright.plan.schedules import SCHEDULES
-from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.forecasting import Prepared, measured_size
-from stagewright.planner.measure import chunk_sizes
-from stagewright.planner.serial import plain_plan, quickest_serial
-from stagewright.store.run import RunFolder
-from stagewright.store.serial import serial_beside
+from stagewright.planner.baseline import plain_plan, quickest_serial
+from stagewright.planner.costs.measure import chunk_sizes
+from stagewright.planner.forecast import Prepared, measured_size
+from stagewright.runs.baseline import serial_beside
+from stagewright.runs.run_folder import RunFolder
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.simulator.costs import PlanCosts, StageCosts
+from stagewright.simulator.simulate import predict, step_seconds
+from stagewright.simulator.what_if import Parts, explain_parts
+from stagewright.spec.plan import Mesh, Plan
 
 __all__ = ["Change", "Explanation", "explain_plan", "explain_run", "serial_of", "tried_changes"]
 
@@ -39,26 +39,26 @@ _TIMED = ("forward", "backward", *_HALVES)
 class Change:
     """Something that could be done otherwise."""
 
-    # What, as a person would say it.
     what: str
-    # The step's time then.
+    """What, as a person would say it."""
     step_s: float
-    # How much more samples a second that is: 0.04 is 4 %.
+    """The step's time then."""
     gain: float
+    """How much more samples a second that is: 0.04 is 4 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why the speed-up is not n."""
 
-    # The parts.
     parts: Parts
-    # Whether step_s was measured, or forecast.
+    """The parts."""
     is_measured: bool
-    # The change that would gain most; None: none of those tried gains a hundredth.
+    """Whether step_s was measured, or forecast."""
     change: Change | None
-    # How many changes were tried, of those that fit.
+    """The change that would gain most; None: none of those tried gains a hundredth."""
     num_tried: int = 0
+    """How many changes were tried, of those that fit."""
 
     def to_dict(self) -> dict[str, Any]:
         parts = self.parts

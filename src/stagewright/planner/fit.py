@@ -15,17 +15,17 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
-from stagewright.forecast.costs import plan_costs
-from stagewright.forecast.memory import worker_memory
-from stagewright.forecast.times import pipeline_times
-from stagewright.forecast.topology import Topology
-from stagewright.plan.blocks import recomputed_by_blocks
-from stagewright.plan.check import check_plan
-from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.measure import MeasuredModel, chunk_sizes, cut_places
-from stagewright.profile.value import Profile
-from stagewright.split.compare import split as split_by
-from stagewright.split.conditions import Conditions
+from stagewright.partition.conditions import Conditions
+from stagewright.partition.split import split as split_by
+from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.profiler.profile import Profile
+from stagewright.simulator.costs import plan_costs
+from stagewright.simulator.memory import worker_memory
+from stagewright.simulator.times import pipeline_times
+from stagewright.simulator.topology import Topology
+from stagewright.spec.plan import Mesh, Plan
+from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.recompute_blocks import recomputed_by_blocks
 
 __all__ = ["MEMORY", "Fit", "Most", "What", "fit_strategies", "peak_bytes"]
 
@@ -39,8 +39,8 @@ SizedModel = Callable[[Plan, int], tuple[Plan, MeasuredModel]]
 class Most:
     """A size that is not passed, however much memory there is."""
 
-    # The size, and why it ends there.
     size: int = 1 << 20
+    """The size, and why it ends there."""
     reason: str = f"no size above {1 << 20} was tried"
 
 
@@ -48,25 +48,25 @@ class Most:
 class Fit:
     """The largest size of one strategy."""
 
-    # Its name, and whether it recomputes.
     strategy: str
+    """Its name, and whether it recomputes."""
     recompute: bool
-    # The largest size that fits; 0: none.
     largest: int
-    # The memory of the fullest worker there, and one size above; 0: there is none above.
+    """The largest size that fits; 0: none."""
     peak_bytes: int
+    """The memory of the fullest worker there, and one size above; 0: there is none above."""
     above_bytes: int
-    # The memory at the size that was given, or the smallest that all strategies can have, and that size.
     now_bytes: int
+    """The memory at the size that was given, or the smallest that all strategies can have, and that size."""
     now: int
-    # What keeps it from being larger: memory, or the reason of a `Most`.
     bound: str = MEMORY
-    # Why it can't be used at all.
+    """What keeps it from being larger: memory, or the reason of a `Most`."""
     refused: str = ""
-    # The plan at the limit; None where none fits.
+    """Why it can't be used at all."""
     plan: Plan | None = None
-    # The plan a tenth past it; None where memory is not what ends it.
+    """The plan at the limit; None where none fits."""
     past: Plan | None = None
+    """The plan a tenth past it; None where memory is not what ends it."""
 
     @property
     def past_size(self) -> int:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
-from stagewright.plan.schedules import SCHEDULES
-from stagewright.plan.value import Mesh, Plan
-from stagewright.planner.forecasting import Prepared
+from stagewright.planner.forecast import Prepared
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.spec.plan import Mesh, Plan
 
 __all__ = ["resized", "resized_plan"]
 

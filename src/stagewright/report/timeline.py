@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_s
-from stagewright.trace.value import Trace, TraceEvent
+from stagewright.trace.events import Trace, TraceEvent
 
 if TYPE_CHECKING:  # a forecast comes with torch, which a trace does without
-    from stagewright.forecast.value import Forecast
+    from stagewright.simulator.forecast import Forecast
 
 __all__ = ["Bar", "MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
 
@@ -36,17 +36,17 @@ _NAMES = {
 class Bar:
     """Something that goes on for a while in a lane."""
 
-    # Which lane.
     lane: int
-    # compute; tensor: a collective that is waited for; data: one beside computing; send; receive.
+    """Which lane."""
     stream: str
-    # F, B, I, W, R (forward again), L (the loss), codec, optimizer, message, all-reduce.
+    """compute; tensor: a collective that is waited for; data: one beside computing; send; receive."""
     name: str
-    # The stage and the micro-batch; -1: of none.
+    """F, B, I, W, R (forward again), L (the loss), codec, optimizer, message, all-reduce."""
     stage: int
+    """The stage and the micro-batch; -1: of none."""
     microbatch: int
-    # When it begins and ends.
     start_s: float
+    """When it begins and ends."""
     end_s: float
 
 
@@ -54,32 +54,32 @@ class Bar:
 class MemoryLine:
     """What one lane holds over time."""
 
-    # Of the legend.
     label: str
-    # Whose colour it has.
+    """Of the legend."""
     stage: int
-    # Moments, and the bytes held from each on.
+    """Whose colour it has."""
     times_s: tuple[float, ...]
+    """Moments, and the bytes held from each on."""
     held_bytes: tuple[int, ...]
-    # Memory of the device; None: not limited.
     limit_bytes: int | None
+    """Memory of the device; None: not limited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """A step, ready to be drawn."""
 
-    # What was run, and how it went.
     title: str
+    """What was run, and how it went."""
     caption: str
-    # How long it took.
     step_s: float
-    # One name a lane.
+    """How long it took."""
     lanes: tuple[str, ...]
-    # What is in them.
+    """One name a lane."""
     bars: tuple[Bar, ...]
-    # What each lane holds over time; none where that is not known.
+    """What is in them."""
     memory: tuple[MemoryLine, ...] = ()
+    """What each lane holds over time; none where that is not known."""
 
     @property
     def peak_memory_bytes(self) -> int:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from stagewright.errors import UsageError
-from stagewright.trace.value import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
+from stagewright.trace.events import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
 
 __all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "own_times", "schedule_idle"]
 
@@ -37,20 +37,20 @@ Message: TypeAlias = tuple[int, int, str | None, int | None, int]
 class WorkerShare:
     """One worker's step, divided."""
 
-    # Its world rank.
     worker: int
-    # Its stages.
+    """Its world rank."""
     stages: tuple[int, ...]
-    # The whole step on this worker: the six parts below, together.
+    """Its stages."""
     step_s: float
+    """The whole step on this worker: the six parts below, together."""
     compute_s: float
     transfer_s: float
     collective_s: float
     wait_s: float
     bubble_s: float
     overhead_s: float
-    # Of computing: running forward again, and the optimiser.
     recompute_s: float
+    """Of computing: running forward again, and the optimiser."""
     optimizer_s: float
 
     def parts(self) -> dict[str, float]:

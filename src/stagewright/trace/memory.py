@@ -10,7 +10,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes, format_s
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.read import read_clock
 
 __all__ = ["CATEGORIES", "MemoryMoment", "WorkerMemory", "peak_sentence", "read_memory"]
@@ -22,18 +22,18 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", 
 class MemoryMoment:
     """What a worker held at one moment, in bytes."""
 
-    # Seconds since the first worker began the step.
     time_s: float
+    """Seconds since the first worker began the step."""
     parameters: int
     gradients: int
-    # The optimiser's states.
     optimizer: int
-    # Kept for backward.
+    """The optimiser's states."""
     activations: int
+    """Kept for backward."""
     buffers: int
     other: int
-    # What it was doing: "forward stage 0 micro-batch 3".
     doing: str
+    """What it was doing: "forward stage 0 micro-batch 3"."""
 
     @property
     def total_bytes(self) -> int:
@@ -45,10 +45,10 @@ class MemoryMoment:
 class WorkerMemory:
     """One worker's memory over a step."""
 
-    # Its world rank.
     rank: int
-    # In the order of time.
+    """Its world rank."""
     moments: tuple[MemoryMoment, ...]
+    """In the order of time."""
 
     @property
     def peak(self) -> MemoryMoment:

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.plan.value import Plan
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Plan
 from stagewright.trace.read import read_clock
 
 __all__ = [
@@ -37,19 +37,19 @@ _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_sc
 class Operator:
     """One call of an operator, or the action that it is part of."""
 
-    # As torch names it: aten::linear; an action as the trace names it: forward 0.
     name: str
-    # When, on worker 0's clock.
+    """As torch names it: aten::linear; an action as the trace names it: forward 0."""
     start_s: float
+    """When, on worker 0's clock."""
     end_s: float
-    # Operators around it; 0: called by the model, the engine or autograd.
     depth: int
-    # Whether it is an operator, not an action.
+    """Operators around it; 0: called by the model, the engine or autograd."""
     is_operator: bool
-    # The action that it is part of: forward, backward, …; "between" outside of all.
+    """Whether it is an operator, not an action."""
     action: str
-    # Of the action.
+    """The action that it is part of: forward, backward, …; "between" outside of all."""
     stage: int | None
+    """Of the action."""
     microbatch: int | None
 
 
@@ -57,10 +57,10 @@ class Operator:
 class WorkerOperators:
     """What one worker executed."""
 
-    # Its world rank.
     rank: int
-    # In the order of their begin.
+    """Its world rank."""
     operators: tuple[Operator, ...]
+    """In the order of their begin."""
 
     def sequence(self) -> dict[str, list[tuple[str, ...]]]:
         """For each kind of action, the names of the outermost operators of each of its micro-batches."""
@@ -75,17 +75,17 @@ class WorkerOperators:
 class PartComparison:
     """One kind of action of two workers."""
 
-    # forward, backward, optimizer, between, …
     action: str
-    # Operators of each, over all micro-batches.
+    """forward, backward, optimizer, between, …"""
     num_first: int
+    """Operators of each, over all micro-batches."""
     num_second: int
-    # Of one micro-batch each: operators that both have in the same order.
     num_same: int
-    # … and the lines of their aligned difference: "  " both, "- " the first alone, "+ " the second alone.
+    """Of one micro-batch each: operators that both have in the same order."""
     lines: tuple[str, ...]
-    # Names that one has more often than the other, in one micro-batch, with how much more often.
+    """… and the lines of their aligned difference: "  " both, "- " the first alone, "+ " the second alone."""
     only_first: tuple[tuple[str, int], ...]
+    """Names that one has more often than the other, in one micro-batch, with how much more often."""
     only_second: tuple[tuple[str, int], ...]
 
     @property
@@ -101,8 +101,8 @@ class Comparison:
     first: int
     second: int
     parts: tuple[PartComparison, ...]
-    # What makes the difference.
     sentence: str
+    """What makes the difference."""
 
     @property
     def is_same(self) -> bool:

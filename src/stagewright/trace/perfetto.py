@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stagewright.forecast.chrome_trace import complete_event, save_chrome_trace, track_names
+from stagewright.simulator.export.chrome import complete_event, save_chrome_trace, track_names
 from stagewright.trace.breakdown import message_of
+from stagewright.trace.events import STREAMS, Trace, TraceEvent, WorkerTrace
 from stagewright.trace.operators import WorkerOperators
-from stagewright.trace.value import STREAMS, Trace, TraceEvent, WorkerTrace
 
 __all__ = ["operator_events", "perfetto_events", "write_perfetto"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.plan.value import Plan
-from stagewright.store.run import RunFolder
-from stagewright.store.worker import UNFINISHED, WorkerFolder
-from stagewright.trace.value import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
+from stagewright.runs.run_folder import RunFolder
+from stagewright.runs.worker_folder import UNFINISHED, WorkerFolder
+from stagewright.spec.plan import Plan
+from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
 
 __all__ = ["WorkerClock", "read_clock", "read_trace"]
 
@@ -27,14 +27,14 @@ _COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s",
 class WorkerClock:
     """How one worker's ``time.perf_counter`` is to be read."""
 
-    # The machine's name.
     host: str = ""
-    # Added to this worker's clock it gives worker 0's.
+    """The machine's name."""
     offset_s: float = 0.0
-    # How far that may be off: half of the best round trip.
+    """Added to this worker's clock it gives worker 0's."""
     error_s: float = 0.0
-    # Added to this worker's clock it gives Unix time.
+    """How far that may be off: half of the best round trip."""
     wall_s: float = 0.0
+    """Added to this worker's clock it gives Unix time."""
 
 
 def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:

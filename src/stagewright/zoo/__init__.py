@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stagewright.zoo.catalogue import describe, names
 from stagewright.zoo.model import Batch, ImageInput, Model, TextInput
+from stagewright.zoo.named.catalog import describe, names
 
 if TYPE_CHECKING:
     from stagewright.zoo.loading import load as load

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.user_code import check_module, has_module, is_own
-from stagewright.zoo import catalogue
-from stagewright.zoo.folder import checked_folder, local_model
+from stagewright.zoo.named import catalog as catalogue
+from stagewright.zoo.sources.folder import checked_folder, local_model
 
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint, Options
@@ -47,20 +47,20 @@ def check_model(name: str, weights: str | None, options: Options) -> Blueprint |
     check_name(name, weights)
     head, colon, rest = name.partition(":")
     if head == "hf" and colon:
-        from stagewright.zoo import hub
+        from stagewright.zoo.sources import hugging_face as hub
 
         folder = hub.locate(rest, weights=weights is None)
         if weights is None:
             hub.refuse_weightless(rest, folder)
         return hub.blueprint(rest, folder, options)
     if catalogue.is_factory(name):
-        from stagewright.zoo.factory import check_options
+        from stagewright.zoo.sources.factory import check_options
 
         check_options(name, options)
         return None
     entry, layers = catalogue.entry_and_layers(name)
     options.refuse_others(name, entry.options)
-    builder = importlib.import_module(f"stagewright.zoo.{entry.builder}")
+    builder = importlib.import_module(f"stagewright.zoo.named.{entry.builder}")
     made: Blueprint = builder.build(entry, options, layers)
     return made
 
@@ -71,7 +71,7 @@ def takes_option(name: str, option: str) -> bool:
     if head == "hf" and colon:
         return True  # a classifier is made for any number of classes
     if catalogue.is_factory(name):
-        from stagewright.zoo.factory import find_factory, options_of
+        from stagewright.zoo.sources.factory import find_factory, options_of
 
         return option in options_of(find_factory(name))
     return option in catalogue.entry_and_layers(name)[0].options

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from stagewright.cluster.host_memory import available_bytes
 from stagewright.errors import UsageError
+from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes
 from stagewright.zoo.model import Batch, ImageInput, TextInput
 

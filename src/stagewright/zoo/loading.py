@@ -16,12 +16,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from stagewright.errors import UsageError
-from stagewright.zoo import catalogue, example, factory, hub, loss
+from stagewright.zoo import example, loss
 from stagewright.zoo.blueprint import Blueprint, Options
-from stagewright.zoo.folder import checked_folder
 from stagewright.zoo.model import Batch, ImageInput, Model, TextInput
+from stagewright.zoo.named import catalog as catalogue
 from stagewright.zoo.quiet import quiet_transformers, seeded
-from stagewright.zoo.weights import (
+from stagewright.zoo.sources import factory
+from stagewright.zoo.sources import hugging_face as hub
+from stagewright.zoo.sources.folder import checked_folder
+from stagewright.zoo.sources.weights import (
     load_pretrained,
     load_state,
     normalised,
@@ -102,7 +105,7 @@ def load(
 def _from_catalogue(request: _Request) -> Model:
     entry, layers = catalogue.entry_and_layers(request.name)
     request.options.refuse_others(request.name, entry.options)
-    builder = importlib.import_module(f"stagewright.zoo.{entry.builder}")
+    builder = importlib.import_module(f"stagewright.zoo.named.{entry.builder}")
     blueprint: Blueprint = builder.build(entry, request.options, layers)
     notes: tuple[str, ...] = ()
     with seeded(request.seed), quiet_transformers():

@@ -119,7 +119,7 @@ class Model:
             return self
         from torch.utils import _pytree as pytree
 
-        from stagewright.cluster.hosted import settle
+        from stagewright.machine.cpu_offload import settle
 
         def moved(value: Any) -> Any:
             return pytree.tree_map(lambda leaf: leaf.to(place) if hasattr(leaf, "to") else leaf, value)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from stagewright.zoo.blueprint import Options
-from stagewright.zoo.catalogue import is_factory
 from stagewright.zoo.check import check_model
+from stagewright.zoo.named.catalog import is_factory
 from stagewright.zoo.quiet import quiet_transformers
 
 __all__ = ["built_bytes"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stagewright.engine.fault import Activity
-from stagewright.plan.value import Mesh, ModelSpec, Plan
-from stagewright.store.run import RunFolder
+from stagewright.engine.worker.faults import Activity
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.process import ProcessMark
+from stagewright.engine.worker.process import ProcessMark
 
 CORES = sorted(usable_cores())
 PROGRAM = Path(sys.executable).with_name("stagewright")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stagewright.engine.fault import Fault
-from stagewright.plan.value import Plan
+from stagewright.engine.worker.faults import Fault
 from stagewright.report.live.replay import read_replay
+from stagewright.spec.plan import Plan
 
 
 def event(step: int, kind: str, start_s: float, end_s: float, **values: Any) -> dict[str, Any]:

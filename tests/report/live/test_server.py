@@ -180,7 +180,7 @@ def test_a_taken_port_is_an_error_with_a_way_out(make_run: Callable[..., Any]) -
 
 def test_nothing_of_it_imports_torch() -> None:
     program = (
-        "import sys, stagewright.report.live.server, stagewright.report.live.terminal, stagewright.cli.watch\n"
+        "import sys, stagewright.report.live.server, stagewright.report.live.terminal, stagewright.cli.results.watch\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

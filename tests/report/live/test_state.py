@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagewright.engine.fault import Doing, Fault
-from stagewright.plan.value import Mesh, Plan
+from stagewright.engine.worker.faults import Doing, Fault
 from stagewright.report.live.state import (
     GONE_S,
     MOST_POINTS,
@@ -27,6 +26,7 @@ from stagewright.report.live.state import (
     fold,
     kind_of,
 )
+from stagewright.spec.plan import Mesh, Plan
 
 
 def folded(plan: Plan, *changes: Change) -> LiveState:
@@ -238,7 +238,7 @@ def test_replicas_have_no_bubble_and_inference_no_loss(plan: Plan) -> None:
 )
 def test_lines_of_other_jobs_do_no_harm(lines: list[dict[str, Any]]) -> None:
     """Whatever JSON a job of someone's own writes, the page goes on."""
-    from stagewright.plan.value import ModelSpec
+    from stagewright.spec.plan import ModelSpec
 
     state = folded(Plan(model=ModelSpec(name="m"), batch=2), *(Line(rank=0, values=values) for values in lines))
     json.dumps(state.to_dict(0.0), allow_nan=False)

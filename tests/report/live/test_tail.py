@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from stagewright.engine.fault import Doing, Fault
-from stagewright.engine.process import ProcessMark
-from stagewright.plan.value import Plan
+from stagewright.engine.worker.faults import Doing, Fault
+from stagewright.engine.worker.process import ProcessMark
 from stagewright.report.live import tail as tail_module
 from stagewright.report.live.tail import LineTail, RunTail, newest_run
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Plan
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_a_killed_process_is_found_gone(make_run: Callable[..., Any]) -> None:
     """A real process per worker, killed as the system would."""
     run = make_run()
     program = (
-        "import sys, time; from pathlib import Path; from stagewright.engine.process import ProcessMark\n"
+        "import sys, time; from pathlib import Path; from stagewright.engine.worker.process import ProcessMark\n"
         "ProcessMark.own().write(Path(sys.argv[1]) / 'process.json'); print(flush=True); time.sleep(60)"
     )
     workers = [

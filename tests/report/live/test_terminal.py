@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from stagewright.engine.fault import Doing, Fault
-from stagewright.plan.value import Mesh, ModelSpec, Plan
+from stagewright.engine.worker.faults import Doing, Fault
 from stagewright.report.live.state import Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold
 from stagewright.report.live.terminal import live_line, live_view, sparkline
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 def shown(plan: Plan, *changes: Change, now_s: float = 0.0) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from made_runs import SERIAL_S, make_run, make_training
-from stagewright.cluster.atomic_file import save_text
+from stagewright.files.atomic import save_text
 from stagewright.report.page import Page, Picture, Section, Table, build_report, page_html, page_markdown
 from stagewright.report.page.html import script_json
 from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Prose, Timeline

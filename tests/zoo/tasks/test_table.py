@@ -14,8 +14,9 @@ from PIL import Image
 from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
-from stagewright.zoo import network
-from stagewright.zoo.tasks import catalogue, table
+from stagewright.zoo.sources import network
+from stagewright.zoo.tasks import catalog as catalogue
+from stagewright.zoo.tasks import table
 
 
 def encoded(colour: int) -> dict[str, Any]:

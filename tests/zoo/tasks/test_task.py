@@ -10,7 +10,7 @@ from PIL import Image
 
 from stagewright import zoo
 from stagewright.errors import DataMissing, UnknownName, UsageError
-from stagewright.zoo.tasks.picture import prepared
+from stagewright.zoo.tasks.image import prepared
 
 
 def trained(model: zoo.Model, task: zoo.Task, num_epochs: int, batch_size: int = 64) -> float:

@@ -62,7 +62,7 @@ StudySeed = Annotated[int | None, typer.Option("--seed", help="Of random weights
 
 def devices_of(text: str | None, most: int) -> tuple[str, ...]:
     """The devices that were named, or those that a study takes by itself."""
-    from stagewright.study.load import default_devices_of_study
+    from stagewright.studies.conduct.load import default_devices_of_study
 
     return default_devices_of_study(most) if text is None else options.devices_of(text)
 
@@ -92,11 +92,11 @@ def conduct(
     json: bool,
 ) -> None:
     """Run the study that the command is named after, here or where it was interrupted, and show what it found."""
-    from stagewright.cluster.machine import probe_machine
-    from stagewright.study.folder import StudyFolder
-    from stagewright.study.here import check_study
-    from stagewright.study.load import choose_study, study_of_folder
-    from stagewright.study.run import run_study
+    from stagewright.machine.machine import probe_machine
+    from stagewright.studies.conduct.folder import StudyFolder
+    from stagewright.studies.conduct.load import choose_study, study_of_folder
+    from stagewright.studies.conduct.local_check import check_study
+    from stagewright.studies.conduct.run import run_study
 
     name = str(context.info_name)
     command = shlex.join(["stagewright", *sys.argv[1:]])
@@ -134,7 +134,7 @@ def conduct(
     if json:
         print_json(outcome.to_dict())
     else:
-        from stagewright.report.study_table import study_table
+        from stagewright.report.tables.study import study_table
 
         console = screen()
         for table in outcome.findings.tables:

@@ -69,7 +69,7 @@ def fabric(
     """The MNIST MLP's gradients over 4 emulated hosts: CDF and delay of each layer, tails, cause; then buckets."""
     where = "loopback" if loopback else None
     if resume is None and not loopback:
-        from stagewright.study.fabric import has_lab
+        from stagewright.studies.fabric.study import has_lab
 
         if not has_lab():
             where = "loopback"

@@ -21,22 +21,22 @@ _MOST_PACKET = 65536
 class LabNetwork:
     """Hosts and their links to one switch."""
 
-    # How many.
     num_hosts: int
-    # Bytes/s of each host's link, both ways; None: not limited.
+    """How many."""
     rates: tuple[float | None, ...]
-    # One way between two hosts.
+    """Bytes/s of each host's link, both ways; None: not limited."""
     delay_s: float = 0.0
-    # Share of packets that are lost on their way to each host.
+    """One way between two hosts."""
     losses: tuple[float, ...]
-    # The same on their way from each host.
+    """Share of packets that are lost on their way to each host."""
     losses_out: tuple[float, ...]
-    # Congestion control, pinned on every route.
+    """The same on their way from each host."""
     congestion: str = "cubic"
-    # Least retransmission timeout; None: the kernel's 200 ms.
+    """Congestion control, pinned on every route."""
     rto_min_s: float | None = None
-    # Largest packet.
+    """Least retransmission timeout; None: the kernel's 200 ms."""
     mtu: int = 1500
+    """Largest packet."""
 
     @classmethod
     def parse(

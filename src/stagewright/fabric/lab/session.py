@@ -30,7 +30,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.errors import RunError, UsageError
-from stagewright.fabric.connections import check_congestion
 from stagewright.fabric.lab.kernel import (
     die_with_parent,
     drop_filter,
@@ -41,6 +40,7 @@ from stagewright.fabric.lab.kernel import (
     run_tool,
 )
 from stagewright.fabric.lab.network import LabNetwork
+from stagewright.fabric.ranks.connections import check_congestion
 from stagewright.fabric.trials import TrialTable
 
 __all__ = ["ENVIRONMENT", "Lab", "LabView", "current_lab", "make_lab", "remove_ownerless", "run_in_lab"]
@@ -58,12 +58,12 @@ _INTERRUPTED_S = 8.0
 class LabView:
     """A lab as the commands in it see it."""
 
-    # Of each host: namespace and address.
     hosts: tuple[Mapping[str, str], ...]
-    # What was asked for and how it was made.
+    """Of each host: namespace and address."""
     network: Mapping[str, Any]
-    # Where the switch notes its lateness; None where the kernel delays.
+    """What was asked for and how it was made."""
     lateness: str | None
+    """Where the switch notes its lateness; None where the kernel delays."""
 
     def late_trials(self, trials: TrialTable) -> npt.NDArray[np.bool_]:
         """Which trials ran while the switch was late."""

@@ -23,10 +23,10 @@ LEAST_TOKEN = 16
 class Access:
     """Where the page is served and to whom."""
 
-    # The address to listen on.
     address: str
-    # What a viewer must know; None: nothing.
+    """The address to listen on."""
     token: str | None = None
+    """What a viewer must know; None: nothing."""
 
     def knows(self, offered: str | None) -> bool:
         """Whether a viewer has the token; takes as long for a wrong one as for the right one."""

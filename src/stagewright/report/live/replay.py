@@ -15,12 +15,12 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from stagewright.engine.fault import Doing, Fault, worker_folder
+from stagewright.engine.worker.faults import Doing, Fault, worker_folder
 from stagewright.errors import UsageError
 from stagewright.report.live.state import Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold, number_of
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
+from stagewright.trace.events import Trace, TraceEvent
 from stagewright.trace.read import read_trace
-from stagewright.trace.value import Trace, TraceEvent
 
 __all__ = ["Moment", "Replay", "moments", "read_replay"]
 
@@ -33,10 +33,10 @@ _step = attrgetter("step")
 class Moment:
     """Something that became known."""
 
-    # When, on the replay's axis.
     at_s: float
-    # What.
+    """When, on the replay's axis."""
     change: Change
+    """What."""
 
 
 class Replay:

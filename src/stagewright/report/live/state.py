@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
-from stagewright.engine.fault import Doing, Fault, root_cause
-from stagewright.engine.process import ProcessState
-from stagewright.plan.value import Plan
+from stagewright.engine.worker.faults import Doing, Fault, root_cause
+from stagewright.engine.worker.process import ProcessState
+from stagewright.spec.plan import Plan
 
 __all__ = [
     "Alive",
@@ -69,64 +69,64 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 class PlanKnown:
     """The plan and the environment can be read."""
 
-    # The run folder's name.
     name: str
-    # What runs.
+    """The run folder's name."""
     plan: Plan
-    # When it began, in ISO 8601.
+    """What runs."""
     begun: str | None = None
+    """When it began, in ISO 8601."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A worker has added a line to its metrics."""
 
-    # The worker.
     rank: int
-    # The line.
+    """The worker."""
     values: Mapping[str, Any]
+    """The line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What a worker's record says that it does."""
 
-    # The worker.
     rank: int
-    # Its record.
+    """The worker."""
     doing: Doing
-    # When that was read; of an old record, when it was written.
+    """Its record."""
     at_s: float
+    """When that was read; of an old record, when it was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alive:
     """What has become of a worker's process."""
 
-    # The worker.
     rank: int
-    # Running, stopped, gone, or not to be known from here.
+    """The worker."""
     state: ProcessState
-    # When that was found out.
+    """Running, stopped, gone, or not to be known from here."""
     at_s: float
+    """When that was found out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """A worker, or the launcher, has written a fault."""
 
-    # The fault.
     fault: Fault
-    # Whether the launcher has judged: this one came first.
+    """The fault."""
     verdict: bool = False
+    """Whether the launcher has judged: this one came first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """The run has a result, the last word on it."""
 
-    # result.json.
     result: Mapping[str, Any]
+    """result.json."""
 
 
 Change: TypeAlias = PlanKnown | Line | Seen | Alive | Failed | Ended
@@ -136,20 +136,20 @@ Change: TypeAlias = PlanKnown | Line | Seen | Alive | Failed | Ended
 class WorkerState:
     """What is known of one worker."""
 
-    # World rank.
     rank: int
-    # The last action that it began.
+    """World rank."""
     doing: Doing = field(default_factory=Doing)
-    # When the count of its actions last changed.
+    """The last action that it began."""
     changed_s: float = 0.0
-    # What has become of its process.
+    """When the count of its actions last changed."""
     process: ProcessState = "unknown"
-    # Seconds, and seconds waited for messages, of its last steps.
+    """What has become of its process."""
     recent: tuple[tuple[float, float | None], ...] = ()
-    # Memory of its device that it held after the last step.
+    """Seconds, and seconds waited for messages, of its last steps."""
     memory_bytes: int | None = None
-    # The most of these.
+    """Memory of its device that it held after the last step."""
     peak_memory_bytes: int | None = None
+    """The most of these."""
 
     @property
     def waited(self) -> float | None:
@@ -162,42 +162,42 @@ class WorkerState:
 class LiveState:
     """What is known of a run."""
 
-    # The run folder's name, or what is waited for.
     name: str
-    # What runs; None: not known yet.
+    """The run folder's name, or what is waited for."""
     plan: Plan | None = None
-    # When it began, in ISO 8601.
+    """What runs; None: not known yet."""
     begun: str | None = None
-    # By rank.
+    """When it began, in ISO 8601."""
     workers: tuple[WorkerState, ...] = ()
-    # Steps done; None: none yet.
+    """By rank."""
     step: int | None = None
-    # Steps in all.
+    """Steps done; None: none yet."""
     total: int | None = None
-    # Steps in an epoch; None: there are no epochs.
+    """Steps in all."""
     per_epoch: int | None = None
-    # The epoch, from 1.
+    """Steps in an epoch; None: there are no epochs."""
     epoch: int | None = None
-    # Of the last step; may be infinite or not a number.
+    """The epoch, from 1."""
     loss: float | None = None
-    # Seconds and samples of the last steps.
+    """Of the last step; may be infinite or not a number."""
     recent: tuple[tuple[float, int], ...] = ()
-    # Step, loss and samples per second, of every `curve_every`-th step.
+    """Seconds and samples of the last steps."""
     curve: tuple[tuple[int, float | None, float], ...] = ()
-    # How much of the curve is kept.
+    """Step, loss and samples per second, of every `curve_every`-th step."""
     curve_every: int = 1
-    # The lines of the epochs that have ended.
+    """How much of the curve is kept."""
     epochs: tuple[Mapping[str, Any], ...] = ()
-    # What failed, in the order in which it was seen.
+    """The lines of the epochs that have ended."""
     faults: tuple[Fault, ...] = ()
-    # The launcher's word on which came first.
+    """What failed, in the order in which it was seen."""
     verdict: Fault | None = None
-    # result.json.
+    """The launcher's word on which came first."""
     result: Mapping[str, Any] | None = None
-    # Since when no worker's process is left.
+    """result.json."""
     gone_s: float | None = None
-    # Why the folder can't be read, in one sentence.
+    """Since when no worker's process is left."""
     damaged: str | None = None
+    """Why the folder can't be read, in one sentence."""
 
     def status(self, now_s: float) -> Status:
         """How the run stands."""

@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stagewright.engine.fault import RECORD_BYTES, Doing, Fault, parse_doing, worker_folder
-from stagewright.engine.process import ProcessMark
+from stagewright.engine.worker.faults import RECORD_BYTES, Doing, Fault, parse_doing, worker_folder
+from stagewright.engine.worker.process import ProcessMark
 from stagewright.errors import UsageError
 from stagewright.report.live.state import Alive, Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold
-from stagewright.store.run import RunFolder
+from stagewright.runs.run_folder import RunFolder
 
 __all__ = ["LineTail", "RunTail", "newest_run"]
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagewright import __version__
-from stagewright.report.page.environment import again_section, environment_section
-from stagewright.report.page.fabric import fabric_sections
-from stagewright.report.page.forecast import forecast_section
-from stagewright.report.page.learning import learning_section
-from stagewright.report.page.memory import memory_section
-from stagewright.report.page.overview import compare_section, overview_section, plans_section
-from stagewright.report.page.runs import MOST_RUNS, Found, RunData, find_folders, read_runs
+from stagewright.report.page.content.breakdown import shares_section, timeline_section
+from stagewright.report.page.content.environment import again_section, environment_section
+from stagewright.report.page.content.fabric import fabric_sections
+from stagewright.report.page.content.forecast import forecast_section
+from stagewright.report.page.content.learning import learning_section
+from stagewright.report.page.content.memory import memory_section
+from stagewright.report.page.content.overview import compare_section, overview_section, plans_section
+from stagewright.report.page.content.runs import MOST_RUNS, Found, RunData, find_folders, read_runs
+from stagewright.report.page.content.speed import speed_section, why_section
+from stagewright.report.page.content.study import study_sections
+from stagewright.report.page.content.traffic import traffic_section
 from stagewright.report.page.sections import Page, Section
-from stagewright.report.page.speed import speed_section, why_section
-from stagewright.report.page.study import study_sections
-from stagewright.report.page.traffic import traffic_section
-from stagewright.report.page.where import shares_section, timeline_section
 
 __all__ = ["Report", "build_report", "run_sections"]
 
@@ -29,12 +29,12 @@ Forecaster = Callable[[RunData], RunData]
 class Report:
     """A page and what it is of."""
 
-    # What is shown.
     page: Page
-    # The runs that are on it.
+    """What is shown."""
     runs: tuple[RunData, ...]
-    # The folders that were found.
+    """The runs that are on it."""
     found: Found
+    """The folders that were found."""
 
 
 def build_report(

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable
 from importlib.resources import files
 
+from stagewright.report.page.charts.svg import bar_svg, clean, line_svg
 from stagewright.report.page.sections import (
     BarChart,
     Code,
@@ -25,7 +26,6 @@ from stagewright.report.page.sections import (
     Table,
     Timeline,
 )
-from stagewright.report.page.svg import bar_svg, clean, line_svg
 from stagewright.report.palette import color, color_names
 
 __all__ = ["page_html", "script_json"]

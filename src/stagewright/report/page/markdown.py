@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stagewright.report.page.axis import label
+from stagewright.report.page.charts.axis import label
 from stagewright.report.page.sections import BarChart, Code, Fold, Item, Page, Picture, Prose, Section, Table
 
 __all__ = ["page_markdown"]

@@ -48,18 +48,18 @@ Quantity: TypeAlias = Literal["number", "count", "seconds", "bytes", "times", "s
 class Table:
     """Cells as text."""
 
-    # Above it; empty: nothing.
     title: str = ""
-    # The columns' names.
+    """Above it; empty: nothing."""
     head: tuple[str, ...]
-    # The cells, row by row.
+    """The columns' names."""
     rows: tuple[tuple[str, ...], ...]
-    # Columns whose cells stand at the right, by place.
+    """The cells, row by row."""
     right: frozenset[int] = frozenset()
-    # Rows that are to be seen first, by place: plans differ there.
+    """Columns whose cells stand at the right, by place."""
     marked: frozenset[int] = frozenset()
-    # Below it; empty: nothing.
+    """Rows that are to be seen first, by place: plans differ there."""
     note: str = ""
+    """Below it; empty: nothing."""
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.head) for row in self.rows), self.title
@@ -69,49 +69,49 @@ class Table:
 class BarPart:
     """One piece of a bar."""
 
-    # What it is; in the legend where a chart has several names.
     name: str
-    # Its colour's name.
+    """What it is; in the legend where a chart has several names."""
     paint: str
-    # From where to where.
+    """Its colour's name."""
     start: float
+    """From where to where."""
     end: float
-    # What is shown beside the pointer.
     hint: str = ""
+    """What is shown beside the pointer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One row of a bar chart."""
 
-    # At its left.
     label: str
-    # The pieces.
+    """At its left."""
     parts: tuple[BarPart, ...]
-    # At its right.
+    """The pieces."""
     text: str = ""
-    # Where the ideal is; None: there is none.
+    """At its right."""
     mark: float | None = None
+    """Where the ideal is; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
     """Bars from a common origin."""
 
-    # Names its files.
     name: str
-    # Says what is shown, with the unit.
+    """Names its files."""
     title: str
-    # Of the axis.
+    """Says what is shown, with the unit."""
     quantity: Quantity
-    # The rows.
+    """Of the axis."""
     bars: tuple[Bar, ...]
-    # What a mark means.
+    """The rows."""
     mark_name: str = ""
-    # Whether a table of the page has the same numbers: Markdown leaves it out.
+    """What a mark means."""
     in_table: bool = False
-    # Below it; empty: nothing.
+    """Whether a table of the page has the same numbers: Markdown leaves it out."""
     note: str = ""
+    """Below it; empty: nothing."""
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
@@ -124,17 +124,17 @@ class BarChart:
 class Line:
     """One curve."""
 
-    # In the legend.
     name: str
-    # Its colour's name.
+    """In the legend."""
     paint: str
-    # The points.
+    """Its colour's name."""
     x: tuple[float, ...]
+    """The points."""
     y: tuple[float, ...]
-    # How points are joined: by a line, held until the next one, or not.
     style: Literal["line", "step", "dots"] = "line"
-    # Whether the line is broken, for those who can't tell colours.
+    """How points are joined: by a line, held until the next one, or not."""
     dashed: bool = False
+    """Whether the line is broken, for those who can't tell colours."""
 
     def __post_init__(self) -> None:
         assert len(self.x) == len(self.y), self.name
@@ -144,81 +144,81 @@ class Line:
 class LineChart:
     """Curves over a number."""
 
-    # Names its files.
     name: str
-    # Says what is shown.
+    """Names its files."""
     title: str
-    # Names of the axes, with units where a quantity has none.
+    """Says what is shown."""
     x_title: str
+    """Names of the axes, with units where a quantity has none."""
     y_title: str
-    # The curves.
     lines: tuple[Line, ...]
-    # Of the axes.
+    """The curves."""
     x_quantity: Quantity = "number"
+    """Of the axes."""
     y_quantity: Quantity = "number"
-    # Logarithmic axes.
     x_log: bool = False
+    """Logarithmic axes."""
     y_log: bool = False
-    # Whether 0 is on the vertical axis.
     from_zero: bool = True
-    # Below it; empty: nothing.
+    """Whether 0 is on the vertical axis."""
     note: str = ""
+    """Below it; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The events of a run, as the page's script reads them: see `timeline`."""
 
-    # Names its files.
     name: str
-    # The run.
+    """Names its files."""
     title: str
-    # The events, in columns.
+    """The run."""
     data: dict[str, Any]
-    # Below it; empty: nothing.
+    """The events, in columns."""
     note: str = ""
+    """Below it; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """Text that can be copied: a command, a plan."""
 
-    # The text.
     text: str
-    # Above it; empty: nothing.
+    """The text."""
     title: str = ""
+    """Above it; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prose:
     """Sentences under a line of their own: a question and its answer."""
 
-    # The line above.
     title: str
-    # The paragraphs.
+    """The line above."""
     paragraphs: tuple[str, ...]
+    """The paragraphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A figure that was drawn elsewhere."""
 
-    # What it shows.
     caption: str
-    # The file's content.
+    """What it shows."""
     content: bytes
-    # What kind of file that is.
+    """The file's content."""
     kind: Literal["image/png", "image/svg+xml"]
+    """What kind of file that is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
     """Items that are there when they are asked for."""
 
-    # The line that opens it.
     title: str
-    # What is behind it.
+    """The line that opens it."""
     items: tuple[Item, ...]
+    """What is behind it."""
 
 
 Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Prose | Picture | Fold
@@ -235,25 +235,25 @@ def folded(items: Sequence[Item], what: str, most: int = 6) -> tuple[Item, ...]:
 class Section:
     """One heading and what is below it."""
 
-    # Names its place in the page: lower-case letters and dashes.
     name: str
-    # The heading.
+    """Names its place in the page: lower-case letters and dashes."""
     title: str
-    # Paragraphs, first.
+    """The heading."""
     prose: tuple[str, ...] = ()
-    # Tables and figures, in order.
+    """Paragraphs, first."""
     items: tuple[Item, ...] = ()
+    """Tables and figures, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """Everything that is shown."""
 
-    # Of the window and at the top.
     title: str
-    # Below it: what this is, in a line.
+    """Of the window and at the top."""
     subtitle: str
-    # From top to bottom.
+    """Below it: what this is, in a line."""
     sections: tuple[Section, ...]
-    # At the bottom.
+    """From top to bottom."""
     footer: str = ""
+    """At the bottom."""

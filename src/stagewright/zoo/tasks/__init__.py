@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stagewright.zoo.tasks.catalogue import DEFAULT_TASK, describe, entry, names
+from stagewright.zoo.tasks.catalog import DEFAULT_TASK, describe, entry, names
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples as Samples

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import DataMissing, UsageError
-from stagewright.zoo import network
 from stagewright.zoo.quiet import quiet_transformers
-from stagewright.zoo.tasks.catalogue import Entry
-from stagewright.zoo.weights import first_line
+from stagewright.zoo.sources import network
+from stagewright.zoo.sources.weights import first_line
+from stagewright.zoo.tasks.catalog import Entry
 
 VARIABLE = "STAGEWRIGHT_DATA"
 

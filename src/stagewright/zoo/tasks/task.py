@@ -12,12 +12,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
-from stagewright.zoo import catalogue as models
 from stagewright.zoo.blueprint import Blueprint
-from stagewright.zoo.factory import arguments, find_factory
 from stagewright.zoo.loss import logits_of
 from stagewright.zoo.model import ImageInput, Loss, Model, Objective, TextInput
-from stagewright.zoo.tasks import catalogue, picture, sentence, table
+from stagewright.zoo.named import catalog as models
+from stagewright.zoo.sources.factory import arguments, find_factory
+from stagewright.zoo.tasks import catalog as catalogue
+from stagewright.zoo.tasks import image as picture
+from stagewright.zoo.tasks import sentence, table
 from stagewright.zoo.tasks.metric import METRICS
 from stagewright.zoo.tasks.samples import Samples
 from stagewright.zoo.tasks.synthetic import Synthetic

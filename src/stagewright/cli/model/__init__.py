@@ -1,0 +1,1 @@
+"""Verbs about a model and this machine: models, profile, split, codecs, doctor."""

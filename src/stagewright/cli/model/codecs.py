@@ -1,0 +1,157 @@
+"""``stagewright codecs``: what can be done to what crosses a link, and what it does to a model's real tensors."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stagewright.cli.options import (
+    Batch,
+    DeviceName,
+    Dtype,
+    ImageSize,
+    Inference,
+    Json,
+    ModelChoice,
+    ModelName,
+    NumClasses,
+    Repeats,
+    Seed,
+    SequenceLength,
+    Units,
+    Weights,
+    begin,
+)
+from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.errors import UsageError
+from stagewright.quantity import parse_rate
+
+__all__ = ["codecs"]
+
+codecs = typer.Typer(
+    name="codecs",
+    help="Compress what crosses the links: the codecs there are, and what each does to a model's tensors.",
+    no_args_is_help=True,
+)
+
+MEASURED = "bf16,fp8,block8,block6,block4,hadamard8,hadamard4,lloyd3,lloyd2,lowrank:8,topk:10,sort6+2,sort3+1"
+LINKS = "0.1Gbit/s,1Gbit/s,10Gbit/s,100Gbit/s"
+
+
+@codecs.command("list")
+def list_codecs(json: Json = False) -> None:
+    """Every codec with what it does and its bits a value."""
+    import torch
+
+    from stagewright.codecs import codec_names, get
+
+    shape = (64, 128, 512)
+    values = 64 * 128 * 512
+    rows = [(name, get(name).summary, get(name).num_bytes(shape, torch.float32) * 8 / values) for name in codec_names()]
+    if json:
+        print_json({"codecs": [{"codec": name, "summary": text, "bits_per_value": bits} for name, text, bits in rows]})
+        return
+    from stagewright.report.tables.codecs import list_table
+
+    screen().print(list_table(rows))
+    note(f"bits a value: header and scales included, for a float32 tensor of {list(shape)}")
+
+
+@codecs.command()
+def bench(
+    model: ModelName,
+    json: Json = False,
+    plot: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Draw error, size and links into a .png, .svg or .pdf file.")
+    ] = None,
+    stages: Annotated[int, typer.Option(min=2, help="Cut the model into so many stages with equally many units.")] = 2,
+    cuts: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Cut after these units instead, with commas.", show_default=False),
+    ] = None,
+    names: Annotated[
+        str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")
+    ] = MEASURED,
+    links: Annotated[str, typer.Option(metavar="RATES", help="Links to judge, with commas.")] = LINKS,
+    batch: Batch = None,
+    weights: Weights = None,
+    image_size: ImageSize = None,
+    sequence_length: SequenceLength = None,
+    num_classes: NumClasses = None,
+    dtype: Dtype = None,
+    seed: Seed = 0,
+    units: Units = "auto",
+    device: DeviceName = None,
+    repeats: Repeats = 5,
+    inference: Inference = False,
+) -> None:
+    """Measure codecs on the tensors that cross a model's cuts: error, true size, speed, and where each loses."""
+    from stagewright.codecs.name import check_codec
+
+    chosen = [name.strip() for name in _split_names(names)]
+    for name in chosen:
+        check_codec(name)
+    rates = [parse_rate(one) for one in links.split(",")]
+    if min(rates) <= 0:
+        raise UsageError(f"--links {links}: a link of rate 0 can't be judged; use rates above it, like 1Gbit/s")
+    if plot is not None:
+        from stagewright.report.figures.file import check_figure_path
+
+        check_figure_path(plot)
+    place = begin(model, device)
+    choice = ModelChoice(
+        name=model,
+        units=units,
+        inference=inference,
+        options={
+            "batch": batch,
+            "weights": weights,
+            "image_size": image_size,
+            "sequence_length": sequence_length,
+            "num_classes": num_classes,
+            "dtype": dtype,
+            "seed": seed,
+        },
+    )
+    from stagewright.engine.jobs.codec_bench import bench_codecs, even_cuts
+    from stagewright.engine.parallel.replica import cut_indices
+
+    loaded, graph = choice.captured(place)
+    places = even_cuts(graph, stages) if cuts is None else cut_indices(graph, [one.strip() for one in cuts.split(",")])
+    with progress(f"measuring codecs on {model}") as report:
+        result = bench_codecs(
+            loaded,
+            graph,
+            places,
+            chosen,
+            rates,
+            device=str(place),
+            training=not inference,
+            repeats=repeats,
+            progress=report,
+        )
+    if plot is not None:
+        from stagewright.report.figures.codecs import draw_codecs
+
+        note(f"drawn: {draw_codecs(result, plot)}")
+    if json:
+        print_json(result.to_dict())
+        return
+    from stagewright.report.tables.codecs import bench_tables
+
+    console = screen()
+    for table in bench_tables(result):
+        console.print(table)
+
+
+def _split_names(text: str) -> list[str]:
+    """Names with commas; those inside parentheses belong to a name."""
+    found, depth = [""], 0
+    for sign in text:
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += sign
+    return found

@@ -1,0 +1,264 @@
+"""``stagewright split``: where to cut a model, by every policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stagewright.cli.options import (
+    Batch,
+    CacheDir,
+    DeviceName,
+    Dtype,
+    ImageSize,
+    Inference,
+    Json,
+    ModelChoice,
+    ModelName,
+    NoCache,
+    NumClasses,
+    Repeats,
+    Seed,
+    SequenceLength,
+    Units,
+    Weights,
+    begin,
+    numbers,
+)
+from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
+from stagewright.errors import UnknownName, UsageError
+from stagewright.quantity import parse_bytes, parse_rate, parse_s
+
+__all__ = ["split"]
+
+_WHERE = "Where to cut"
+_WHAT_FOR = "What for"
+
+
+def split(
+    model: ModelName,
+    stages: Annotated[
+        int | None, typer.Option(help="How many stages. \\[default: 2, or as --cut says]", rich_help_panel=_WHERE)
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="parameters, macs, blocks, time, optimal, client-server; or module:function. \\[default: optimal]",
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    all_policies: Annotated[
+        bool, typer.Option("--all", help="Every policy, side by side.", rich_help_panel=_WHERE)
+    ] = False,
+    cut: Annotated[
+        list[str] | None,
+        typer.Option(help="Cut after this unit or block; once for each cut.", rich_help_panel=_WHERE),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Build the stages and time each as a whole.", rich_help_panel=_WHERE),
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the stages (.png, .svg, .pdf).", rich_help_panel=_WHERE)
+    ] = None,
+    json: Json = False,
+    microbatches: Annotated[
+        str, typer.Option(help="Micro-batches in a step, or inf for an endless stream.", rich_help_panel=_WHAT_FOR)
+    ] = "8",
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of each device, like 2GiB; or one a device, with commas.", rich_help_panel=_WHAT_FOR),
+    ] = None,
+    speeds: Annotated[
+        str | None,
+        typer.Option(help="Relative speeds of the devices, like 1,1,0.5.", rich_help_panel=_WHAT_FOR),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR)
+    ] = None,
+    latency: Annotated[str, typer.Option(help="Of each message, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
+    overlap_links: Annotated[
+        bool, typer.Option("--overlap-links", help="Links work while stages compute.", rich_help_panel=_WHAT_FOR)
+    ] = False,
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe: for memory.", rich_help_panel=_WHAT_FOR)] = "1f1b",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Units keep their inputs only.", rich_help_panel=_WHAT_FOR)
+    ] = False,
+    optimizer_states: Annotated[
+        int, typer.Option(help="A parameter's states (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)
+    ] = 2,
+    client_first: Annotated[
+        int | None,
+        typer.Option(help="client-server: first units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
+    ] = None,
+    client_last: Annotated[
+        int | None,
+        typer.Option(help="client-server: last units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
+    ] = None,
+    batch: Batch = None,
+    weights: Weights = None,
+    image_size: ImageSize = None,
+    sequence_length: SequenceLength = None,
+    num_classes: NumClasses = None,
+    dtype: Dtype = None,
+    seed: Seed = 0,
+    units: Units = "auto",
+    device: DeviceName = None,
+    repeats: Repeats = 5,
+    inference: Inference = False,
+    no_cache: NoCache = False,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Show where a model is cut into stages by each policy, what every stage costs, and what it can give."""
+    if sum([bool(policy), all_policies, bool(cut)]) > 1:
+        raise UsageError("--policy, --all and --cut exclude each other; give one of them")
+    conditions_of: dict[str, Any] = {
+        "num_microbatches": _microbatches(microbatches),
+        "speeds": numbers(speeds, "speeds") if speeds else None,
+        "bandwidth_bytes_per_s": parse_rate(bandwidth) if bandwidth else None,
+        "latency_s": parse_s(latency),
+        "overlap_links": overlap_links,
+        "memory_limit_bytes": _memory(memory),
+        "schedule": schedule,
+        "recompute": recompute,
+        "optimizer_states": optimizer_states,
+        "client_first": client_first,
+        "client_last": client_last,
+    }
+    place = begin(model, device)
+    from stagewright.partition.conditions import Conditions
+    from stagewright.partition.registry import find_policy
+    from stagewright.partition.split import compare, split_at
+    from stagewright.partition.split import split as split_by
+    from stagewright.partition.values import Comparison
+
+    conditions = Conditions(**conditions_of)
+    if policy:
+        find_policy(policy)
+    if plot is not None:
+        from stagewright.report.figures.file import check_figure_path
+
+        check_figure_path(plot)
+    choice = ModelChoice(
+        name=model,
+        units=units,
+        inference=inference,
+        options={
+            "batch": batch,
+            "weights": weights,
+            "image_size": image_size,
+            "sequence_length": sequence_length,
+            "num_classes": num_classes,
+            "dtype": dtype,
+            "seed": seed,
+        },
+    )
+    loaded, graph = choice.captured(place)
+    num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
+    if cut and len(cut) + 1 != num_stages:
+        raise UsageError(
+            f"--cut is there {len(cut)} times and makes {len(cut) + 1} stages; leave --stages {num_stages} out"
+        )
+    _check_stages(num_stages, len(graph.calls), model)
+    known = {name for call in graph.calls for name in (call.name, call.block) if name}
+    for name in cut or ():
+        if name not in known:
+            raise UnknownName("unit", name, sorted(known))
+    from stagewright.profiler import measure_stages
+    from stagewright.profiler import profile as measure_units
+
+    with progress(f"measuring {model} on {place}") as report:
+        profile = measure_units(
+            graph,
+            loaded.args,
+            loaded.kwargs,
+            name=model,
+            device=place,
+            repeats=repeats,
+            training=not inference,
+            cache=False if no_cache or measure else cache_dir or True,  # stages and units are timed in one run
+            progress=report,
+        )
+    if cut:
+        comparison = Comparison(splits=(split_at(profile, cut, conditions),))
+    elif all_policies:
+        comparison = compare(profile, num_stages, conditions=conditions)
+    else:
+        comparison = Comparison(splits=(split_by(profile, num_stages, policy or "optimal", conditions),))
+    measured = None
+    if measure:
+        with progress(f"measuring stages of {model} on {place}") as report:
+            measured = measure_stages(
+                graph,
+                loaded.args,
+                loaded.kwargs,
+                splits=[one.cuts for one in comparison],
+                device=place,
+                repeats=repeats,
+                training=not inference,
+                progress=report,
+            )
+    if plot is not None:
+        from stagewright.report.figures.split import draw_split
+
+        draw_split(comparison.splits, plot, title=f"{model} in {num_stages} stages")
+        note(f"drawn: {plot}")
+    if json:
+        print_json(_data(comparison, measured, profile))
+        return
+    from stagewright.report.tables.split import split_summary, split_tables
+
+    console = screen()
+    for table in split_tables(comparison, measured):
+        console.print(table)
+    if len(comparison) > 1:
+        console.print(split_summary(comparison, measured))
+    for skipped in comparison.skipped:
+        note(f"left out: {skipped.reason}")
+    summed = f"units sum to {profile.coverage:.0%} of the whole model's time"
+    note(
+        f"micro-batches of {profile.batch_size} samples on {profile.device}, {profile.dtype}; "
+        f"{summed if profile.has_whole else 'the whole model does not fit there'}; times: {profile.source}"
+    )
+    note_coverage(profile.coverage)
+
+
+def _data(comparison: Any, measured: Any, profile: Any) -> dict[str, Any]:
+    """The JSON of this verb (documented in docs/json.md)."""
+    data: dict[str, Any] = comparison.to_dict()
+    for at, one in enumerate(data["policies"]):
+        if measured is not None:
+            one["measured_bottleneck_s"] = max(time.total_s for time in measured[at])
+            for stage, time in zip(one["stages"], measured[at], strict=True):
+                stage["measured"] = time.to_dict()
+    about = ("model", "device", "dtype", "batch_size", "training", "coverage", "source")
+    data["profile"] = {name: getattr(profile, name) for name in about}
+    return data
+
+
+def _check_stages(num_stages: int, num_units: int, model: str) -> None:
+    """Refuse before anything is measured what can't be cut."""
+    if num_stages < 1:
+        raise UsageError(f"{num_stages} stages were asked for, but a model has at least 1")
+    if num_stages > num_units:
+        raise UsageError(
+            f"{num_stages} stages were asked for, but {model!r} has {num_units} units and so at most {num_units} "
+            "stages; use fewer stages or finer units (--units leaf)"
+        )
+
+
+def _microbatches(text: str) -> int | None:
+    if text.strip().lower() in ("inf", "infinite"):
+        return None
+    if not text.strip().isdigit():
+        raise UsageError(f"{text!r} is not a number of micro-batches; write one like 8, or inf")
+    return int(text)
+
+
+def _memory(text: str | None) -> int | list[int] | None:
+    if text is None:
+        return None
+    sizes = [parse_bytes(part) for part in text.split(",")]
+    return sizes[0] if len(sizes) == 1 else sizes

@@ -1,0 +1,1 @@
+"""Verbs that plan: plan, forecast, explain, fit."""

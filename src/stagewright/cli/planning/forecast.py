@@ -1,0 +1,138 @@
+"""``stagewright forecast``: what a plan would give, on this machine or on one that nobody here has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
+from stagewright.cli.planning.options import (
+    Bandwidth,
+    ClusterFile,
+    Devices,
+    FreeCommunication,
+    Fresh,
+    InfiniteDevices,
+    Innermost,
+    Latency,
+    PerfectBalance,
+    Rescale,
+    note_profile,
+    prepared_from,
+    what_if,
+)
+from stagewright.cli.screen import note, note_coverage, print_json, screen
+from stagewright.errors import UsageError
+
+__all__ = ["forecast"]
+
+_OUT = "What to write"
+
+
+def forecast(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
+    cluster: ClusterFile = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the timeline (.png, .svg, .pdf).", rich_help_panel=_OUT)
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A Chrome and Perfetto trace of the step (.json).", rich_help_panel=_OUT),
+    ] = None,
+    chakra: Annotated[
+        Path | None,
+        typer.Option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.", rich_help_panel=_OUT),
+    ] = None,
+    json: Json = False,
+    free_communication: FreeCommunication = False,
+    bandwidth: Bandwidth = None,
+    latency: Latency = None,
+    devices: Devices = None,
+    infinite_devices: InfiniteDevices = False,
+    perfect_balance: PerfectBalance = False,
+    rescale: Rescale = False,
+    innermost: Innermost = "pipeline",
+    repeats: Repeats = 5,
+    fresh: Fresh = False,
+    no_cache: NoCache = False,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Predict a plan's step: time, speed-up, what each worker does when, memory, bytes."""
+    from stagewright.spec.plan_file import read_plan
+
+    wanted = read_plan(plan)
+    for path, what in ((plot, "--plot"), (trace, "--trace"), (chakra, "--chakra")):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{what} {path}: there is no folder {path.parent}; make it first")
+    if plot is not None:
+        from stagewright.report.figures.file import check_figure_path
+
+        check_figure_path(plot)
+    if chakra is not None:
+        from stagewright.simulator.export.chakra import check_chakra
+
+        check_chakra()
+    prepared = prepared_from(
+        wanted,
+        cluster=cluster,
+        rescale=rescale,
+        innermost=innermost,
+        cache=cache_dir,
+        no_cache=no_cache,
+        repeats=repeats,
+        fresh=fresh,
+    )
+    prepared = what_if(
+        prepared,
+        free_communication=free_communication,
+        bandwidth=bandwidth,
+        latency=latency,
+        devices=devices,
+        infinite_devices=infinite_devices,
+        perfect_balance=perfect_balance,
+    )
+    found = prepared.forecast()
+    if not found.segments:
+        from stagewright.simulator.simulate import MOST_SEGMENTS
+
+        without = f"a step of more than {MOST_SEGMENTS:,} actions and messages has no timeline"
+        for path, what in ((plot, "--plot"), (trace, "--trace")):
+            if path is not None:
+                raise UsageError(f"{what} {path}: {without}; use fewer micro-batches or stages, or leave out {what}")
+        note(without)
+    if plot is not None:
+        from stagewright.report.figures.timeline import draw_timeline
+        from stagewright.report.timeline import forecast_timeline
+
+        draw_timeline(forecast_timeline(found), plot)
+        note(f"drawn: {plot}")
+    if trace is not None:
+        from stagewright.simulator.export.chrome import write_chrome_trace
+
+        write_chrome_trace(found, trace)
+        note(f"wrote {trace}: open it in ui.perfetto.dev or chrome://tracing")
+    if chakra is not None:
+        from stagewright.simulator.export.chakra import write_chakra
+
+        written = write_chakra(prepared.costs, chakra)
+        note(f"wrote {len(written)} traces: {written[0]} …")
+    if json:
+        print_json(found.to_dict())
+        return
+    from stagewright.report.tables.forecast import collective_line, forecast_summary, link_use_table, worker_table
+    from stagewright.report.timeline import forecast_timeline
+    from stagewright.report.timeline_text import timeline_text
+
+    console = screen()
+    console.print(worker_table(found))
+    if found.links:
+        console.print(link_use_table(found))
+    for one in found.collectives:
+        console.print(collective_line(one), markup=False)
+    for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
+        console.print(line, no_wrap=True)
+    console.print(forecast_summary(found), markup=False)
+    note_profile(prepared.measured.profile)
+    note_coverage(prepared.measured.profile.coverage)

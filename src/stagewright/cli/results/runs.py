@@ -1,0 +1,39 @@
+"""``stagewright runs``: what was run, the newest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stagewright.cli.options import Json
+from stagewright.cli.screen import note, print_json, screen
+from stagewright.errors import UsageError
+
+__all__ = ["runs"]
+
+
+def runs(
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")] = Path("runs"),
+    json: Json = False,
+) -> None:
+    """List the runs with their results."""
+    from stagewright.runs.index import RunIndex
+
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{root} is a file; --root names the folder with the runs in it")
+    with RunIndex(root) as index:
+        rows = index.rows()
+    if json:
+        print_json({"root": str(root), "runs": [row.to_dict() for row in rows]})
+        return
+    if not rows:
+        note(f"no runs in {root}; make one with: stagewright compare mlp-mnist --devices 2")
+        return
+    from stagewright.report.tables.runs import runs_table
+
+    screen().print(runs_table(rows))
+    for row in rows:
+        if row.status in ("failed", "refused", "damaged") and row.error:
+            note(f"{row.name}: {row.error}")

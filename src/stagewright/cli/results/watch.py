@@ -1,0 +1,161 @@
+"""``stagewright watch``: a run while it goes on, or again when it has ended, in a browser or in the terminal."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stagewright.cli.options import Json
+from stagewright.cli.screen import LEAST_WIDTH, note, print_json, screen
+from stagewright.errors import UsageError
+
+if TYPE_CHECKING:
+    from stagewright.report.live.server import Watcher
+
+__all__ = ["watch"]
+
+_PAGE = "The page"
+_ENDED = ("done", "failed", "refused", "interrupted", "killed")
+_VIEW_S = 0.2  # between two pictures in the terminal
+_LINE_S = 5.0  # between two lines where there is no terminal
+
+
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run's folder, or a folder of runs: then always the newest."),
+    ] = Path("runs"),
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show it here alone; opens no port, ends with the run.")
+    ] = False,
+    speed: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Replay a run that has ended, so many times as fast as it was."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.", rich_help_panel=_PAGE)] = 0,
+    address: Annotated[
+        str, typer.Option(help="Where to listen; other than loopback needs a token.", rich_help_panel=_PAGE)
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What a viewer must know; auto makes one.", rich_help_panel=_PAGE),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Watch a run: what every worker does now, throughput, loss, bubble, memory, remaining time."""
+    from stagewright.report.live.access import choose_access
+    from stagewright.report.live.server import LiveServer, Watcher
+    from stagewright.report.live.tail import RunTail
+    from stagewright.runs.run_folder import RunFolder
+
+    if speed is not None and not 0 < speed <= 1e6:
+        raise UsageError(f"--speed {speed:g} is not between 0 and 1000000; 1 is as fast as the run was, 0.1 slower")
+    if run.is_file():
+        raise UsageError(f"{run} is a file; name a run's folder, or the folder that has the runs in it")
+    if not run.exists() and run.parent.is_dir() and any((one / "plan.toml").is_file() for one in run.parent.iterdir()):
+        RunFolder.open(run)  # refuses, with the nearest name
+    access = choose_access(address, token)
+    watcher = Watcher(RunTail(run))
+    if json:
+        shown = watcher.now()[1]
+        watcher.close()
+        print_json({key: value for key, value in shown.items() if key != "replay"})
+        return
+    with _until_interrupted() as stop:
+        if terminal:
+            watcher.start()
+            try:
+                _show(watcher, stop, speed=speed, stay=False)
+            finally:
+                watcher.close()
+            return
+        with LiveServer(watcher, access, port, speed=speed) as server:
+            print(server.url, flush=True)
+            note("open it in a browser; Ctrl-C ends the page, not the run")
+            if sys.stdout.isatty():
+                _show(watcher, stop, speed=None, stay=True)
+            else:
+                stop.wait()
+
+
+class _Stop:
+    """A flag that a signal's handler may set at any time: ``threading.Event`` blocks if its own wait is interrupted."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one whose put may interrupt its get
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        self._told.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until it is set, or for so long."""
+        if not self._is_set:
+            with suppress(queue.Empty):
+                self._told.get(timeout=timeout_s)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[_Stop]:
+    """Set by Ctrl-C or SIGTERM: the usual end of watching, so not an error."""
+    stop = _Stop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> None:
+    """Draw the state until the run has ended (or was replayed), or until Ctrl-C."""
+    from rich.live import Live
+
+    from stagewright.report.live.terminal import live_line, live_view
+
+    console = screen()
+    width = min(console.width, LEAST_WIDTH) - 2
+    told_s = 0.0
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        for shown in _states(watcher, stop, speed):
+            ended = shown["status"] in _ENDED and not (shown["replay"] and _goes_on(shown["replay"]))
+            if live is not None:
+                live.update(live_view(shown, width), refresh=True)
+            elif ended:
+                console.print(live_view(shown, width))
+            elif time.monotonic() - told_s >= _LINE_S:
+                told_s = time.monotonic()
+                note(live_line(shown))
+            if ended and not stay:
+                return
+
+
+def _states(watcher: Watcher, stop: _Stop, speed: float | None) -> Iterator[dict[str, Any]]:
+    from stagewright.report.live.server import replay_dict
+
+    if speed is not None and watcher.now()[1]["status"] in _ENDED:
+        replay, begun_s = watcher.replay(), time.monotonic()
+        while not stop.is_set():
+            yield replay_dict(replay, min(replay.length_s, (time.monotonic() - begun_s) * speed))
+            stop.wait(_VIEW_S)
+        return
+    while not stop.is_set():
+        yield watcher.now()[1]
+        stop.wait(_VIEW_S)
+
+
+def _goes_on(replay: dict[str, float]) -> bool:
+    return replay["at_s"] < replay["length_s"]

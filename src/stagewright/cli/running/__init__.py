@@ -1,0 +1,1 @@
+"""Verbs that run: compare, train, worker."""

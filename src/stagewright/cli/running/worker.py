@@ -1,0 +1,60 @@
+"""``stagewright worker``: one worker of a run, as ``torchrun`` and the local launcher start it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from stagewright.spec.plan import Plan
+
+__all__ = ["worker"]
+
+
+def worker(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.", show_default=False)],
+    run_folder: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-folder",
+            metavar="FOLDER",
+            help="The run's folder. \\[default: a new one in runs/, named by worker 0]",
+        ),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="What to do: package.module:function. \\[default: run the plan]"),
+    ] = None,
+    hang_s: Annotated[
+        float | None,
+        typer.Option(
+            "--hang-s", min=0.1, help="Seconds without any worker's progress that end the run. \\[default: 300]"
+        ),
+    ] = None,
+) -> None:
+    """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
+    from stagewright.engine.worker.worker import start_worker
+    from stagewright.spec.plan_file import read_plan
+
+    if job is None:
+        _check(read_plan(plan))
+    start_worker(plan, run_folder, job, hang_s)
+
+
+def _check(plan: Plan) -> None:
+    """Refuse a model or a device that is not here before the run has a folder."""
+    from stagewright.cluster.device import pin_process
+    from stagewright.engine.worker.worker import Place, choose_device
+    from stagewright.spec.local_check import check_here, check_named
+
+    place = Place.of(os.environ)
+    if plan.devices and place.rank >= len(plan.devices):
+        return  # the worker says how many there must be
+    check_named(plan.model, plan.devices[place.rank] if plan.devices else None)
+    device = choose_device(plan, place)
+    pin_process(device)  # before a module of the user's imports torch
+    check_here(replace(plan, devices=(device.text,)))

@@ -1,0 +1,241 @@
+"""The block codecs on a CPU, compiled by numba: one pass over the tensor, the block at hand in the first-level cache.
+
+    64 values ─► (signs, 6 stages) ─► minimum, maximum ─► scale ─► codes ─► bytes      as `affine` and `rotation` say
+
+Minimum and maximum are taken of integers that sort like the floats they are made of: exact, NaN at the ends, and whole
+vectors at a time. The transform is Pease's: every stage is the same (neighbours in, halves out), in the same order of
+additions as `rotation`. Nothing here is allowed to reorder or fuse arithmetic. Kernels are compiled at their first use
+and kept on the disk; numbers that other files define come as arguments, or a kept kernel would not see them change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from stagewright.codecs.affine import MAGIC, SMALLEST
+from stagewright.codecs.packing import BLOCK
+from stagewright.codecs.rotation import SIGN_BITS
+
+__all__ = ["decode", "encode"]
+
+_F = np.float32
+_MAGIC, _SMALLEST, _ZERO, _ONE = _F(MAGIC), _F(SMALLEST), _F(0), _F(1)
+_EIGHTH = _F(0.125)
+_INFINITE = _F(np.inf)
+_SIGNS = np.array([-(2**31) if SIGN_BITS >> at & 1 else 0 for at in range(BLOCK)], dtype=np.int32)
+
+
+def _jit(function: Any) -> Any:
+    """Compiled at the first call; kept on the disk where there is a place for it."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        return numba.njit(**options)(function)
+
+
+@_jit
+def _stage(a: Any, b: Any) -> None:
+    for i in range(32):
+        b[i] = a[2 * i] + a[2 * i + 1]
+        b[i + 32] = a[2 * i] - a[2 * i + 1]
+
+
+@_jit
+def _transform(a: Any, b: Any) -> None:
+    """H · a, in a; b is room."""
+    _stage(a, b)
+    _stage(b, a)
+    _stage(a, b)
+    _stage(b, a)
+    _stage(a, b)
+    _stage(b, a)
+
+
+@_jit
+def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: int, rotated: bool, signs: Any) -> None:
+    """Rows of 64, of which the first ``real`` are values and take part in minimum and maximum."""
+    work = np.empty(BLOCK, np.int32)
+    floats = work.view(np.float32)
+    other = np.empty(BLOCK, np.float32)
+    cell = np.empty(1, np.int32)
+    cell_float = cell.view(np.float32)
+    share, full, left = _ONE / _F((1 << bits) - 1), np.int32((1 << bits) - 1), np.int32(shift)
+    for block in range(len(scales)):
+        for i in range(BLOCK):
+            work[i] = np.int32(values[block, i]) << left
+        if rotated:
+            for i in range(BLOCK):
+                work[i] ^= signs[i]
+            _transform(floats, other)
+            for i in range(BLOCK):
+                floats[i] *= _EIGHTH
+        least, most = np.int32(2147483647), np.int32(-2147483648)
+        if real == BLOCK:
+            for i in range(BLOCK):
+                key = work[i] ^ ((work[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+                least = min(least, key)
+                most = max(most, key)
+        else:
+            for i in range(real):
+                key = work[i] ^ ((work[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+                least = min(least, key)
+                most = max(most, key)
+        # Beyond the keys of both infinities lie the NaNs.
+        good = least > np.int32(-2139095041) and most < np.int32(2139095040)
+        cell[0] = least ^ ((least >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        low = cell_float[0]
+        cell[0] = most ^ ((most >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        high = cell_float[0]
+        if abs(low) < _SMALLEST:
+            minimum = -_SMALLEST if low < _ZERO else _ZERO
+        else:
+            cell_float[0] = low
+            lowered = cell[0] + np.int32(0xFFFF) if cell[0] < 0 else cell[0]
+            cell[0] = lowered & np.int32(-65536)
+            minimum = cell_float[0]
+        span = abs(high - minimum)  # never −0
+        if not good or not span < _INFINITE:
+            scales[block] = np.int32(0x7FC0)
+            mask, inverse, minimum = np.int32(0), _ZERO, _ZERO
+        else:
+            cell_float[0] = span * share
+            cell[0] = (cell[0] + np.int32(0xFFFF)) & np.int32(-65536)
+            scale = cell_float[0]
+            if span > _ZERO and scale < _SMALLEST:
+                scale = _SMALLEST
+            cell_float[0] = scale
+            packed = (cell[0] >> np.int32(16)) & np.int32(0xFFFF)
+            cell_float[0] = minimum
+            scales[block] = (cell[0] & np.int32(-65536)) | packed
+            mask, inverse = full, (_ONE / scale if scale > _ZERO else _ZERO)
+        for i in range(BLOCK):
+            floats[i] = (floats[i] - minimum) * inverse + _MAGIC
+        if real < BLOCK:
+            for i in range(real, BLOCK):
+                work[i] = np.int32(0)
+        if bits == 4:
+            for i in range(32):
+                codes[block, i] = np.uint8((work[i] & mask) | ((work[i + 32] & mask) << np.int32(4)))
+        elif bits == 8:
+            for i in range(BLOCK):
+                codes[block, i] = np.uint8(work[i] & mask)
+        else:
+            mask &= np.int32(15)
+            for i in range(32):
+                codes[block, i] = np.uint8((work[i] & mask) | ((work[i + 32] & mask) << np.int32(4)))
+            mask = (mask & np.int32(3)) << np.int32(4)
+            for i in range(16):
+                first = ((work[i] & mask) >> np.int32(4)) | ((work[i + 16] & mask) >> np.int32(2))
+                second = (work[i + 32] & mask) | ((work[i + 48] & mask) << np.int32(2))
+                codes[block, i + 32] = np.uint8(first | second)
+
+
+@_jit
+def _expand(codes: Any, block: int, bits: int, minimum: Any, scale: Any, floats: Any, row: int) -> None:
+    """The 64 values of one block."""
+    if bits == 4:
+        for i in range(32):
+            byte = np.int32(codes[block, i])
+            floats[row, i] = minimum + _F(byte & np.int32(15)) * scale
+            floats[row, i + 32] = minimum + _F(byte >> np.int32(4)) * scale
+    elif bits == 8:
+        for i in range(BLOCK):
+            floats[row, i] = minimum + _F(np.int32(codes[block, i])) * scale
+    else:
+        for i in range(16):
+            low, high = np.int32(codes[block, i]), np.int32(codes[block, i + 32])
+            first = (low & np.int32(15)) | ((high & np.int32(3)) << np.int32(4))
+            second = (low >> np.int32(4)) | (high & np.int32(48))
+            floats[row, i] = minimum + _F(first) * scale
+            floats[row, i + 32] = minimum + _F(second) * scale
+        for i in range(16):
+            low, high = np.int32(codes[block, i + 16]), np.int32(codes[block, i + 32])
+            first = (low & np.int32(15)) | ((high & np.int32(12)) << np.int32(2))
+            second = (low >> np.int32(4)) | ((high & np.int32(192)) >> np.int32(2))
+            floats[row, i + 16] = minimum + _F(first) * scale
+            floats[row, i + 48] = minimum + _F(second) * scale
+
+
+@_jit
+def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, rotated: bool, signs: Any) -> None:
+    """Rows of 64. ``kind`` 0: float32 into ``out``; 1: the bits of bf16 into ``half``."""
+    work = np.empty((1, BLOCK), np.int32)
+    floats = work.view(np.float32)
+    other = np.empty(BLOCK, np.float32)
+    cell = np.empty(1, np.int32)
+    cell_float = cell.view(np.float32)
+    for block in range(len(scales)):
+        cell[0] = scales[block] << np.int32(16)
+        scale = cell_float[0]
+        cell[0] = scales[block] & np.int32(-65536)
+        minimum = cell_float[0]
+        if not rotated and kind == 0:
+            _expand(codes, block, bits, minimum, scale, out, block)
+            continue
+        _expand(codes, block, bits, minimum, scale, floats, 0)
+        if rotated:
+            _transform(floats[0], other)
+            for i in range(BLOCK):
+                floats[0, i] *= _EIGHTH
+            for i in range(BLOCK):
+                work[0, i] ^= signs[i]
+        if kind == 0:
+            for i in range(BLOCK):
+                out[block, i] = floats[0, i]
+        elif scale == scale:
+            for i in range(BLOCK):
+                found = work[0, i]
+                found += np.int32(0x7FFF) + ((found >> np.int32(16)) & np.int32(1))
+                half[block, i] = np.int16(found >> np.int32(16))
+        else:
+            for i in range(BLOCK):
+                half[block, i] = np.int16(0x7FC0)
+
+
+_NO_FLOATS, _NO_HALVES = np.empty((0, BLOCK), np.float32), np.empty((0, BLOCK), np.int16)
+
+
+def encode(
+    values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bits: int, rotated: bool, head: object
+) -> None:
+    """Fill codes and scales (uint8) with a contiguous tensor's blocks."""
+    flat = values.view(-1)
+    flat = flat.view(torch.int16) if flat.dtype is torch.bfloat16 else flat.float().view(torch.int32)
+    shift = 16 if flat.dtype is torch.int16 else 0
+    whole, rest = divmod(flat.numel(), BLOCK)
+    stored, about = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
+    if whole:
+        rows = flat[: whole * BLOCK].view(whole, BLOCK).numpy()
+        _encode(rows, shift, BLOCK, stored[:whole], about[:whole], bits, rotated, _SIGNS)
+    if rest:
+        last = torch.nn.functional.pad(flat[whole * BLOCK :], (0, BLOCK - rest)).view(1, BLOCK).numpy()
+        _encode(last, shift, BLOCK if rotated else rest, stored[whole:], about[whole:], bits, rotated, _SIGNS)
+
+
+def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: int, rotated: bool) -> None:
+    """Fill a contiguous tensor with the values of its blocks."""
+    flat = out.view(-1)
+    whole, rest = divmod(flat.numel(), BLOCK)
+    stored, about = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
+    if out.dtype is torch.float16:
+        wide = torch.empty(flat.numel(), dtype=torch.float32)
+        decode(codes, scales, wide, bits, rotated)
+        flat.copy_(wide.clamp_(-65504.0, 65504.0))
+        return
+    is_half = out.dtype is torch.bfloat16
+
+    def run(rows: torch.Tensor, first: int, end: int) -> None:
+        floats, halves = (_NO_FLOATS, rows.view(torch.int16).numpy()) if is_half else (rows.numpy(), _NO_HALVES)
+        _decode(stored[first:end], about[first:end], floats, halves, int(is_half), bits, rotated, _SIGNS)
+
+    if whole:
+        run(flat[: whole * BLOCK].view(whole, BLOCK), 0, whole)
+    if rest:
+        last = torch.empty(1, BLOCK, dtype=out.dtype)
+        run(last, whole, whole + 1)
+        flat[whole * BLOCK :] = last[0, :rest]

@@ -1,0 +1,1 @@
+"""Batches and micro-batches; batch norm and dropout under micro-batching."""

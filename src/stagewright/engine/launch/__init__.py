@@ -1,0 +1,1 @@
+"""Start the workers of a plan on this machine."""

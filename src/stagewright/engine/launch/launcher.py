@@ -1,0 +1,128 @@
+"""Start the workers of a plan on this machine, watch them, and leave nothing behind.
+
+    launcher ── store (loopback, in this process) ◄── connect ── worker 0 … worker n−1, each a session of its own
+        └────── ``agent.py``: watches exits, progress and the time limit, and ends them all
+
+One error names the worker to blame, not the peers that lost their connection because of it. A worker also dies with
+its launcher (``worker.py`` asks the kernel for that), so even SIGKILL leaves no orphan and no port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from stagewright.cluster.device import Device
+from stagewright.engine.launch.agent import LOOPBACK, POLL_S, Agent, Loopback
+from stagewright.engine.worker.faults import root_cause, worker_folder
+from stagewright.engine.worker.watchdog import HANG_S
+from stagewright.engine.worker.worker import DEFAULT_JOB, launched_worker
+from stagewright.errors import RunError, StagewrightError
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Plan
+
+__all__ = ["launch"]
+
+_LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn")
+
+
+def launch(
+    plan: Plan,
+    run_folder: RunFolder,
+    *,
+    job: str = DEFAULT_JOB,
+    hang_s: float = HANG_S,
+    timeout_s: float | None = None,
+    on_poll: Callable[[], None] | None = None,
+) -> None:
+    """Run a plan on this machine's devices until it is done; a failure is one ``RunError``, Ctrl-C stays Ctrl-C.
+
+    ``job`` is what each worker does, ``package.module:function`` of plan, context and run folder. Without progress of
+    any worker for ``hang_s``, or after ``timeout_s`` in all, everything is ended. ``on_poll`` is called all along, to
+    show progress; what it raises ends the run too.
+    """
+    for device in dict.fromkeys(plan.devices):
+        Device.parse(device).torch_device()  # a GPU that is not there is told before workers start
+    folder = run_folder.path.resolve()
+    if not (folder / "plan.toml").exists():
+        run_folder.write_plan(plan)
+    num_workers = plan.mesh.num_workers
+    for worker in range(num_workers):
+        worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
+        # Of an earlier try in this folder.
+        for name in (
+            *("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"),
+            *("events.parquet", "events.jsonl", "events.journal", "events.before.journal"),
+        ):
+            (worker_folder(folder, worker) / name).unlink(missing_ok=True)
+    with _agent_log(folder / "launcher.log"), _own_signals():
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=num_workers,
+            entrypoint=launched_worker,
+            args=(str(folder / "plan.toml"), str(folder), job, repr(hang_s)),
+            rdzv_handler=Loopback(),
+            max_restarts=0,
+            monitor_interval=POLL_S,
+            local_addr=LOOPBACK,
+        )
+        agent = Agent(spec, folder, plan, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
+        try:
+            result = agent.run()
+        except SignalException as interruption:
+            if interruption.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise RunError(f"the run was ended by {interruption.sigval.name}") from None
+        finally:
+            agent.close()
+    if agent.verdict is None and result.is_failed():
+        agent.verdict = root_cause(agent.faults)
+    if agent.verdict is not None:
+        agent.verdict.write(folder / "fault.json")
+        with contextlib.suppress(StagewrightError):  # a disk may be full: the fault itself is what counts
+            for worker in range(num_workers):
+                run_folder.worker(worker).settle_events()
+        blamed = agent.verdict.worker
+        log = None if blamed is None else worker_folder(run_folder.path, blamed) / "log.txt"
+        raise agent.verdict.error(log)
+
+
+@contextlib.contextmanager
+def _agent_log(path: Path) -> Iterator[None]:
+    """What the agent has to say goes to a file: the one message that matters is ours."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.propagate for logger in loggers]
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+        handler.close()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """The agent sets handlers of its own and leaves them; put back what was there."""
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:
+                    signal.signal(number, handler)

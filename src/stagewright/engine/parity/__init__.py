@@ -1,0 +1,1 @@
+"""Compare a plan with the single-device baseline: outputs, loss, gradients, buffers, optimizer step."""

@@ -1,0 +1,1 @@
+"""Run the stages of one worker: executor, backward, transport, link codecs, activation checkpointing."""

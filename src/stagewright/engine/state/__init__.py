@@ -1,0 +1,1 @@
+"""Full state of the model under its own names, and checkpoints."""

@@ -1,0 +1,1 @@
+"""Tensor parallelism: split layers of transformer blocks."""

@@ -1,0 +1,1 @@
+"""One worker process: context, process group, faults, watchdog, events, clock, memory."""

@@ -1,0 +1,57 @@
+"""All-reduce by recursive halving and doubling: 2·log2(n) steps instead of a ring's 2(n − 1).
+
+    4 ranks, 4 chunks     step 0: 0↔2, 1↔3 exchange halves     0: 0 1|2 3   2: 0 1|2 3      (added)
+                          step 1: 0↔1, 2↔3 exchange quarters   0: 0|1       1: 0|1          (added)
+                          steps 2, 3: the same way back                                     (copied)
+
+Where n is not a power of two, the ranks above the largest one (p ≤ n) first give everything to a partner below, which
+works for both, and get the result at the end.
+"""
+
+from __future__ import annotations
+
+from stagewright.fabric.collectives.collective import Collective, Move
+
+__all__ = ["halving_doubling"]
+
+
+def halving_doubling(num_ranks: int) -> Collective:
+    """All-reduce in 2·log2(p) steps, two more where n is not a power of two."""
+    p = 1 << (num_ranks.bit_length() - 1)
+    extra = range(p, num_ranks)
+    moves = [Move(0, rank, rank - p, chunk, "reduce") for rank in extra for chunk in range(p)]
+    step = 1 if moves else 0
+    halvings: list[list[Move]] = []
+    ranges = dict.fromkeys(range(p), (0, p))
+    distance = p // 2
+    while distance:
+        now = []
+        for rank in range(p):
+            begin, end = ranges[rank]
+            middle = (begin + end) // 2
+            upper = bool(rank & distance)
+            given = range(begin, middle) if upper else range(middle, end)
+            now += [Move(step, rank, rank ^ distance, chunk, "reduce") for chunk in given]
+        ranges = {
+            rank: ((begin + end) // 2, end) if rank & distance else (begin, (begin + end) // 2)
+            for rank, (begin, end) in ranges.items()
+        }
+        halvings.append(now)
+        moves += now
+        step += 1
+        distance //= 2
+    for now in reversed(halvings):
+        # What was given away comes back from where it went.
+        moves += [Move(step, move.destination, move.source, move.chunk, "copy") for move in now]
+        step += 1
+    moves += [Move(step, rank - p, rank, chunk, "copy") for rank in extra for chunk in range(p)]
+    places = [(rank, chunk) for rank in range(num_ranks) for chunk in range(p)]
+    return Collective(
+        kind="all-reduce",
+        algorithm="halving-doubling",
+        num_ranks=num_ranks,
+        num_chunks=p,
+        moves=tuple(moves),
+        before={(rank, chunk): 1 << rank for rank, chunk in places},
+        after=dict.fromkeys(places, (1 << num_ranks) - 1),
+    )

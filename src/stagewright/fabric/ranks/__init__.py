@@ -1,0 +1,1 @@
+"""Coordinator, agents and ranks, and the sockets between them."""

@@ -1,0 +1,1 @@
+"""Trials of a fabric run: distributions, diagnosis, comparison, run folder."""

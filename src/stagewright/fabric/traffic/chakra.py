@@ -1,0 +1,177 @@
+"""Chakra execution traces in and out: one file a rank, as ASTRA-sim and PyTorch's converters write them.
+
+    PREFIX.0.et    COMP_NODE ─► COMM_COLL_NODE (comm_type, comm_size, pg_name), COMM_SEND_NODE, COMM_RECV_NODE
+
+In: the k-th collective of a group is matched over the ranks' files; messages that are alike are measured once and
+counted; computation between two messages is the gap before the second. A trace whose collectives all span all ranks can
+be sent at another number of ranks: a gradient's size does not depend on it. Needs mlc-chakra: pip install
+'stagewright[chakra]'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.fabric.collectives.algorithms import ALL_REDUCE
+from stagewright.fabric.traffic.workload import Message, Workload
+from stagewright.files.chakra import add_attributes, check_chakra, find_ranks, read_nodes, write_ranks
+
+__all__ = ["from_chakra", "to_chakra"]
+
+# Chakra's name of a collective → ours; an all-reduce may go any way.
+_KINDS = {
+    "ALL_REDUCE": "ring",
+    "ALL_GATHER": "all-gather",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "REDUCE_SCATTER_BLOCK": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all",
+    "BROADCAST": "broadcast",
+}
+_NAMES = {
+    "all-gather": "ALL_GATHER",
+    "reduce-scatter": "REDUCE_SCATTER",
+    "all-to-all": "ALL_TO_ALL",
+    "broadcast": "BROADCAST",
+    **dict.fromkeys(ALL_REDUCE, "ALL_REDUCE"),
+}
+
+
+def from_chakra(
+    prefix: str | Path, *, num_ranks: int | None = None, algorithm: str = "ring", trials: int, **more: Any
+) -> Workload:
+    """The messages of a trace; with another number of ranks, where the trace allows it."""
+    proto = check_chakra()
+    files = find_ranks(Path(prefix))
+    messages: dict[tuple[Any, ...], Message] = {}
+    order: dict[tuple[str, int], tuple[Any, ...]] = {}
+    members: dict[tuple[Any, ...], set[int]] = {}
+    for rank, path in enumerate(files):
+        seen: dict[str, int] = {}
+        gap_s = 0.0
+        for node in read_nodes(path):
+            if node.type == proto.COMP_NODE:
+                gap_s += node.duration_micros / 1e6
+                continue
+            one = _message(node, rank, len(files), algorithm, proto, path)
+            if one is None:
+                continue
+            group, key, message = one
+            number = seen[group] = seen.get(group, -1) + 1
+            first = order.setdefault((group, number), (group, number, *key))
+            if first[2:] != key:
+                raise UsageError(
+                    f"{path}: message {number} of group {group!r} is {key}, but another rank's file has {first[2:]}"
+                )
+            members.setdefault(first, set()).update(message.groups[0] if message.groups else {rank})
+            before = messages.get(first)
+            longest_s = gap_s if before is None else max(gap_s, before.gap_s)
+            messages[first] = replace(message, gap_s=longest_s)
+            gap_s = 0.0
+    if not messages:
+        raise UsageError(f"the trace {prefix} has no communication in it")
+    # Collectives know their ranks only from whose files they are in.
+    found = [
+        replace(message, groups=message.groups or (tuple(sorted(members[key])),)) for key, message in messages.items()
+    ]
+    workload = Workload(
+        name=Path(prefix).name, num_ranks=len(files), messages=tuple(_counted(found)), trials=trials, **more
+    )
+    return workload if num_ranks in (None, len(files)) else _rescaled(workload, int(num_ranks or 0))
+
+
+def to_chakra(workload: Workload, prefix: str | Path) -> list[Path]:
+    """Write a workload as a file for each rank; each appears whole or not at all."""
+    proto = check_chakra()
+    return write_ranks(prefix, workload.num_ranks, lambda rank: _nodes(workload, rank, proto))
+
+
+def _message(
+    node: Any, rank: int, num_ranks: int, algorithm: str, proto: Any, path: Path
+) -> tuple[str, tuple[Any, ...], Message] | None:
+    """(the group in which it is counted, what all of its ranks must agree on, the message)."""
+    attributes = {one.name: getattr(one, one.WhichOneof("value") or "name") for one in node.attr}
+    if node.type in (proto.COMM_SEND_NODE, proto.COMM_RECV_NODE):
+        source, target = int(attributes.get("comm_src", -1)), int(attributes.get("comm_dst", -1))
+        if not (0 <= source < num_ranks and 0 <= target < num_ranks) or source == target:
+            raise UsageError(f"{path}: node {node.id} sends from rank {source} to {target} of {num_ranks}")
+        size = int(attributes.get("comm_size", 0))
+        message = Message(name=f"{source} → {target}", algorithm="pipeline", num_bytes=size, groups=((source, target),))
+        return f"{source} to {target}", ("pipeline", size), message
+    if node.type != proto.COMM_COLL_NODE:
+        return None
+    kind = proto.CollectiveCommType.Name(int(attributes.get("comm_type", 0)))
+    if kind == "BARRIER":
+        return None
+    if kind not in _KINDS:
+        raise UsageError(f"{path}: node {node.id} is a {kind}, which fabric can't send; it knows {', '.join(_KINDS)}")
+    size = int(attributes.get("comm_size", 0))
+    way = algorithm if kind == "ALL_REDUCE" else _KINDS[kind]
+    message = Message(name=str(node.name), algorithm=way, num_bytes=size, groups=())
+    return str(attributes.get("pg_name", "all")), (way, size), message
+
+
+def _counted(messages: list[Message]) -> list[Message]:
+    """Those that are alike once, with their number."""
+    found: dict[tuple[Any, ...], Message] = {}
+    for message in messages:
+        key = (message.algorithm, message.num_bytes, message.groups)
+        before = found.get(key)
+        found[key] = message if before is None else replace(before, count=before.count + 1)
+    return list(found.values())
+
+
+def _rescaled(workload: Workload, num_ranks: int) -> Workload:
+    everyone = tuple(range(workload.num_ranks))
+    for message in workload.messages:
+        if message.groups != (everyone,):
+            raise UsageError(
+                f"the trace of {workload.num_ranks} ranks can't be sent at {num_ranks}: {message.name!r} is between "
+                f"the ranks {message.groups}; only messages among all ranks can be rescaled"
+            )
+    wider = (tuple(range(num_ranks)),)
+    messages = tuple(replace(message, groups=wider) for message in workload.messages)
+    return replace(workload, num_ranks=num_ranks, messages=messages, delays_s=())
+
+
+def _nodes(workload: Workload, rank: int, proto: Any) -> Iterator[Any]:
+    """Computation and messages of one rank, each after the one before; overlapped ones only after their computation."""
+    number = 0
+    computed: list[int] = []
+    sent: list[int] = []
+    for message in workload.messages:
+        group = next((group for group in message.groups if rank in group), None)
+        for _ in range(message.count):
+            if message.gap_s:
+                node = proto.Node(id=number, name=f"before {message.name}", type=proto.COMP_NODE)
+                node.duration_micros = round(message.gap_s * 1e6)
+                node.data_deps.extend(computed if workload.overlap else [*computed, *sent])
+                yield node
+                computed, number = [number], number + 1
+            if group is None:
+                continue
+            for node in _communication(message, group, rank, proto):
+                node.id = number
+                node.data_deps.extend(computed if workload.overlap else sorted({*computed, *sent}))
+                yield node
+                sent, number = [number], number + 1
+
+
+def _communication(message: Message, group: tuple[int, ...], rank: int, proto: Any) -> Iterator[Any]:
+    at = group.index(rank)
+    if message.algorithm != "pipeline":
+        kind = proto.CollectiveCommType.Value(_NAMES[message.algorithm])
+        label = "-".join(map(str, group))
+        node = proto.Node(name=message.name, type=proto.COMM_COLL_NODE)
+        add_attributes(node, comm_type=int(kind), comm_size=message.num_bytes, pg_name=label)
+        yield node
+        return
+    for kind, source, target in (("COMM_RECV_NODE", at - 1, at), ("COMM_SEND_NODE", at, at + 1)):
+        if source >= 0 and target < len(group):
+            node = proto.Node(name=message.name, type=getattr(proto, kind))
+            ends = {"comm_src": group[source], "comm_dst": group[target]}
+            add_attributes(node, comm_size=message.num_bytes, **ends)
+            yield node

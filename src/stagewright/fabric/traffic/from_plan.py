@@ -1,0 +1,172 @@
+"""The traffic of one step of a plan: gradients between replicas, activations between stages, sums of tensor axes.
+
+    data=2, pipeline=2      replica 0:  0 ──crossing──► 1        pipeline: groups (0, 1), (2, 3), once a micro-batch
+                            replica 1:  2 ──crossing──► 3                  forward, and the same bytes back
+                                        ╰─gradients─╯            data: groups (0, 2) for stage 0, (1, 3) for stage 1
+
+Each distinct message is measured once a trial; `count` says how often the step sends it. Gaps are the profiled times of
+the units between two messages, where a profile is given. Traffic of FSDP (`shard`) is that of DDP in other words: twice
+as many bytes as a reduce-scatter, so it is sent as reduce-scatter and all-gather.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stagewright.errors import UsageError
+from stagewright.fabric.traffic.from_model import buckets
+from stagewright.fabric.traffic.workload import Message, Workload
+from stagewright.profiler.profile import amount_of
+
+if TYPE_CHECKING:
+    from stagewright.profiler.profile import Profile
+    from stagewright.spec.plan import Plan
+
+__all__ = ["from_plan", "profile_of", "stage_ranges"]
+
+_TENSOR_SUMS = 2  # all-reduces of a block in each direction: after attention, after the feed-forward layer
+_BUCKET_BYTES = 25 * 2**20  # torch's own
+
+
+def profile_of(plan: Plan) -> Profile:
+    """What each unit of the plan's model costs for one micro-batch, measured here or from the cache."""
+    from stagewright.cluster.device import available_cores
+    from stagewright.graph import capture
+    from stagewright.profiler import profile
+
+    each = max(1, plan.batch // plan.mesh.data // plan.microbatches)
+    model = plan.model.load(batch=each, dtype=plan.dtype)
+    model.module.train(plan.training)
+    units: Any = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
+    graph = capture(model.module, model.args, model.kwargs, units=units)
+    return profile(
+        graph,
+        model.args,
+        model.kwargs,
+        name=model.name,
+        device=f"cpu:{min(available_cores())}",
+        repeats=2,
+        training=plan.training,
+    )
+
+
+def stage_ranges(plan: Plan, names: list[str]) -> list[tuple[int, int]]:
+    """First and last unit of each stage."""
+    if plan.num_stages > 1 and not plan.cuts:
+        raise UsageError(
+            f"the plan has {plan.num_stages} stages but no cuts; write cuts = [...] "
+            "(see `stagewright split`), or take plan.toml from a run folder"
+        )
+    missing = [cut for cut in plan.cuts if cut not in names]
+    if missing:
+        raise UsageError(f"the plan cuts after {missing[0]!r}, but the model's units are {', '.join(names)}")
+    ends = [*(names.index(cut) for cut in plan.cuts), len(names) - 1]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    return list(zip(starts, ends, strict=True))
+
+
+def from_plan(
+    plan: Plan, profile: Profile, *, name: str, algorithm: str = "ring", gaps: bool = True, trials: int, **more: Any
+) -> Workload:
+    """Everything that the workers of a plan send each other in one step."""
+    mesh = plan.mesh
+    if mesh.num_workers < 2:
+        raise UsageError(f"{name} runs on one worker, so nothing is sent; give it a [mesh] with at least 2 workers")
+    units = profile.units
+    ranges = stage_ranges(plan, [unit.name for unit in units])
+    parameters = [unit.parameter_bytes for unit in units]
+    messages: list[Message] = []
+
+    def gap(seconds: float) -> float:
+        return seconds if gaps else 0.0
+
+    for stage, (first, last) in enumerate(ranges):
+        own = units[first : last + 1]
+        forward_s = sum(unit.forward.median_s for unit in own) / mesh.tensor
+        if mesh.tensor > 1:
+            blocks = {unit.block for unit in own if unit.block is not None}
+            if blocks:
+                size = max(unit.output_bytes for unit in own if unit.block is not None)
+                count = _TENSOR_SUMS * len(blocks) * plan.microbatches * (2 if plan.training else 1)
+                messages.append(
+                    Message(
+                        name=f"tensor sums, stage {stage}",
+                        algorithm=algorithm,
+                        num_bytes=size,
+                        groups=_groups(plan, "tensor", stage),
+                        gap_s=gap(forward_s / (_TENSOR_SUMS * len(blocks))),
+                        count=count,
+                    )
+                )
+        if stage + 1 < len(ranges) and plan.stage_workers[stage] != plan.stage_workers[stage + 1]:
+            crossing = units[last].crossing_bytes
+            ends = _ends(plan, stage)
+            messages.append(
+                Message(
+                    name=f"stage {stage} → {stage + 1}",
+                    algorithm="pipeline",
+                    num_bytes=crossing,
+                    groups=ends,
+                    gap_s=gap(forward_s),
+                    count=plan.microbatches,
+                )
+            )
+            if plan.training:
+                back_s = sum(unit.backward_s for unit in units[ranges[stage + 1][0] : ranges[stage + 1][1] + 1])
+                messages.append(
+                    Message(
+                        name=f"stage {stage + 1} → {stage}",
+                        algorithm="pipeline",
+                        num_bytes=crossing,
+                        groups=tuple((two, one) for one, two in ends),
+                        gap_s=gap(back_s / mesh.tensor),
+                        count=plan.microbatches,
+                    )
+                )
+    if mesh.data > 1 and plan.training:
+        for stage, (first, last) in enumerate(ranges):
+            layers = [
+                (
+                    units[index].name,
+                    (
+                        amount_of(parameters, first, index)
+                        - (amount_of(parameters, first, index - 1) if index > first else 0)
+                    )
+                    // mesh.tensor,
+                )
+                for index in range(last, first - 1, -1)
+            ]
+            backward_s = sum(unit.backward_s for unit in units[first : last + 1]) / mesh.tensor
+            found = buckets([layer for layer in layers if layer[1]], _BUCKET_BYTES)
+            for bucket, size in found:
+                for way in ("reduce-scatter", "all-gather") if plan.shard else (algorithm,):
+                    messages.append(
+                        Message(
+                            name=f"gradients of {bucket}" + (f", {way}" if plan.shard else ""),
+                            algorithm=way,
+                            num_bytes=size,
+                            groups=_groups(plan, "data", stage),
+                            gap_s=gap(backward_s / len(found)),
+                        )
+                    )
+    if not messages:
+        raise UsageError(f"{name} sends nothing between its {mesh.num_workers} workers")
+    return Workload(name=name, num_ranks=mesh.num_workers, messages=tuple(messages), trials=trials, **more)
+
+
+def _groups(plan: Plan, axis: Any, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The workers along an axis, for each place where the stage is."""
+    mesh, at = plan.mesh, plan.stage_workers[stage]
+    ranks = [rank for rank in range(mesh.num_workers) if mesh.coordinates(rank)[2] == at]
+    return tuple(dict.fromkeys(mesh.ranks_along(axis, rank) for rank in ranks))
+
+
+def _ends(plan: Plan, stage: int) -> tuple[tuple[int, ...], ...]:
+    """The worker of a stage and that of the next, in each replica."""
+    mesh = plan.mesh
+    one, two = plan.stage_workers[stage], plan.stage_workers[stage + 1]
+    return tuple(
+        (mesh.rank(data, tensor, one), mesh.rank(data, tensor, two))
+        for data in range(mesh.data)
+        for tensor in range(mesh.tensor)
+    )

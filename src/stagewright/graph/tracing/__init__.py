@@ -1,0 +1,1 @@
+"""Trace a model with ``torch.export``: each unit is one opaque operator."""

@@ -1,0 +1,370 @@
+"""Put the units back: from an exported program with opaque operators to a graph that calls the original modules.
+
+    exported                                       assembled
+    p_model_cls   : placeholder (parameter)        cls  : get_attr "cls"
+    args_0        : placeholder (user input)       args_0 : placeholder
+    unit(3, [x, m], [b])                           layer.3 : call_module "layer.3" (x, attention_mask=m)
+    getitem(unit, 0)                               the call itself, or a part of what it returned
+    wrap_with_set_grad_enabled(False, body, …)     the nodes of the body, marked with GradMode(False)
+    _assert_…                                      –
+
+Each node keeps the traced value in ``meta["val"]``; unit calls carry ``meta["call"]`` (their number), glue in a context
+``meta["contexts"]``, and whatever writes to an input ``meta["mutates"]`` (those nodes).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from stagewright.errors import CaptureError
+from stagewright.graph.contexts import Autocast, GradMode
+from stagewright.graph.symbols import follows_from_batch
+from stagewright.graph.tracing.observe import TensorForm
+from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall
+
+__all__ = ["Assembled", "assemble", "pick_leaf"]
+
+ROOT = "model."  # the name under which the traced root holds the user's model
+CONSTANT = "stagewright_constant_"
+_ASSERTIONS = ("_assert_", "sym_constrain_range", "_functional_sym_constrain_range", "_functional_assert_async")
+_BASE_TYPES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(slots=True, kw_only=True)
+class Assembled:
+    """The graph of unit calls and glue."""
+
+    graph: fx.Graph
+    """Placeholders are the flattened user inputs; the output node holds the flattened results."""
+    constants: dict[str, Any] = field(default_factory=dict)
+    """Objects that ``get_attr`` nodes refer to and that are not attributes of the model."""
+    in_spec: Any = None
+    """Structure of the user's ``(args, kwargs)``."""
+    out_spec: Any = None
+    """Structure of the model's result."""
+
+
+def pick_leaf(value: Any, position: int) -> Any:
+    """One leaf of a structure that plain indexing can't reach."""
+    return pytree.tree_leaves(value)[position]
+
+
+def assemble(trace: Trace) -> Assembled:
+    """Build the graph of original modules from a trace."""
+    return _Assembler(trace).run()
+
+
+class _Assembler:
+    """Copies the exported graph node by node; a value of ``env`` is a node or a plain object."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.program = trace.program
+        self.graph = fx.Graph()
+        self.result = Assembled(graph=self.graph)
+        self.attributes: dict[str, fx.Node] = {}
+
+    def run(self) -> Assembled:
+        program = self.program
+        lifted = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        env: dict[fx.Node, Any] = {}
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = self.placeholder(node, lifted[node.name])
+        outputs = self.copy(program.graph_module, env, contexts=())
+        self.outputs(outputs)
+        self.settle_buffers()
+        self.graph.lint()
+        call = program.module_call_graph[0].signature
+        if call is None:  # export always records the root's signature
+            raise CaptureError("torch.export gave no signature for the model")
+        self.result.in_spec, self.result.out_spec = call.in_spec.children()[0], call.out_spec
+        return self.result
+
+    def placeholder(self, node: fx.Node, spec: Any) -> Any:
+        """User inputs stay placeholders; lifted tensors become attributes when they are first used."""
+        if spec.kind is InputKind.USER_INPUT:
+            new = self.graph.placeholder(node.name)
+            new.meta["val"] = node.meta.get("val")
+            return new
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target.startswith(ROOT):
+            return _Lazy(spec.target.removeprefix(ROOT), node.meta.get("val"))
+        value = self.program.constants.get(spec.target)
+        if value is None:
+            raise CaptureError(f"the model's glue uses {spec.target!r}, which is neither a parameter nor a buffer")
+        return self.constant(value, node.meta.get("val"))
+
+    def constant(self, value: Any, traced: Any = None) -> Any:
+        """Refer to an object that can't stand in a graph as it is."""
+        if isinstance(value, _BASE_TYPES):
+            return value
+        name = f"{CONSTANT}{len(self.result.constants)}"
+        self.result.constants[name] = value
+        return _Lazy(name, traced)
+
+    def attribute(self, lazy: _Lazy) -> fx.Node:
+        """The node that reads an attribute; made once, at the front of the graph."""
+        if lazy.name not in self.attributes:
+            first = next((node for node in self.graph.nodes if node.op not in ("placeholder", "get_attr")), None)
+            point = self.graph.inserting_before(first) if first is not None else self.graph.inserting_before()
+            with point:
+                node = self.graph.create_node("get_attr", lazy.name)
+            node.meta["val"] = lazy.value
+            self.attributes[lazy.name] = node
+        return self.attributes[lazy.name]
+
+    def copy(self, module: fx.GraphModule, env: dict[fx.Node, Any], contexts: tuple[Any, ...]) -> Any:
+        """Copy all nodes of a (sub-)graph; returns what its output node holds, with nodes replaced."""
+
+        def value(node: fx.Node) -> Any:
+            new = env[node]
+            return self.attribute(new) if isinstance(new, _Lazy) else new
+
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                return fx.map_arg(node.args[0], value)
+            if node.op == "get_attr":
+                env[node] = _Lazy(str(node.target), None, getattr(module, str(node.target)))
+                continue
+            env[node] = self.function(node, value, env, contexts)
+        return ()
+
+    def function(
+        self, node: fx.Node, value: Callable[[fx.Node], Any], env: dict[fx.Node, Any], contexts: tuple[Any, ...]
+    ) -> Any:
+        """Copy one ``call_function`` node."""
+        name = getattr(node.target, "__name__", str(node.target))
+        if name.startswith(_ASSERTIONS):
+            return None
+        if node.target is UNIT_OPERATOR:
+            return self.unit(node, value, contexts)
+        higher = (
+            getattr(torch.ops.higher_order, name, None) if not isinstance(node.target, torch._ops.OpOverload) else None
+        )
+        if name == "wrap_with_set_grad_enabled" and higher is node.target:
+            enabled, body, *rest = node.args
+            return self.inline(
+                body, env, [fx.map_arg(arg, value) for arg in rest], (*contexts, GradMode(bool(enabled)))
+            )
+        if name == "wrap_with_autocast" and higher is node.target:
+            device, dtype, enabled, cache, body, *rest = node.args
+            inner = (*contexts, Autocast(str(device), dtype, bool(enabled), cache))  # type: ignore[arg-type]
+            return self.inline(body, env, [fx.map_arg(arg, value) for arg in rest], inner)
+        if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+            source = env[node.args[0]]
+            if isinstance(source, (list, tuple)):
+                return source[node.args[1]]  # type: ignore[index]
+        bodies = [
+            arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(env[arg], _Lazy) and env[arg].body
+        ]
+        if bodies:
+            raise CaptureError(f"the model's glue uses torch's {name} operator, which can't be placed in a stage")
+        new = self.graph.call_function(node.target, fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value))  # type: ignore[arg-type]
+        new.meta["val"] = node.meta.get("val")
+        new.meta["contexts"] = contexts
+        new.meta["stack_trace"] = node.meta.get("stack_trace")
+        new.meta["mutates"] = _written(new)
+        return new
+
+    def inline(self, body: Any, env: dict[fx.Node, Any], args: list[Any], contexts: tuple[Any, ...]) -> Any:
+        """Copy the nodes of a wrapped sub-graph in place of the wrapper."""
+        module = env[body].body
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        return self.copy(module, dict(zip(inputs, args, strict=True)), contexts)
+
+    def unit(self, node: fx.Node, value: Callable[[fx.Node], Any], contexts: tuple[Any, ...]) -> list[Any]:
+        """Turn the opaque operator into a call of the original module; returns its tensor leaves."""
+        number, tensors, sizes = node.args
+        call = self.trace.calls[int(number)]  # type: ignore[arg-type]
+        tensors, sizes = fx.map_arg(tensors, value), fx.map_arg(sizes, value)
+        leaves: list[Any] = []
+        for at, (kind, which) in enumerate(call.leaves):
+            if kind == "tensor":
+                leaf = tensors[which]  # type: ignore[index]
+                leaves.append(None if at in call.absent and not _reads_data(leaf) else leaf)
+            elif kind == "size":
+                leaves.append(sizes[which])  # type: ignore[index]
+            else:
+                constant = self.constant(which)
+                leaves.append(self.attribute(constant) if isinstance(constant, _Lazy) else constant)
+        args, kwargs = self.arguments(leaves, call)
+        new = self.graph.call_module(call.form.name, args, kwargs)
+        new.meta["call"] = int(number)  # type: ignore[arg-type]
+        new.meta["contexts"] = contexts
+        new.meta["mutates"] = frozenset(
+            leaves[at] for at in call.form.mutated if at < len(leaves) and isinstance(leaves[at], fx.Node)
+        )
+        return self.results(new, call, node.meta["val"], leaves)
+
+    def arguments(self, leaves: list[Any], call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Rebuild a call's arguments; structures that fx can't hold are rebuilt at run time."""
+        args_spec, kwargs_spec = call.in_spec.children()
+        arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, call.in_spec)
+        if _only_builtins(call.in_spec):
+            return arguments
+        rebuilt: list[Any] = []
+        at = 0
+        for spec in (*args_spec.children(), *kwargs_spec.children()):
+            part = leaves[at : at + spec.num_leaves]
+            at += spec.num_leaves
+            if _only_builtins(spec):
+                rebuilt.append(pytree.tree_unflatten(part, spec))
+            else:
+                held = self.attribute(self.constant(_Structure(spec)))
+                rebuilt.append(self.graph.call_function(_rebuild, (held, part)))
+        return tuple(rebuilt[: args_spec.num_children]), dict(
+            zip(kwargs_spec.context, rebuilt[args_spec.num_children :], strict=True)
+        )
+
+    def results(self, new: fx.Node, call: TracedCall, values: list[Any], leaves: list[Any]) -> list[Any]:
+        """The tensor leaves of what the unit returns, each as a node."""
+        form = call.form
+        if form.out_spec.is_leaf():
+            new.meta["val"] = values[0] if values else None
+            new.meta["alias_of"] = _node(leaves, form.aliases.get(0))
+            return [new]
+        new.meta["val"] = None
+        paths = pytree.tree_unflatten(list(range(len(form.out_leaves))), form.out_spec)
+        found: list[Any] = []
+        for position, leaf in enumerate(form.out_leaves):
+            if not isinstance(leaf, TensorForm):
+                continue
+            steps = _path(paths, position)
+            part = new
+            if steps is None:
+                part = self.graph.call_function(pick_leaf, (new, position))
+            else:
+                for step in steps:
+                    part.meta.setdefault("val", None)
+                    part = self.graph.call_function(operator.getitem, (part, step))
+            part.meta["val"] = values[len(found)]
+            part.meta["alias_of"] = _node(leaves, form.aliases.get(position))
+            found.append(part)
+        return found
+
+    def outputs(self, outputs: Any) -> None:
+        """The user's results; buffers that export returns as results are written back instead."""
+        specs = self.program.graph_signature.output_specs
+        results = []
+        for spec, value in zip(specs, outputs, strict=True):
+            if spec.kind is OutputKind.USER_OUTPUT:
+                results.append(value)
+            elif spec.kind is OutputKind.BUFFER_MUTATION and spec.target is not None:
+                buffer = self.attribute(_Lazy(spec.target.removeprefix(ROOT), None))
+                write = self.graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
+                write.meta["mutates"] = frozenset([buffer])
+            elif spec.kind is not OutputKind.USER_INPUT_MUTATION:
+                raise CaptureError(
+                    f"the model changes {spec.target!r} in a way that export can't express ({spec.kind.name})"
+                )
+        self.graph.output(tuple(results))
+
+    def settle_buffers(self) -> None:
+        """Read a buffer that the glue replaces right before its first use, and write it as soon as it may be written.
+
+        Export traces ``self.mean = 0.9 * self.mean + …`` with the write at the very end; a stage can hold such a buffer
+        only if reading and writing lie together.
+        """
+        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        written = {one for node in self.graph.nodes for one in node.meta.get("mutates", ()) if one.op == "get_attr"}
+        for write in [node for node in self.graph.nodes if node.target is torch.ops.aten.copy_.default]:
+            buffer, value = write.args[0], write.args[1]
+            if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or write.users:
+                continue
+            others = [user for user in buffer.users if user is not write]
+            if isinstance(value, fx.Node):
+                others.append(value)
+            if others:
+                max(others, key=order.__getitem__).append(write)
+        order = {node: at for at, node in enumerate(self.graph.nodes)}
+        for buffer in written:
+            min(buffer.users, key=order.__getitem__).prepend(buffer)
+
+
+@dataclass(slots=True)
+class _Lazy:
+    """An attribute that gets a node only when something uses it."""
+
+    name: str
+    value: Any
+    body: Any = None
+
+
+@dataclass(slots=True)
+class _Structure:
+    """A pytree specification kept as a constant."""
+
+    spec: Any
+
+
+def _rebuild(structure: _Structure, leaves: list[Any]) -> Any:
+    """Rebuild a structured argument (a dataclass, a ModelOutput) at run time."""
+    return pytree.tree_unflatten(leaves, structure.spec)
+
+
+def _only_builtins(spec: Any) -> bool:
+    """Whether a structure is made of tuples, lists and dictionaries alone."""
+    if spec.is_leaf():
+        return True
+    return spec.type in (tuple, list, dict) and all(_only_builtins(child) for child in spec.children())
+
+
+def _path(tree: Any, position: int) -> list[Any] | None:
+    """Indices that lead to the leaf with this number, through tuples, lists and dictionaries only."""
+    if isinstance(tree, int) and not isinstance(tree, bool):
+        return [] if tree == position else None
+    if type(tree) in (tuple, list):
+        items: Any = enumerate(tree)
+    elif type(tree) is dict:
+        items = tree.items()
+    else:
+        return None
+    for key, child in items:
+        rest = _path(child, position)
+        if rest is not None:
+            return [key, *rest]
+    return None
+
+
+def _node(leaves: list[Any], at: int | None) -> fx.Node | None:
+    """The node at a leaf's position, if there is one."""
+    leaf = leaves[at] if at is not None and at < len(leaves) else None
+    return leaf if isinstance(leaf, fx.Node) else None
+
+
+def _written(node: fx.Node) -> frozenset[fx.Node]:
+    """The argument nodes that an operator writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return frozenset()
+    written: set[fx.Node] = set()
+    for at, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            written.update(one for one in pytree.tree_leaves(value) if isinstance(one, fx.Node))
+    return frozenset(written)
+
+
+def _reads_data(leaf: Any) -> bool:
+    """Whether a value depends on what is in the inputs or comes out of a unit, not only on their sizes."""
+    todo, seen = [leaf], set()
+    while todo:
+        node = todo.pop()
+        if not isinstance(node, fx.Node) or node in seen:
+            continue
+        seen.add(node)
+        if node.op in ("placeholder", "call_module"):
+            return True
+        if follows_from_batch(node.meta.get("val")):
+            continue
+        todo.extend(node.all_input_nodes)
+    return False

@@ -1,0 +1,81 @@
+"""Split a profiled model by one policy, at named cuts, or by all policies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stagewright.errors import SplitError
+from stagewright.partition.assess import assess
+from stagewright.partition.conditions import Conditions
+from stagewright.partition.named_cuts import cuts_by_name
+from stagewright.partition.registry import Placed, find_policy, policy_names
+from stagewright.partition.values import Comparison, Skipped, Split
+from stagewright.profiler.profile import Profile
+
+__all__ = ["compare", "split", "split_at"]
+
+_PLAIN = Conditions()
+
+
+def split(profile: Profile, num_stages: int, policy: str = "optimal", conditions: Conditions = _PLAIN) -> Split:
+    """The split into that many stages that the policy chooses.
+
+    `client-server` always makes three stages on two devices, whatever the number asked for.
+    """
+    chosen = find_policy(policy)
+    _check_stages(profile, num_stages)
+    conditions.check_devices(chosen.num_devices or num_stages, exactly=chosen.num_devices is None)
+    cuts = chosen.choose(profile, num_stages, conditions)
+    if isinstance(cuts, Placed):
+        return assess(profile, policy, cuts.cuts, conditions, cuts.placement)
+    if len(cuts) != num_stages - 1:
+        raise SplitError(
+            f"policy {policy!r} makes {len(cuts) + 1} stages of {profile.model!r}, but {num_stages} were asked for"
+        )
+    return assess(profile, policy, cuts, conditions)
+
+
+def split_at(profile: Profile, cuts: Sequence[str], conditions: Conditions = _PLAIN) -> Split:
+    """The split after the named units or blocks; its policy is called `cuts`."""
+    _check_stages(profile, len(cuts) + 1)
+    indices = cuts_by_name(profile, cuts)
+    conditions.check_devices(len(indices) + 1)
+    return assess(profile, "cuts", indices, conditions)
+
+
+def compare(
+    profile: Profile,
+    num_stages: int,
+    policies: Sequence[str] | None = None,
+    conditions: Conditions = _PLAIN,
+) -> Comparison:
+    """The splits of these policies; without a list, of all that can be applied, with the reasons for the rest."""
+    _check_stages(profile, num_stages)
+    conditions.check_devices(num_stages)
+    if policies is not None:
+        return Comparison(splits=tuple(split(profile, num_stages, name, conditions) for name in policies))
+    splits, skipped = [], []
+    for name in policy_names():
+        chosen = find_policy(name)
+        if chosen.num_devices is not None and chosen.num_devices > num_stages:
+            reason = f"policy {name!r} needs {chosen.num_devices} devices, but there is {num_stages}"
+            skipped.append(Skipped(policy=name, reason=reason))
+            continue
+        try:
+            splits.append(split(profile, num_stages, name, conditions))
+        except SplitError as error:
+            if chosen.required:
+                raise
+            skipped.append(Skipped(policy=name, reason=str(error)))
+    return Comparison(splits=tuple(splits), skipped=tuple(skipped))
+
+
+def _check_stages(profile: Profile, num_stages: int) -> None:
+    num_units = len(profile.units)
+    if num_stages < 1:
+        raise SplitError(f"{num_stages} stages were asked for, but a model has at least 1: give 1 … {num_units}")
+    if num_stages > num_units:
+        raise SplitError(
+            f"{num_stages} stages were asked for, but {profile.model!r} has {num_units} units and so at most "
+            f"{num_units} stages: use fewer stages or finer units (--units leaf)"
+        )

@@ -1,0 +1,1 @@
+"""Measure the engine's own overheads on this machine."""

@@ -1,0 +1,99 @@
+"""One worker's part of a tensor axis, alone: layers split as among n workers, with nobody to talk to.
+
+So a unit can be measured as one of n workers computes it, on a machine that has only one. What would be summed stays
+as it is; how many bytes that would be is noted, unit by unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from stagewright.engine.tensor.apply import refuse_open_regions, tensor_plan
+from stagewright.engine.tensor.axis import TensorAxis, Traffic
+from stagewright.engine.tensor.layers import Region, split_layer
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.simulator.costs import TensorTraffic
+
+__all__ = ["LoneAxis", "split_alone", "watch_traffic"]
+
+
+class LoneAxis(TensorAxis):
+    """The end of an axis that has no other ends."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.group = None
+        self.num_workers, self.index = num_workers, 0
+        self.traffic = Traffic()
+        self.forward_bytes: list[int] = []
+        self.backward_bytes: list[int] = []
+
+    def copy(self, value: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and value.requires_grad:
+            self.backward_bytes.append(value.numel() * value.element_size())
+        return super().copy(value)
+
+    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        self.forward_bytes.append(partial.numel() * partial.element_size())
+        return super().reduce(partial)
+
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+
+def split_alone(graph: UnitGraph, num_workers: int) -> LoneAxis:
+    """Split a captured model's layers in place, as worker 0 of `num_workers` holds them."""
+    model = graph.model
+    plan = tensor_plan(model, num_workers)
+    refuse_open_regions(plan, [call.target for call in graph.calls])
+    axis = LoneAxis(num_workers)
+    for one in plan.regions:
+        owner = model.get_submodule(one.owner)
+        region = Region(axis)
+        for name in one.columns:
+            split_layer(model.get_submodule(name), "column", region, one.num_sections)
+        for name in one.shared:
+            split_layer(model.get_submodule(name), "shared", region)
+        split_layer(model.get_submodule(one.row), "row", region)
+        for attribute in one.attributes:
+            setattr(owner, attribute, getattr(owner, attribute) // num_workers)
+        owner.register_forward_pre_hook(region.begin)
+    return axis
+
+
+def watch_traffic(graph: UnitGraph, axis: LoneAxis, args: Any, kwargs: Any) -> tuple[TensorTraffic, ...]:
+    """What each unit call would hand to the axis in one pass."""
+    found: list[TensorTraffic] = []
+    with _noted(graph, axis, found), torch.enable_grad():
+        graph(*args, **kwargs)
+    return tuple(found)
+
+
+@contextmanager
+def _noted(graph: UnitGraph, axis: LoneAxis, found: list[TensorTraffic]) -> Iterator[None]:
+    depth = 0
+
+    def begin(_module: nn.Module, _args: Any) -> None:
+        nonlocal depth
+        if depth == 0:
+            axis.forward_bytes.clear()
+            axis.backward_bytes.clear()
+        depth += 1
+
+    def end(_module: nn.Module, _args: Any, _output: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            found.append(
+                TensorTraffic(forward_bytes=tuple(axis.forward_bytes), backward_bytes=tuple(axis.backward_bytes))
+            )
+
+    with ExitStack() as stack:
+        for module in dict.fromkeys(graph.module(call) for call in graph.calls):
+            stack.callback(module.register_forward_pre_hook(begin).remove)
+            stack.callback(module.register_forward_hook(end).remove)
+        yield

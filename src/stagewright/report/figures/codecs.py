@@ -1,0 +1,86 @@
+"""The figure of a bench: what codecs cost in error for their size, and on which links they pay.
+
+error │ · bf16                         gain │ ╲            block4
+      │      · block8                       │  ╲╲____
+      │             · block4              1 │────╲╲──────  below this line a codec loses
+      └──────────────── size                └──────────── link, log
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from stagewright.engine.jobs.codec_bench import CodecBench, CodecRow
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, stage_color
+from stagewright.report.tables.codecs import format_link
+
+__all__ = ["codec_figure", "draw_codecs"]
+
+_MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_LINKS = [10.0**power / 8 for power in (7 + at / 10 for at in range(61))]  # 10 Mb/s to 10 Tb/s
+
+
+def draw_codecs(bench: CodecBench, path: str | Path) -> Path:
+    """Draw a bench into a .png, .svg or .pdf file and return its path."""
+    return write_figure(codec_figure(bench), check_figure_path(path))
+
+
+def codec_figure(bench: CodecBench) -> Figure:
+    """The figure as an object; of several cuts, the first."""
+    cut = bench.rows[0].cut
+    rows = [row for row in bench.rows if row.cut == cut]
+    names = list(dict.fromkeys(row.cost.codec for row in rows))
+    figure = Figure(figsize=(11.5, 4.8), dpi=160)
+    figure.set_layout_engine("constrained", wspace=0.06)
+    left, right = figure.subplots(1, 2)
+    for at, name in enumerate(names):
+        color, mark = stage_color(at), _MARKS[at // 8 % len(_MARKS)]
+        for row in rows:
+            if row.cost.codec == name:
+                _draw_point(left, row, color, mark)
+        forward = next(row for row in rows if row.cost.codec == name)
+        gains = [forward.cost.raw_bytes / rate / forward.cost.seconds(rate) for rate in _LINKS]
+        right.plot(
+            [8 * rate for rate in _LINKS],
+            gains,
+            color=color,
+            label=name,
+            linewidth=1.6,
+            linestyle=("-", "--")[at // 8 % 2],
+        )
+    left.set_yscale("log")
+    left.set_xlabel("bytes that travel, of the tensor's own", color=INK)
+    left.set_ylabel("relative error (full: activations, open: gradients)", color=INK)
+    right.set_xscale("log")
+    right.set_yscale("log")
+    right.axhline(1.0, color=INK, linewidth=1.0)
+    right.set_ylim(bottom=0.05)
+    right.axhspan(0.05, 1.0, color=GRID, alpha=0.6, zorder=0)
+    right.text(_LINKS[1] * 8, 0.9, "loses", color=MUTED, va="top", fontsize=9)
+    ticks = [10.0**power for power in range(7, 14)]
+    right.set_xticks(ticks, [format_link(one / 8) for one in ticks], fontsize=8)
+    right.set_xlabel("link", color=INK)
+    right.set_ylabel("how much sooner activations are there", color=INK)
+    right.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+    for axes in (left, right):
+        axes.grid(color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=MUTED)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    left.set_title(f"{bench.model} after {cut}, {bench.device}", loc="left", color=INK, fontsize=12, fontweight="bold")
+    return figure
+
+
+def _draw_point(axes: Axes, row: CodecRow, color: str, mark: str) -> None:
+    if row.cost.error <= 0:
+        return
+    face = "none" if row.backward else color
+    axes.scatter([row.cost.ratio], [row.cost.error], color=color, facecolors=face, marker=mark, s=44)
+    if not row.backward:
+        place = (row.cost.ratio, row.cost.error)
+        axes.annotate(row.cost.codec, place, xytext=(6, 4), textcoords="offset points", fontsize=8, color=MUTED)

@@ -1,0 +1,75 @@
+"""The figure of the study *memory*: what fills the fullest worker of each strategy, and what speed-up that buys.
+
+serial              ██████▒▒▒▒░░░░  14.0 MiB      1.00 ×
+tensor, recomputed  ███▒▒░            7.1 MiB      1.31 ×
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from stagewright.quantity import format_bytes
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, stage_color
+
+__all__ = ["MemoryBar", "draw_memory"]
+
+_KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBar:
+    """One strategy."""
+
+    label: str
+    """Its name."""
+    memory: Mapping[str, int]
+    """Bytes of the fullest worker at its peak, by what they are for."""
+    speedup: float | None
+    """Over serial; None: not known."""
+
+
+def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> Path:
+    """Draw one bar a strategy into a .png, .svg or .pdf file."""
+    path = check_figure_path(path)
+    figure = Figure(figsize=(8.4, 1.6 + 0.42 * max(1, len(bars))), dpi=160)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    for at, bar in enumerate(bars):
+        left = 0.0
+        for index, kind in enumerate(_KINDS):
+            size = bar.memory.get(kind, 0) / _MIB
+            if size:
+                axes.barh(at, size, 0.72, left=left, color=stage_color(index), zorder=3)
+                left += size
+        speedup = "" if bar.speedup is None else f"   {bar.speedup:.2f} ×"
+        axes.annotate(
+            f"{format_bytes(left * _MIB)}{speedup}",
+            (left, at),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            color=INK,
+            fontsize=8.5,
+        )
+    shown = [kind for kind in _KINDS if any(bar.memory.get(kind) for bar in bars)]
+    for kind in shown:
+        axes.barh(0, 0, color=stage_color(_KINDS.index(kind)), label=kind)
+    axes.set_yticks(range(len(bars)), [bar.label for bar in bars], color=INK)
+    axes.invert_yaxis()
+    axes.margins(x=0.22)
+    axes.set_xlabel("peak memory of the fullest worker (MiB); beside it the speed-up over serial", color=INK)
+    axes.tick_params(axis="x", colors=MUTED)
+    axes.grid(axis="x", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    if shown:
+        figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8.5, labelcolor=INK)
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    return write_figure(figure, path)

@@ -1,0 +1,227 @@
+"""The figure of a split: one group of bars a policy, one bar a device, the stages in their colours.
+
+time of one     ─────────────── bottleneck            each bar, from below: forward (full colour),
+micro-batch      ██ ▒▒                                backward (tint), link (hatched); stages that
+                 ██ ██ ▒▒ ██                          share a device stand on each other
+                  0  1  2  3
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.transforms import blended_transform_factory
+
+from stagewright.errors import UsageError
+from stagewright.partition import Split, StageCost
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+
+__all__ = ["draw_split", "split_figure"]
+
+_GAP = 1.1  # between two groups, in widths of a bar
+_BAR = 0.84
+_WIDEST = 28.0  # a row, in widths of a bar
+_DASHES = (0, (4, 2))
+_PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # keeps the grid out of the text
+_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def draw_split(splits: Iterable[Split], path: str | Path, *, title: str | None = None) -> Path:
+    """Draw the splits side by side into a .png, .svg or .pdf file and return its path."""
+    path = check_figure_path(path)
+    return write_figure(split_figure(tuple(splits), title=title), path)
+
+
+def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure:
+    """The figure as an object, for those who want to change it."""
+    if not splits:
+        raise UsageError("there is no split to draw: give at least one")
+    scale_s, unit = _scale(max(split.bottleneck_s for split in splits))
+    rows = _rows(splits)
+    extent = max(_extent(row) for row in rows)
+    figure = Figure(figsize=(max(6.4, 0.38 * extent + 1.4), 1.9 + 3.1 * len(rows)), dpi=160)
+    figure.set_layout_engine("constrained", hspace=0.06)
+    all_axes = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
+    tallest = max(split.bottleneck_s for split in splits) / scale_s
+    for axes, row in zip(all_axes, rows, strict=True):
+        _draw_row(axes, row, scale_s, unit)
+        # A single row that leaves room stands in the middle; several rows begin at the same place.
+        spare = (extent - _content(row)) / 2 if len(rows) == 1 else 0.0
+        axes.set_xlim(-0.5 - _GAP / 2 - spare, extent - 0.5 - _GAP / 2 - spare)
+        axes.set_ylim(0, tallest * (1.12 + 0.08 * len(rows)) if tallest > 0 else 1)
+        axes.set_ylabel(f"time of one micro-batch ({unit})", color=INK)
+    all_axes[-1].set_xlabel("stage, by policy", labelpad=26, color=INK)
+    all_axes[0].set_title(
+        title or _title(splits),
+        loc="left",
+        color=INK,
+        fontsize=12,
+        fontweight="bold",
+        pad=24,
+    )
+    all_axes[0].annotate(
+        _meaning(splits[0].num_microbatches),
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 10),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=9,
+    )
+    _add_legend(figure, splits)
+    return figure
+
+
+def _extent(splits: Sequence[Split]) -> float:
+    """Width of a row, in widths of a bar; a single group does not get bars as wide as walls."""
+    return max(8.0, _content(splits))
+
+
+def _content(splits: Sequence[Split]) -> float:
+    """Width of the groups and the gaps between them."""
+    return sum(_group_width(split) + _GAP for split in splits)
+
+
+def _group_width(split: Split) -> float:
+    """A group is wide enough for what is written above it."""
+    return max(float(len(split.devices)), 3.5)
+
+
+def _rows(splits: Sequence[Split]) -> list[Sequence[Split]]:
+    """The splits in as few rows as stay legible, equally many in each."""
+    num_rows = math.ceil(_extent(splits) / _WIDEST)
+    num_rows = min(num_rows, len(splits))
+    each = math.ceil(len(splits) / num_rows)
+    return [splits[at : at + each] for at in range(0, len(splits), each)]
+
+
+def _draw_row(axes: Axes, splits: Sequence[Split], scale_s: float, unit: str) -> None:
+    """Some policies side by side."""
+    left, ticks, labels = 0.0, [], []
+    for split in splits:
+        inset = (_group_width(split) - len(split.devices)) / 2
+        positions = [left + inset + device for device in range(len(split.devices))]
+        for device, position in enumerate(positions):
+            own = [stage for stage in split.stages if stage.device == device]
+            _draw_device(axes, own, position, scale_s)
+            ticks.append(position)
+            labels.append(" + ".join(str(stage.index) for stage in own))
+        _label_group(axes, split, positions[0] - 0.5, positions[-1] + 0.5, scale_s, unit)
+        left += _group_width(split) + _GAP
+    axes.set_xticks(ticks, labels, fontsize=8, color=MUTED)
+    axes.tick_params(axis="x", length=0)
+    axes.tick_params(axis="y", colors=MUTED, length=3)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+
+
+def _draw_device(axes: Axes, stages: Sequence[StageCost], position: float, scale_s: float) -> None:
+    """One bar: the device's stages on top of each other."""
+    base = 0.0
+    for stage in stages:
+        color = stage_color(stage.index)
+        forward, backward, link = (value / scale_s for value in (stage.forward_s, stage.backward_s, stage.link_s))
+        axes.bar(position, forward, _BAR, bottom=base, color=color, zorder=3)
+        axes.bar(position, backward, _BAR, bottom=base + forward, color=tint(color), zorder=3)
+        if link > 0:
+            # A link that works beside the computation stands beside it too.
+            beside = stage.busy_s < stage.time_s
+            width = _BAR / 3 if beside else _BAR
+            axes.bar(
+                position + (_BAR - width) / 2,
+                link,
+                width,
+                bottom=base if beside else base + forward + backward,
+                facecolor="white",
+                edgecolor=color,
+                hatch="/////",
+                linewidth=0.8,
+                zorder=4,
+            )
+        base += stage.busy_s / scale_s
+        if stage is not stages[-1]:
+            axes.plot([position - _BAR / 2, position + _BAR / 2], [base, base], color="white", linewidth=1.5, zorder=5)
+
+
+def _label_group(axes: Axes, split: Split, left: float, right: float, scale_s: float, unit: str) -> None:
+    """The bottleneck's line, the policy's name below the bars, and what the split gives above them."""
+    bottleneck = split.bottleneck_s / scale_s
+    axes.plot([left, right], [bottleneck, bottleneck], color=INK, linewidth=1.1, linestyle=_DASHES, zorder=6)
+    middle = (left + right) / 2
+    axes.annotate(
+        f"{split.speedup_bound:.2f}×",
+        (middle, bottleneck),
+        xytext=(0, 15),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        color=INK,
+        fontsize=11,
+        fontweight="bold",
+        bbox=_PLATE,
+    )
+    axes.annotate(
+        f"{bottleneck:.3g} {unit}, balance {split.balance:.2f}",
+        (middle, bottleneck),
+        xytext=(0, 4),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        color=MUTED,
+        fontsize=7.5,
+        bbox=_PLATE,
+    )
+    below = blended_transform_factory(axes.transData, axes.transAxes)
+    note = "" if split.fits else "\nexceeds the memory limit"
+    axes.text(middle, -0.085, split.policy + note, transform=below, ha="center", va="top", color=INK, fontsize=10)
+
+
+def _add_legend(figure: Figure, splits: Sequence[Split]) -> None:
+    """What the parts of a bar are; the stages are numbered below the bars."""
+    stages = [stage for split in splits for stage in split.stages]
+    keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
+    if any(stage.backward_s > 0 for stage in stages):
+        keys.append(Patch(facecolor=tint(MUTED), label="backward"))
+    if any(stage.link_s > 0 for stage in stages):
+        keys.append(Patch(facecolor="white", edgecolor=MUTED, hatch="/////", label="link"))
+    keys.append(Line2D([], [], color=INK, linewidth=1.1, linestyle=_DASHES, label="bottleneck"))
+    figure.legend(
+        handles=keys,
+        loc="outside lower center",
+        ncols=len(keys),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+    )
+
+
+def _title(splits: Sequence[Split]) -> str:
+    """Which model, on how many devices, for what."""
+    num_devices = max(len(split.devices) for split in splits)
+    devices = f"{num_devices} device" + ("s" if num_devices != 1 else "")
+    return f"{splits[0].model} on {devices}, {'training' if splits[0].training else 'inference'}"
+
+
+def _meaning(num_microbatches: int | None) -> str:
+    """What the bold numbers are."""
+    if num_microbatches is None:
+        stream = "an endless stream of micro-batches"
+    else:
+        stream = f"{num_microbatches} micro-batch" + ("es" if num_microbatches != 1 else "")
+    return f"bold: speed-up over one device, at best, with {stream}"
+
+
+def _scale(largest_s: float) -> tuple[float, str]:
+    """The unit in which the largest value is at least 1."""
+    return next(((scale_s, unit) for scale_s, unit in _SCALES if largest_s >= scale_s), _SCALES[-1])

@@ -1,0 +1,92 @@
+"""The figure of the study *stages*: speed-up over the number of stages, measured and forecast, beside n.
+
+speed-up   ╱ n                one panel a mode; full dots are measured, with their range;
+  │      ╱   ◇ published      rings are forecast: this machine has not the devices for them
+  │    ● ○
+  └──── stages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, stage_color
+
+__all__ = ["SpeedupPoint", "draw_speedups"]
+
+_OFFSET = 0.07  # between policies of one number of stages, so that dots do not hide each other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedupPoint:
+    """One dot."""
+
+    policy: str
+    """The policies that cut there."""
+    num_stages: int
+    """Stages."""
+    speedup: float
+    """Speed-up over serial, and its range over rounds."""
+    low: float
+    high: float
+    is_measured: bool
+    """Whether it was run; otherwise it is forecast."""
+
+
+def draw_speedups(
+    panels: Mapping[str, Sequence[SpeedupPoint]], published: Mapping[int, float], path: str | Path, *, title: str
+) -> Path:
+    """Draw one panel a mode into a .png, .svg or .pdf file; what was published stands beside the inference."""
+    path = check_figure_path(path)
+    figure = Figure(figsize=(4.6 * max(1, len(panels)) + 0.6, 4.2), dpi=160)
+    figure.set_layout_engine("constrained")
+    all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
+    for axes, (mode, points) in zip(all_axes, panels.items(), strict=False):
+        counts = sorted({point.num_stages for point in points} | {1})
+        axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), label="n", zorder=2)
+        policies = list(dict.fromkeys(point.policy for point in points))
+        for at, policy in enumerate(policies):
+            color, shift = stage_color(at), _OFFSET * (at - (len(policies) - 1) / 2)
+            named = False
+            for point in [one for one in points if one.policy == policy]:
+                axes.errorbar(
+                    point.num_stages + shift,
+                    point.speedup,
+                    yerr=[[point.speedup - point.low], [point.high - point.speedup]] if point.is_measured else None,
+                    fmt="o",
+                    color=color,
+                    markerfacecolor=color if point.is_measured else "white",
+                    markersize=6,
+                    capsize=3,
+                    label=None if named else policy,
+                    zorder=4,
+                )
+                named = True
+        if mode == "inference" and published:
+            axes.plot(
+                list(published),
+                list(published.values()),
+                "D",
+                color=INK,
+                markerfacecolor="white",
+                markersize=5,
+                label="published, 4 machines",
+                zorder=3,
+            )
+        axes.set_title(mode, loc="left", color=INK, fontsize=10)
+        axes.set_xlabel("stages", color=INK)
+        axes.set_xticks(counts)
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    all_axes[0].set_ylabel("speed-up over serial (rings: forecast)", color=INK)
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+    return write_figure(figure, path)

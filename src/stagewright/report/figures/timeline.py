@@ -1,0 +1,163 @@
+"""The figure of a step's timeline: a lane a worker; below, another timeline to compare with, or its memory.
+
+worker 0   ██ ██ ██        ▒▒▒▒ ██ ▒▒▒▒     compute: forward full colour, backward tint, numbers are micro-batches
+           ▂▂  ▂▂                           links: what it sends (below the lane); collectives hatched
+memory     ▁▂▃▃▃▃▃▃▃▃▂▂▁
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from stagewright.errors import UsageError
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, readable_on, stage_color, tint
+from stagewright.report.timeline import Bar, Timeline
+
+__all__ = ["draw_timeline", "size_unit", "time_unit", "timeline_figure"]
+
+_LANE = 0.62
+_LINK = 0.14
+_MOST_LABELS = 400
+_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def draw_timeline(timeline: Timeline, path: str | Path, beside: Timeline | None = None) -> Path:
+    """Draw the timeline into a .png, .svg or .pdf file and return its path."""
+    path = check_figure_path(path)
+    return write_figure(timeline_figure(timeline, beside), path)
+
+
+def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figure:
+    """The figure as an object; ``beside`` is drawn below on the same axis of time."""
+    for one in (timeline, beside):
+        if one is not None and not one.bars:
+            raise UsageError(f"{one.title}: the step is too long to be drawn; use fewer micro-batches")
+    shown = [timeline] if beside is None else [timeline, beside]
+    longest = max(one.step_s for one in shown)
+    scale, unit = time_unit(longest)
+    heights = [0.62 * len(one.lanes) + 0.4 for one in shown]
+    with_memory = beside is None and bool(timeline.memory)
+    heights += [1.7] * with_memory
+    figure = Figure(figsize=(11, 1.7 + sum(heights) + 0.5 * len(shown)), dpi=160)
+    figure.set_layout_engine("constrained", hspace=0.05)
+    every: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0])
+    for axes, one in zip(every, shown, strict=False):
+        _draw_lanes(axes, one, scale)
+    if with_memory:
+        _draw_memory(every[-1], timeline, scale)
+    every[-1].set_xlabel(f"time ({unit})", color=INK)
+    every[-1].set_xlim(0, longest / scale)
+    for axes in every:
+        axes.grid(axis="x", color=GRID, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(colors=MUTED, length=3)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.spines["left"].set_color(GRID)
+        axes.spines["bottom"].set_color(MUTED)
+    for axes, _ in zip(every, shown, strict=False):
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+    _legend(figure, [bar for one in shown for bar in one.bars])
+    return figure
+
+
+def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
+    label = len(timeline.bars) <= _MOST_LABELS
+    for bar in timeline.bars:
+        _draw(axes, bar, scale, label=label, step=timeline.step_s)
+    lanes = len(timeline.lanes)
+    axes.set_yticks(range(lanes), timeline.lanes, color=INK)
+    axes.set_ylim(lanes - 0.45, -0.55)
+    axes.set_title(timeline.title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20)
+    axes.annotate(
+        timeline.caption,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 6),
+        textcoords="offset points",
+        color=MUTED,
+        fontsize=9,
+    )
+
+
+def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
+    left, width, lane = bar.start_s / scale, (bar.end_s - bar.start_s) / scale, bar.lane
+    color = stage_color(bar.stage) if bar.stage >= 0 else MUTED
+    if bar.stream == "receive":
+        return
+    if bar.stream == "send":
+        axes.barh(lane + _LANE / 2 + _LINK / 2, width, _LINK, left=left, color=color, alpha=0.55, zorder=3)
+        return
+    if bar.stream in ("tensor", "data"):
+        depth = _LANE if bar.stream == "tensor" else _LINK
+        at = lane if bar.stream == "tensor" else lane - _LANE / 2 - _LINK / 2
+        axes.barh(
+            at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
+        )
+        return
+    faces = {"optimizer": INK, "codec": "#FFFFFF", "F": color, "L": color, "R": tint(color, 0.3), "W": tint(color, 0.8)}
+    face = faces.get(bar.name, tint(color))
+    edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
+    dots = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}
+    look = {"edgecolor": "white", "linewidth": edge, **dots}
+    axes.barh(lane, width, _LANE, left=left, facecolor=face, zorder=3, **look)  # type: ignore[arg-type]
+    if label and bar.name not in ("L", "R") and bar.microbatch >= 0 and bar.end_s - bar.start_s > 0.012 * step:
+        ink = readable_on(face)
+        axes.text(
+            left + width / 2, lane, str(bar.microbatch), ha="center", va="center", fontsize=7, color=ink, zorder=5
+        )
+
+
+def _draw_memory(axes: Axes, timeline: Timeline, scale: float) -> None:
+    size, unit = size_unit(timeline.peak_memory_bytes)
+    for line in timeline.memory:
+        times = [one / scale for one in (*line.times_s, timeline.step_s)]
+        held = [one / size for one in (*line.held_bytes, line.held_bytes[-1])]
+        color = stage_color(line.stage)
+        axes.step(times, held, where="post", color=color, linewidth=1.3, label=line.label)
+        if line.limit_bytes is not None and line.limit_bytes < 3 * timeline.peak_memory_bytes:
+            axes.axhline(line.limit_bytes / size, color=color, linewidth=0.9, linestyle=(0, (4, 2)))
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"memory ({unit})", color=INK)
+    if len(timeline.memory) <= 8:
+        axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=4, loc="lower right")
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """The unit for times up to that."""
+    return next((one for one in _SCALES if longest_s >= one[0]), _SCALES[-1])
+
+
+def size_unit(peak: int) -> tuple[float, str]:
+    """The unit for sizes up to that."""
+    return next(
+        ((size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")) if peak >= size),
+        (1.0, "bytes"),
+    )
+
+
+def _legend(figure: Figure, bars: list[Bar]) -> None:
+    streams, names = {one.stream for one in bars}, {one.name for one in bars}
+    keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
+    if names & {"B", "I", "W"}:
+        split = "backward, or its part for the inputs" if "W" in names else "backward"
+        keys.append(Patch(facecolor=tint(MUTED), label=split))
+    if "W" in names:
+        keys.append(Patch(facecolor=tint(MUTED, 0.8), label="its part for the weights"))
+    if "R" in names:
+        keys.append(Patch(facecolor=tint(MUTED, 0.3), label="forward again"))
+    if "codec" in names:
+        keys.append(Patch(facecolor="white", edgecolor=INK, hatch="....", label="codec"))
+    if "optimizer" in names:
+        keys.append(Patch(facecolor=INK, label="optimiser"))
+    if "send" in streams:
+        keys.append(Patch(facecolor=MUTED, alpha=0.55, label="sending (below)"))
+    if streams & {"tensor", "data"}:
+        keys.append(Patch(facecolor="white", edgecolor=MUTED, hatch="/////", label="collective"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)

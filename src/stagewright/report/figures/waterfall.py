@@ -1,0 +1,87 @@
+"""The waterfall of a speed-up: from n × down to what is reached, a bar for each reason.
+
+4 × ██
+    ██ ▒▒ imbalance
+    ██    ▒▒ bubble
+    ██       ▒▒ transfer      ██ 2.8 ×
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from stagewright.quantity import format_s
+from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+from stagewright.simulator.what_if import Parts
+
+__all__ = ["draw_waterfall", "waterfall_figure"]
+
+
+def draw_waterfall(parts: Parts, path: str | Path, *, title: str, caption: str = "") -> Path:
+    """Draw the waterfall into a .png, .svg or .pdf file and return its path."""
+    path = check_figure_path(path)
+    return write_figure(waterfall_figure(parts, title=title, caption=caption), path)
+
+
+def waterfall_figure(parts: Parts, *, title: str, caption: str = "") -> Figure:
+    """The figure as an object."""
+    shown = [
+        (part.name, part.seconds, lost)
+        for part, (_, lost) in zip(parts.parts, parts.lost_speedup(), strict=True)
+        if abs(part.seconds) >= 1e-4 * parts.step_s
+    ]
+    figure = Figure(figsize=(max(6.4, 1.6 + 1.15 * (len(shown) + 2)), 4.6), dpi=160)
+    figure.set_layout_engine("constrained")
+    axes = figure.subplots()
+    ideal, reached = float(parts.num_devices), parts.speedup
+    good, bad = stage_color(0), stage_color(5)
+    axes.bar(0, ideal, 0.72, color=tint(good), zorder=3)
+    axes.text(0, ideal, f"{ideal:.2f} ×\n{format_s(parts.ideal_s)}", ha="center", va="bottom", color=INK, fontsize=9)
+    at = ideal
+    for position, (_, seconds, lost) in enumerate(shown, start=1):
+        below = at - lost
+        color = bad if lost > 0 else stage_color(2)
+        axes.bar(position, abs(lost), 0.72, bottom=min(at, below), color=color, zorder=3)
+        axes.plot([position - 1.36, position + 0.36], [at, at], color=MUTED, linewidth=0.8, zorder=2)
+        text = f"{-lost:+.2f} ×\n{'+' if seconds > 0 else '−'} {format_s(abs(seconds))}".replace("-", "−")
+        axes.text(position, max(at, below), text, ha="center", va="bottom", color=INK, fontsize=8.5)
+        at = below
+    last = len(shown) + 1
+    axes.plot([last - 1.36, last + 0.36], [at, at], color=MUTED, linewidth=0.8, zorder=2)
+    axes.bar(last, reached, 0.72, color=good, zorder=3)
+    axes.text(
+        last,
+        reached,
+        f"{reached:.2f} ×\n{format_s(parts.step_s)}",
+        ha="center",
+        va="bottom",
+        color=INK,
+        fontsize=10,
+        fontweight="bold",
+    )
+    names = [f"{parts.num_devices} devices", *(name.replace(" ", "\n") for name, _, _ in shown), "reached"]
+    axes.set_xticks(range(last + 1), names, color=INK, fontsize=9)
+    axes.set_ylim(0, max(ideal, reached) * 1.18)
+    axes.set_ylabel("speed-up over one device", color=INK)
+    axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20 if caption else 8)
+    if caption:
+        axes.annotate(
+            caption,
+            (0, 1),
+            xycoords="axes fraction",
+            xytext=(0, 6),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize=9,
+        )
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", colors=MUTED, length=3)
+    axes.tick_params(axis="x", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(MUTED)
+    return figure

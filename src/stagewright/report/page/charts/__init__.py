@@ -1,0 +1,1 @@
+"""The report page's charts, as SVG and as figure files."""

@@ -1,0 +1,9 @@
+"""The run folder and the index over runs."""
+
+from __future__ import annotations
+
+from stagewright.runs.index import RunIndex, RunRow
+from stagewright.runs.run_folder import RunFolder
+from stagewright.runs.worker_folder import WorkerFolder
+
+__all__ = ["RunFolder", "RunIndex", "RunRow", "WorkerFolder"]

@@ -1,0 +1,188 @@
+"""The run folder: everything that a run leaves behind. Other parts only read it, so they can't hurt a run.
+
+    runs/2026-11-15-031502-deit-small-pipeline-2/
+      plan.toml                     the resolved plan: runs again from here
+      environment.json              versions, processor, GPUs
+      workers/0/metrics.jsonl       one line a step, on the disk as soon as it is written
+      workers/0/events.journal      what it did when, step by step: of a worker that goes on, or was killed
+      workers/0/events.parquet      the same, and memory.parquet: what it held; written when the worker ends
+      workers/0/clock.json          how its times are to be read beside those of the other workers
+      result.json                   written when the run ends; without it the run goes on, or was killed
+
+A folder appears with its plan and environment in it, or not at all. Each worker writes below its own number only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from stagewright.files.atomic import save_text
+from stagewright.errors import UnknownName, UsageError
+from stagewright.spec.plan_file import plan_to_toml, read_plan, write_plan
+from stagewright.spec.plan import AXES, Plan
+from stagewright.runs.worker_folder import WorkerFolder
+
+__all__ = ["RunFolder", "Status", "run_name"]
+
+Status: TypeAlias = Literal["done", "failed", "refused", "interrupted"]
+
+_MAKE_ONE = "`stagewright runs` lists those that there are, `stagewright compare mlp-mnist --devices 2` makes some"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's folder."""
+
+    path: Path
+    """Where it is."""
+
+    @classmethod
+    def create(
+        cls, root: str | Path, plan: Plan, *, environment: Mapping[str, Any] | None = None, now: datetime | None = None
+    ) -> RunFolder:
+        """A new folder under `root`, named by time, model and mesh; without an environment, that of this machine."""
+        if environment is None:
+            from stagewright.machine.machine import probe_machine
+
+            environment = probe_machine().to_dict()
+        begun = (now or datetime.now()).astimezone()
+        root = Path(root)
+        hidden = root / f".new-{secrets.token_hex(6)}"
+        try:
+            (hidden / "workers").mkdir(parents=True)
+            try:
+                (hidden / "plan.toml").write_text(plan_to_toml(plan), encoding="utf-8")
+                content = {"begun": begun.isoformat(timespec="milliseconds"), **environment}
+                (hidden / "environment.json").write_text(_json(content), encoding="utf-8")
+                return cls(_move(hidden, root / run_name(plan, begun)))
+            except BaseException:
+                shutil.rmtree(hidden, ignore_errors=True)
+                raise
+        except OSError as error:
+            raise UsageError(f"can't create a run folder in {root}: {error.strerror}; choose another --root") from None
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that exists; where it does not, the error offers the nearest one."""
+        path = Path(path)
+        if not (path / "plan.toml").is_file():
+            raise _no_run(path)
+        return cls(path)
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.path.name
+
+    def plan(self) -> Plan:
+        """The plan that runs here."""
+        return read_plan(self.path / "plan.toml")
+
+    def write_plan(self, plan: Plan) -> None:
+        """Puts the resolved plan in place of the one that was asked for."""
+        write_plan(plan, self.path / "plan.toml")
+
+    def environment(self) -> dict[str, Any]:
+        """Where and when it was run."""
+        return _read_json(self.path / "environment.json") or {}
+
+    def worker(self, rank: int) -> WorkerFolder:
+        """The part that one worker writes; made if it is not there."""
+        return WorkerFolder(path=self.path / "workers" / str(rank))
+
+    def workers(self) -> tuple[int, ...]:
+        """The workers that wrote something, in order."""
+        folder = self.path / "workers"
+        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
+
+    def metrics(self, rank: int) -> Iterator[dict[str, Any]]:
+        """What a worker has measured so far, step by step."""
+        return self.worker(rank).metrics()
+
+    def finish(self, status: Status, result: Mapping[str, Any] | None = None) -> None:
+        """Writes the result, at once; the last word on the run."""
+        ended = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        save_text(_json({"status": status, "ended": ended, **(result or {})}), self.path / "result.json")
+
+    def give_up(self, error: BaseException) -> None:
+        """The last word on a run that raised: it failed, or was refused where what was asked for can't be."""
+        refused = isinstance(error, UsageError)
+        self.finish("refused" if refused else "failed", {"error": str(error)})
+
+    def result(self) -> dict[str, Any] | None:
+        """What came of it; None where the run has not ended."""
+        return _read_json(self.path / "result.json")
+
+
+def run_name(plan: Plan, begun: datetime) -> str:
+    """A name that sorts by time and says what was run: 2026-11-15-031502-deit-small-pipeline-2."""
+    model = re.sub(r"[^A-Za-z0-9._]+", "-", plan.model.name).strip("-._")[-40:].strip("-._") or "model"
+    axes = [f"{axis}-{plan.mesh.size(axis)}" for axis in AXES if plan.mesh.size(axis) > 1]
+    return "-".join([begun.strftime("%Y-%m-%d-%H%M%S"), model, *(axes or ["serial"])])
+
+
+def _no_run(path: Path) -> UsageError:
+    """Why a path is no run: what is missing there, the runs in it or beside it, how to get one."""
+    if path.is_file():
+        return UsageError(f"{path} is a file; name the run's folder, such as {path.parent}")
+    inside, beside = _runs_in(path), _runs_in(path.parent)
+    if path.is_dir():
+        wrong = f"{path} is no run's folder: it has no plan.toml"
+        if inside:
+            return UsageError(f"{wrong}; name one of the {len(inside)} runs in it, like {path / inside[0]}")
+        deeper = _runs_in(path / "runs")
+        if deeper:
+            return UsageError(f"{wrong}; its runs are in {path / 'runs'}: name one, like {path / 'runs' / deeper[0]}")
+        return UsageError(f"{wrong}, and no run is in it; {_MAKE_ONE}")
+    if beside:
+        return UnknownName("run", path.name, beside, hint=f"(in {path.parent})")
+    return UsageError(f"unknown run {path.name!r}: there is no folder {path}, and no run in {path.parent}; {_MAKE_ONE}")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """The names of the runs in a folder, the newest first."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((one.name for one in found if (one / "plan.toml").is_file()), reverse=True)
+
+
+def _move(folder: Path, wanted: Path) -> Path:
+    """Gives the folder its name, or the first free one after it: …-pipeline-2, …-pipeline-2-again1."""
+    for attempt in count(1):
+        target = wanted if attempt == 1 else wanted.with_name(f"{wanted.name}-again{attempt - 1}")
+        try:
+            os.rename(folder, target)  # refused where another run is: a run's folder is never empty
+        except OSError:
+            if not os.path.lexists(target):
+                raise
+        else:
+            return target
+    raise AssertionError("unreachable")
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must hold a JSON object, not a {type(content).__name__}")
+    return content

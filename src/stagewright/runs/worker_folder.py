@@ -1,0 +1,169 @@
+"""What one worker writes: metrics line by line while it runs, events and memory in one file each when it ends.
+
+Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
+readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, or the worker is in a hurry
+because the run has failed, JSON lines. Of a worker that was killed there is its journal (``journal.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from stagewright.files.atomic import save_text
+from stagewright.errors import RunError
+from stagewright.runs.journal import read_journal, remove_journal, rows_of
+
+__all__ = ["UNFINISHED", "WorkerFolder"]
+
+UNFINISHED = "unfinished"
+"""The note of a step that a fault ended, and of the last thing done in it."""
+
+_TYPES = {"stage": "int64", "microbatch": "int64", "bytes": "int64", "peer": "int64", "note": "string"}
+
+
+@dataclass(slots=True)
+class WorkerFolder:
+    """The files of one worker; a context manager that closes them."""
+
+    path: Path
+    """Where they are: `workers/3` in the run folder."""
+    _metrics: IO[str] | None = field(default=None, repr=False)
+    """The open metrics file."""
+
+    def append_metrics(self, **values: Any) -> None:
+        """Adds a line to metrics.jsonl and flushes it."""
+        line = json.dumps(values, ensure_ascii=False)
+        assert "\n" not in line
+        try:
+            if self._metrics is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._metrics = open(self._metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
+                if _ends_in_half_a_line(self._metrics_path):
+                    self._metrics.write("\n")
+            self._metrics.write(line + "\n")
+            self._metrics.flush()
+        except OSError as error:
+            raise RunError(f"can't write {self._metrics_path}: {error.strerror}") from error
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """The lines of metrics.jsonl that are whole."""
+        try:
+            file = open(self._metrics_path, "rb")  # noqa: SIM115 (closed below)
+        except FileNotFoundError:
+            return
+        with file:
+            for line in file:
+                try:
+                    values = json.loads(line)
+                except ValueError:
+                    continue  # the writer was killed while writing it, or is writing it now
+                if isinstance(values, dict):
+                    yield values
+
+    def write_events(self, events: Iterable[Mapping[str, Any]], *, quickly: bool = False) -> Path:
+        """Writes all events, one row each; a column that an event lacks is empty.
+
+        ``quickly``: as JSON lines, for a worker that is being ended; importing pyarrow may take a second.
+        """
+        if not quickly:
+            path = self._write_rows("events", events)
+            remove_journal(self.path)
+            return path
+        path = self.path / "events.jsonl"
+        save_text("".join(json.dumps(dict(row)) + "\n" for row in events), path)
+        (self.path / "events.parquet").unlink(missing_ok=True)  # of an earlier run in this folder
+        return path
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, each as a row; of a worker that was killed, or goes on, those of whole steps."""
+        return self._rows("events") if self._has_events else _journalled(self.path)
+
+    def settle_events(self) -> None:
+        """Writes the events of a worker that was killed as it would have; no journal is left."""
+        rows = [] if self._has_events else _journalled(self.path)
+        if rows:
+            self.write_events(rows)
+        remove_journal(self.path)
+
+    def write_memory(self, rows: Iterable[Mapping[str, Any]]) -> Path:
+        """Writes what was held in one step over time."""
+        return self._write_rows("memory", rows)
+
+    def memory(self) -> list[dict[str, Any]]:
+        """What was held over time; none where that was not counted."""
+        return self._rows("memory")
+
+    def _write_rows(self, name: str, content: Iterable[Mapping[str, Any]]) -> Path:
+        rows = [dict(row) for row in content]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                import pyarrow
+                from pyarrow import parquet
+            except ImportError:  # not there, or broken
+                path = self.path / f"{name}.jsonl"
+                path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+                return path
+            path = self.path / f"{name}.parquet"
+            # A column may be empty in all rows of one worker: its type is then what it is elsewhere.
+            table = pyarrow.table(
+                {one: pyarrow.array([row.get(one) for row in rows], type=_TYPES.get(one)) for one in columns}
+            )
+            temporary = self.path / f".{name}.parquet.tmp"
+            parquet.write_table(table, temporary, compression="zstd")
+            temporary.replace(path)
+            return path
+        except OSError as error:
+            raise RunError(f"can't write {name} to {self.path}: {error.strerror or error}") from error
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / f"{name}.parquet"
+        if path.is_file():
+            from pyarrow import parquet
+
+            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+            return rows
+        lines = self.path / f"{name}.jsonl"
+        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()] if lines.is_file() else []
+
+    def close(self) -> None:
+        """Closes the metrics file."""
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    @property
+    def _has_events(self) -> bool:
+        return any((self.path / f"events.{ending}").is_file() for ending in ("parquet", "jsonl"))
+
+    @property
+    def _metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def __enter__(self) -> WorkerFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _journalled(folder: Path) -> list[dict[str, Any]]:
+    return [row for step in read_journal(folder) for row in rows_of(step)]
+
+
+def _ends_in_half_a_line(path: Path) -> bool:
+    """Whether a worker before this one was killed while writing."""
+    with open(path, "rb") as file:
+        file.seek(0, 2)
+        if file.tell() == 0:
+            return False
+        file.seek(-1, 2)
+        return file.read(1) != b"\n"

@@ -1,0 +1,1 @@
+"""Export a forecast: Chakra execution traces, Chrome and Perfetto timelines."""

@@ -1,0 +1,10 @@
+"""The plan: everything that a run needs, its rules and its file."""
+
+from __future__ import annotations
+
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_file import read_plan, write_plan
+from stagewright.spec.plan_rules import check_plan
+
+__all__ = ["SCHEDULES", "Mesh", "ModelSpec", "OptimizerSpec", "Plan", "check_plan", "read_plan", "write_plan"]

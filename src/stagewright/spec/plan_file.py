@@ -1,0 +1,140 @@
+"""The plan's file: TOML in and out, the same values after a round trip.
+
+    batch = 32                       [model]                     [mesh]
+    microbatches = 4                 name = "deit-small"         pipeline = 2
+    schedule = "1f1b"                                            [optimizer]
+    memory = "2GiB"                                              name = "adamw"
+
+Only `batch` and the model's name must be there. A written plan has every key, so that it runs as it did even where a
+default changes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.files.atomic import save_text
+from stagewright.files.toml_table import (
+    Reader,
+    choice,
+    either,
+    flag,
+    integer,
+    list_of,
+    load_toml,
+    number,
+    read_table,
+    size,
+    text,
+    to_toml,
+    write_size,
+)
+from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, OPTIMIZERS, RECOMPUTES, check_plan
+
+__all__ = ["plan_from_table", "plan_to_table", "plan_to_toml", "read_plan", "write_plan"]
+
+_MODEL: dict[str, Reader] = {
+    "name": text,
+    "weights": text,
+    "image_size": integer,
+    "sequence_length": integer,
+    "num_classes": integer,
+    "padded": flag,
+    "seed": integer,
+}
+_MESH: dict[str, Reader] = {"data": integer, "tensor": integer, "pipeline": integer}
+_OPTIMIZER: dict[str, Reader] = {
+    "name": choice(*OPTIMIZERS),
+    "learning_rate": number,
+    "momentum": number,
+    "weight_decay": number,
+}
+_PLAN: dict[str, Reader] = {
+    "batch": integer,
+    "microbatches": integer,
+    "schedule": choice(*SCHEDULES),
+    "split": text,
+    "cuts": list_of(text),
+    "units": text,
+    "placement": choice("auto", *PLACEMENTS),
+    "stages": integer,
+    "recompute": either(choice(*RECOMPUTES), list_of(flag)),
+    "shard": flag,
+    "codec": either(text, list_of(text)),
+    "codec_backward": either(text, list_of(text)),
+    "dtype": choice(*DTYPES),
+    "batch_norm": choice(*BATCH_NORMS),
+    "training": flag,
+    "devices": list_of(text),
+    "memory": size,
+    "seed": integer,
+    "steps": integer,
+    "warmup": integer,
+    "task": text,
+    "epochs": integer,
+    "clip": number,
+    "checkpoint_every": integer,
+    "model": lambda value, where: ModelSpec(**read_table(value, _MODEL, where, required=['name = "digits-vit"'])),
+    "mesh": lambda value, where: _mesh(read_table(value, _MESH, where), where),
+    "optimizer": lambda value, where: OptimizerSpec(**read_table(value, _OPTIMIZER, where)),
+}
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file, checked."""
+    if not Path(path).exists():
+        raise UsageError(f"there is no plan {path}; `stagewright plan MODEL -o {shlex.quote(str(path))}` makes one")
+    return plan_from_table(load_toml(path), str(path))
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Writes the plan with every key, at once."""
+    save_text(plan_to_toml(plan), path)
+
+
+def plan_to_toml(plan: Plan) -> str:
+    """The plan as the text of its file."""
+    return to_toml(plan_to_table(plan))
+
+
+def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
+    """The plan in a table as TOML or JSON give it, checked; errors name the place where it was found."""
+    values = read_table(table, _PLAN, where, required=["batch = 32", "[model]"])
+    if "memory" in values:
+        values["memory_bytes"] = values.pop("memory")
+    plan = Plan(**values)
+    try:
+        check_plan(plan)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return plan
+
+
+def plan_to_table(plan: Plan) -> dict[str, Any]:
+    """The plan as a table; what is None is left out."""
+    table: dict[str, Any] = {}
+    for key in _PLAN:
+        value: Any
+        if key == "memory":
+            value = None if plan.memory_bytes is None else write_size(plan.memory_bytes)
+        elif key in ("model", "mesh", "optimizer"):
+            value = {name: one for name, one in asdict(getattr(plan, key)).items() if one is not None}
+        else:
+            value = getattr(plan, key)
+        if value is not None:
+            table[key] = list(value) if isinstance(value, tuple) else value
+    return table
+
+
+def _mesh(sizes: dict[str, Any], where: str) -> Mesh:
+    try:
+        return Mesh(**sizes)
+    except UsageError as error:
+        raise UsageError(f"{where.rpartition(': ')[0]}: {error}") from None

@@ -1,0 +1,263 @@
+"""What every plan must satisfy, whatever it is read from: each rule refuses with one sentence and a way out.
+
+Rules that need the model (are there so many units, can its heads be shared) are the engine's. Nothing here imports
+torch: a plan is checked before its worker is pinned.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable
+
+from stagewright.codecs.name import check_codec
+from stagewright.errors import UnknownName, UsageError
+from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.user_code import is_own
+
+__all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_choice", "check_plan"]
+
+POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+DTYPES = ("float32", "bfloat16")
+BATCH_NORMS = ("plain", "deferred")
+RECOMPUTES = ("none", "always", "except-last")
+_DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+)?")
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises UsageError where the plan can't run."""
+    _check_names(plan)
+    _check_numbers(plan)
+    _check_optimizer(plan.optimizer)
+    _check_batch(plan)
+    _check_devices(plan)
+    _check_stages(plan)
+    _check_schedule(plan)
+    _check_features(plan)
+    _check_codecs(plan)
+
+
+def _check_names(plan: Plan) -> None:
+    check_choice("schedule", plan.schedule, SCHEDULES)
+    if not plan.cuts:
+        _check_policy(plan.split)
+    check_choice("placement", plan.placement, ("auto", *PLACEMENTS))
+    check_choice("dtype", plan.dtype, DTYPES)
+    check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
+    if isinstance(plan.recompute, str):
+        check_choice("way to recompute", plan.recompute, RECOMPUTES)
+    if not plan.model.name:
+        raise UsageError("the model has no name; write one that `stagewright models` lists")
+
+
+def check_choice(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones."""
+    known = list(known)
+    if name not in known:
+        raise UnknownName(kind, name, known)
+
+
+def _check_policy(name: str) -> None:
+    """A policy of a user's own, `package.module:function`, is imported."""
+    if is_own(name):
+        from stagewright.partition.registry import find_policy
+
+        find_policy(name)
+    else:
+        check_choice("policy", name, _policies())
+
+
+def _policies() -> list[str]:
+    """The policies of the house, and those that a user registered (then the registry is loaded)."""
+    registry = sys.modules.get("stagewright.partition.registry")
+    return list(dict.fromkeys((*POLICIES, *(registry.policy_names() if registry else ()))))
+
+
+def _check_numbers(plan: Plan) -> None:
+    least_one = {
+        "batch": plan.batch,
+        "microbatches": plan.microbatches,
+        "steps": plan.steps,
+        "stages": plan.stages,
+        "epochs": plan.epochs,
+        "checkpoint_every": plan.checkpoint_every,
+        "memory": plan.memory_bytes,
+        "image_size": plan.model.image_size,
+        "sequence_length": plan.model.sequence_length,
+        "num_classes": plan.model.num_classes,
+    }
+    for name, number in least_one.items():
+        if number is not None and number < 1:
+            raise UsageError(f"{name} = {number}, but must be at least 1")
+    if plan.warmup < 0:
+        raise UsageError(f"warmup = {plan.warmup}, but must be at least 0")
+    if plan.clip is not None and not (math.isfinite(plan.clip) and plan.clip > 0):
+        raise UsageError(
+            f"clip = {plan.clip}, but the largest norm of the gradient must be above 0: use clip = 1.0, or leave it out"
+        )
+    for name, seed in (("seed", plan.seed), ("the model's seed", plan.model.seed)):
+        if not 0 <= seed < 2**32:
+            raise UsageError(f"{name} = {seed}, but must be from 0 to {2**32 - 1}")
+
+
+def _check_optimizer(optimizer: OptimizerSpec) -> None:
+    check_choice("optimizer", optimizer.name, OPTIMIZERS)
+    if not (math.isfinite(optimizer.learning_rate) and optimizer.learning_rate > 0):
+        raise UsageError(f"learning_rate = {optimizer.learning_rate}, but must be above 0, like 0.001")
+    if not 0 <= optimizer.momentum < 1:
+        raise UsageError(f"momentum = {optimizer.momentum}, but must be at least 0 and below 1")
+    if optimizer.momentum and optimizer.name != "sgd":
+        raise UsageError(f"momentum = {optimizer.momentum} is for sgd; {optimizer.name} has none: leave it out")
+    if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
+        raise UsageError(f"weight_decay = {optimizer.weight_decay}, but must be at least 0")
+
+
+def _check_batch(plan: Plan) -> None:
+    least = plan.microbatches * plan.mesh.data
+    if plan.batch < least:
+        if plan.microbatches == 1:
+            raise UsageError(
+                f"a batch of {plan.batch} can't be shared by {plan.mesh.data} replicas: use batch = {least} or more, "
+                "or fewer replicas"
+            )
+        replicas = f" on each of {plan.mesh.data} replicas" if plan.mesh.data > 1 else ""
+        raise UsageError(
+            f"a batch of {plan.batch} can't be cut into {plan.microbatches} micro-batches{replicas}: "
+            f"use batch = {least} or more, or fewer micro-batches"
+        )
+
+
+def _check_devices(plan: Plan) -> None:
+    num_workers = plan.mesh.num_workers
+    if plan.devices and len(plan.devices) != num_workers:
+        raise UsageError(
+            f"{len(plan.devices)} device{'s' if len(plan.devices) != 1 else ''} for the {num_workers} workers of "
+            f"{plan.mesh}: give {num_workers} devices, one for each worker in the order of their ranks"
+        )
+    for device in plan.devices:
+        if not _DEVICE.fullmatch(device):
+            raise UsageError(f"{device!r} is not a device; write cpu:0, cpu:0-1, cpu:0,2 or cuda:0")
+    kinds = sorted({device.partition(":")[0] for device in plan.devices})
+    if len(kinds) > 1:
+        raise UsageError(f"devices of {' and '.join(kinds)} in one plan can't talk to each other: use one kind")
+
+
+def _check_stages(plan: Plan) -> None:
+    num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
+    repeated = [name for name in plan.cuts if plan.cuts.count(name) > 1]
+    if repeated:
+        raise UsageError(f"the cut after {repeated[0]!r} is there twice: name each cut once")
+    if plan.cuts and len(plan.cuts) + 1 != num_stages:
+        raise UsageError(
+            f"{len(plan.cuts)} cuts make {len(plan.cuts) + 1} stages, not {num_stages}: "
+            f"give {num_stages - 1} cuts or leave out stages"
+        )
+    if num_stages < num_workers:
+        raise UsageError(
+            f"{num_stages} stages can't keep {num_workers} workers busy: use at least {num_workers} stages, "
+            f"or pipeline = {num_stages}"
+        )
+    if isinstance(plan.recompute, tuple) and len(plan.recompute) != num_stages:
+        raise UsageError(
+            f"recompute has {len(plan.recompute)} answers for {num_stages} stages: give one for each stage, "
+            'or "none", "always" or "except-last"'
+        )
+
+
+def _check_schedule(plan: Plan) -> None:
+    rule, placement = SCHEDULES[plan.schedule], plan.resolved_placement
+    num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
+    if placement == "client-server":
+        _check_client_server(plan)
+    elif placement != rule.placement:
+        raise UsageError(
+            f"schedule {plan.schedule!r} places its stages {rule.placement}, not {placement}: "
+            f'use placement = "{rule.placement}" or leave it out'
+        )
+    elif rule.any_number_of_stages:
+        if num_stages % num_workers:
+            raise UsageError(
+                f"{num_stages} stages can't be shared evenly by {num_workers} workers: use a multiple of {num_workers}"
+            )
+    elif num_stages != rule.stages_per_worker * num_workers:
+        each = f"{rule.stages_per_worker} stage{'s' if rule.stages_per_worker > 1 else ''}"
+        way_out = "" if rule.placement == "v" else ', or schedule = "interleaved" for more'
+        raise UsageError(
+            f"schedule {plan.schedule!r} places exactly {each} on each worker, so {num_workers} workers hold "
+            f"{rule.stages_per_worker * num_workers} stages, not {num_stages}: leave out stages{way_out}"
+        )
+    if plan.training:
+        _check_microbatches(plan)
+
+
+def _check_client_server(plan: Plan) -> None:
+    num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
+    if num_workers < 2:
+        raise UsageError("placement client-server needs a client and a server: use a mesh with pipeline=2 or more")
+    if plan.schedule not in ("gpipe", "1f1b"):
+        raise UsageError(f'placement client-server runs with schedule "gpipe" or "1f1b", not {plan.schedule!r}')
+    if num_stages != num_workers + 1:
+        raise UsageError(
+            f"placement client-server has the first and the last stage at the client and one on each server: "
+            f"{num_workers} workers hold {num_workers + 1} stages, not {num_stages}"
+        )
+    if plan.split == "client-server" and not plan.cuts and num_workers != 2:
+        raise UsageError(
+            f"policy client-server cuts for one client and one server, not for {num_workers} workers: "
+            "use pipeline = 2, or name the cuts"
+        )
+
+
+def _check_microbatches(plan: Plan) -> None:
+    rule, num_workers, microbatches = SCHEDULES[plan.schedule], plan.mesh.pipeline, plan.microbatches
+    least = rule.least_microbatches(plan.num_stages, num_workers)
+    if microbatches < least:
+        raise UsageError(
+            f"schedule {plan.schedule!r} with {plan.num_stages} stages on {num_workers} workers needs at least {least} "
+            f'micro-batches, not {microbatches}: use microbatches = {least}, or schedule = "gpipe"'
+        )
+    if rule.rounds and microbatches % num_workers:
+        above = -(-microbatches // num_workers) * num_workers
+        raise UsageError(
+            f"schedule {plan.schedule!r} takes micro-batches in rounds of {num_workers}, one for each worker, and "
+            f"{microbatches} is not a multiple of {num_workers}: use microbatches = {above}"
+        )
+
+
+def _check_features(plan: Plan) -> None:
+    if plan.shard and plan.mesh.data == 1:
+        raise UsageError(
+            "shard shares parameters among replicas, and there is only one: use a mesh with data=2 or more"
+        )
+    if plan.shard and (plan.mesh.pipeline > 1 or not plan.training):
+        what = f"a pipeline ({plan.mesh})" if plan.mesh.pipeline > 1 else "inference"
+        raise UsageError(
+            f"shard divides the parameters of replicas with one stage in training, and this is {what}: leave it out, "
+            "or train with data alone"
+        )
+    if plan.task is None and plan.epochs is not None:
+        raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
+    if not plan.training and plan.checkpoint_every is not None:
+        raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
+    if not plan.training and plan.clip is not None:
+        raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
+
+
+def _check_codecs(plan: Plan) -> None:
+    num_cuts = plan.num_stages - 1
+    for key, chosen in (("codec", plan.codec), ("codec_backward", plan.codec_backward)):
+        names = [chosen] if isinstance(chosen, str) else chosen or []
+        for name in names:
+            check_codec(name)
+        if isinstance(chosen, tuple) and len(chosen) != num_cuts:
+            raise UsageError(
+                f"{key} has {len(chosen)} codecs for {num_cuts} cuts: give one for each cut, or one for all"
+            )
+        if plan.mesh.pipeline == 1 and any(name != "none" for name in names):
+            raise UsageError(
+                f"{key} = {names[0]!r} compresses the links of a pipeline, and {plan.mesh} has none: leave it out, "
+                "or use a mesh with pipeline=2 or more"
+            )

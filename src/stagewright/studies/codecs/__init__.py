@@ -1,0 +1,1 @@
+"""The study *codecs*: compressed links."""

@@ -1,0 +1,1 @@
+"""The study *fabric*: a model's collectives on emulated networks."""

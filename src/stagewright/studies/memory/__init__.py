@@ -1,0 +1,1 @@
+"""The study *memory*: strategies with and without activation checkpointing."""

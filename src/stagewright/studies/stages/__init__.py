@@ -1,0 +1,1 @@
+"""The study *stages*: where to cut a model into pipeline stages."""

@@ -1,0 +1,1 @@
+"""The study *strategies*: pipeline against data parallel."""

@@ -1,0 +1,1 @@
+"""Models from elsewhere: Hugging Face, a user's factory, weights in a folder."""

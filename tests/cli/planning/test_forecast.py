@@ -1,0 +1,181 @@
+"""``forecast``, ``explain``, ``plan`` and ``fit`` as a person types them, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from program import run_program
+
+PLAN = 'batch = 8\nmicrobatches = 4\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n'
+CALIBRATION = {
+    "link": {"bandwidth_bytes_per_s": 1e9, "latency_s": 5e-5},
+    "collective": {"bandwidth_bytes_per_s": 5e8, "latency_s": 3e-4},
+    "terms": {
+        "action_s": 5e-5,
+        "step_s": 1e-3,
+        "chunk_s": 1e-4,
+        "message_s": 0.0,
+        "message_s_per_byte": 2e-10,
+        "collective_share": 0.5,
+        "crowding": 0.1,
+    },
+    "kind": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """A folder with a plan and a cache that has this machine's calibration already, so that none is measured."""
+    from stagewright.machine.machine import default_devices
+    from stagewright.planner.calibration.calibrate import _hardware
+
+    made = Path(tmp_path_factory.mktemp("forecast"))
+    (made / "plan.toml").write_text(PLAN)
+    hardware = _hardware(default_devices(2, share=True)[0])
+    (made / "calibration.json").write_text(json.dumps({**CALIBRATION, "hardware": hardware}))
+    return made
+
+
+def run(folder: Path, *words: str, code: int = 0) -> Any:
+    environment = {**os.environ, "STAGEWRIGHT_CACHE": str(folder)}
+    result = run_program(words, env=environment, cwd=folder)
+    assert result.returncode == code, result.stderr
+    return result
+
+
+def test_forecast(folder: Path) -> None:
+    words = ("forecast", "plan.toml", "--repeats", "1")
+    data = json.loads(run(folder, *words, "--json", "--plot", "step.png", "--trace", "step.json").stdout)
+    assert len(data["workers"]) == 2
+    assert data["speedup"] == pytest.approx(data["serial_s"] / data["step_s"])
+    assert data["links"][0]["num_bytes"] > 0
+    assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "step.json").read_text())["traceEvents"]
+    again = json.loads(run(folder, *words, "--json").stdout)
+    assert again["step_s"] == data["step_s"], "what was measured is kept"
+    free = json.loads(run(folder, *words, "--json", "--free-communication").stdout)
+    slow = json.loads(run(folder, *words, "--json", "--bandwidth", "100kbit/s").stdout)
+    assert free["step_s"] < slow["step_s"] / 3
+    shown = run(folder, *words)
+    assert "over one device in the same micro-batches" in shown.stdout
+    assert " ago; --fresh measures again" in shown.stderr
+    fresh = run(folder, *words, "--fresh")
+    assert "times: measured" in fresh.stderr
+
+
+def test_a_step_too_long_for_a_timeline_says_so(folder: Path) -> None:
+    (folder / "long.toml").write_text(
+        'batch = 4096\nmicrobatches = 4096\n[model]\nname = "mlp-mnist"\n[mesh]\npipeline = 2\n'
+    )
+    words = ("forecast", "long.toml", "--repeats", "1", "--json")
+    refused = run(folder, *words, "--trace", "long.json", code=2)
+    assert "--trace long.json: a step of more than 20,000 actions and messages has no timeline" in refused.stderr
+    assert not (folder / "long.json").exists()
+    told = run(folder, *words)
+    assert "has no timeline" in told.stderr
+    assert min(worker["send_s"] for worker in json.loads(told.stdout)["workers"]) > 0
+
+
+def test_explain(folder: Path) -> None:
+    data = json.loads(run(folder, "explain", "plan.toml", "--repeats", "1", "--json", "--plot", "why.svg").stdout)
+    assert data["ideal_s"] + sum(one["seconds"] for one in data["parts"]) == pytest.approx(data["step_s"])
+    assert (folder / "why.svg").is_file()
+    fewer = run(folder, "explain", "plan.toml", "--repeats", "1", "--devices", "64", code=2)
+    assert "digits-vit has 7 units and so at most 7 stages, not 64: use --devices 7, --infinite-devices" in fewer.stderr
+
+
+def test_plan(folder: Path) -> None:
+    (folder / "two.toml").write_text('[[devices]]\nkind = "cpu"\ncount = 2\n')
+    words = (
+        "plan",
+        "mlp-mnist",
+        "--batch",
+        "8",
+        "--cluster",
+        "two.toml",
+        "--repeats",
+        "1",
+        "--schedules",
+        "1f1b,gpipe",
+    )
+    data = json.loads(run(folder, *words, "--json", "-o", "best.toml").stdout)
+    steps = [one["step_s"] for one in data["best"]]
+    assert steps == sorted(steps)
+    assert data["data_parallel"]["mesh"] == "data=2"
+    from stagewright.spec.plan_file import read_plan
+
+    assert str(read_plan(folder / "best.toml").mesh) == data["best"][0]["mesh"]
+    assert data["serial"]["speedup"] == 1.0
+    assert data["best"][0]["speedup"] == pytest.approx(data["serial"]["step_s"] / steps[0])
+    assert data["optimizer"] == "adamw"
+    same = json.loads(run(folder, "forecast", "best.toml", "--cluster", "two.toml", "--repeats", "1", "--json").stdout)
+    assert same["step_s"] == pytest.approx(steps[0]), "plan and forecast take the same measurements"
+
+
+def test_a_large_model_without_weights(folder: Path) -> None:
+    (folder / "large").mkdir(exist_ok=True)
+    config = {
+        "model_type": "gpt2",
+        "n_layer": 24,
+        "n_embd": 2048,
+        "n_head": 16,
+        "vocab_size": 50257,
+        "n_positions": 1024,
+    }
+    (folder / "large" / "config.json").write_text(json.dumps(config))
+    (folder / "gpus.toml").write_text(
+        '[[devices]]\nkind = "cuda"\ncount = 8\nhosts = 2\nmemory = "40GiB"\nhardware = "A100"\n'
+        '[links.intra_host]\nbandwidth = "250GB/s"\n[links.inter_host]\nbandwidth = "25GB/s"\n'
+    )
+    words = ("plan", "hf:large", "--analytic", "--cluster", "gpus.toml", "--batch", "64", "--dtype", "bfloat16")
+    data = json.loads(run(folder, *words, "--schedules", "1f1b", "--json").stdout)
+    assert data["serial"]["microbatches"] == 4, "one device holds no more, and adds up their gradients"
+    assert 1 < data["best"][0]["speedup"] < 16.1
+    assert all(one["fits"] for one in data["best"])
+
+
+def test_fit(folder: Path) -> None:
+    data = json.loads(run(folder, "fit", "mlp-mnist", "--memory", "8MiB", "--json").stdout)
+    rows = {(row["strategy"], row["recompute"]): row for row in data["rows"]}
+    assert rows["tensor", False]["refused"], "a perceptron has no heads"
+    serial, pipeline = rows["serial", False], rows["pipeline", False]
+    assert serial["peak_bytes"] <= 8 * 2**20 < serial["above_bytes"]
+    assert pipeline["largest"] > serial["largest"], "two devices hold more"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("forecast", "none.toml"), "there is no plan none.toml"),
+        (("forecast", "plan.toml", "--cluster", "one.toml"), "has 2 workers, but the cluster has 1 devices"),
+        (("forecast", "plan.toml", "--cluster", "hosts.toml"), "no link between hosts is given"),
+        (("forecast", "plan.toml", "--cluster", "cuda.toml", "--repeats", "1"), "use --rescale"),
+        (("forecast", "other.toml", "--repeats", "1"), "is it a plan for another model?"),
+        (("forecast", "plan.toml", "--plot", "no/step.png"), "there is no folder"),
+        (("explain", "nowhere"), "there is no run or plan nowhere"),
+        (
+            ("plan", "mlp-mnist", "--batch", "8", "--cluster", "small.toml", "--repeats", "1"),
+            "no plan for a batch of 8 fits",
+        ),
+        (("plan", "mlp-mnist", "--schedules", "1f2b"), "did you mean '1f1b'"),
+        (("plan", "mlp-mnist", "--batch", "0"), "--batch 0: must be at least 1"),
+        (("forecast", "plan.toml", "--repeats", "-2"), "--repeats -2: must be at least 1"),
+        (("explain", "plan.toml", "--devices", "0"), "--devices 0: must be at least 1"),
+        (("fit", "mlp-mnist", "--memory", "0"), "--memory 0: nothing fits in no memory"),
+        (("fit", "mlp-mnist", "--memory", "8MiB", "--what", "layers"), "has a fixed number of layers"),
+    ],
+)
+def test_refused(folder: Path, words: tuple[str, ...], message: str) -> None:
+    (folder / "one.toml").write_text('[[devices]]\nkind = "cpu"\ncount = 1\n')
+    (folder / "hosts.toml").write_text('[[devices]]\nkind = "cpu"\ncount = 1\nhosts = 2\n')
+    (folder / "cuda.toml").write_text('[[devices]]\nkind = "cuda"\ncount = 2\n')
+    (folder / "small.toml").write_text('[[devices]]\nkind = "cpu"\ncount = 2\nmemory = "64KiB"\n')
+    (folder / "other.toml").write_text(PLAN.replace("microbatches", 'cuts = ["deit.layers.5"]\nmicrobatches'))
+    found = run(folder, *words, code=2)
+    assert message in found.stderr
+    assert found.stderr.strip().count("stagewright: ") == 1

@@ -1,0 +1,43 @@
+"""``stagewright compare``: what is told beside the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from stagewright.cli.running.compare import compare
+from stagewright.engine.jobs import compare as engine
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(compare)
+
+TRACE = 'Traceback (most recent call last):\n  File "mine.py", line 3, in forward\nValueError: boom'
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+    """With runs that all fail in the same place."""
+
+    def failed(plans: Any, root: Any, **options: Any) -> list[dict[str, Any]]:
+        about = {"batch": 8, "microbatches": 1, "schedule": None, "refused": False, "equal": None, "speedup": None}
+        error = f"worker 0 (cpu:0) failed: ValueError: boom\n  at: step 0, stage 0\n{TRACE}"
+        return [{"strategy": one.mesh.strategy, "workers": 1, **about, "error": error} for one in plans]
+
+    monkeypatch.setattr(engine, "compare", failed)
+    return CliRunner().invoke(app, ["mlp-mnist", "--devices", "cpu:0;cpu:0", *words])
+
+
+def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run(monkeypatch, "--strategies", "serial,data")
+    assert done.exit_code == 1, done.exception
+    assert done.stderr.count(TRACE) == 1
+    assert "data failed: worker 0 (cpu:0) failed: ValueError: boom\n  at: step 0, stage 0\n" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(("strategies", "told"), [("serial", True), ("serial,data", False)])
+def test_shards_without_replicas_are_told(monkeypatch: pytest.MonkeyPatch, strategies: str, told: bool) -> None:
+    done = run(monkeypatch, "--strategies", strategies, "--shard")
+    assert ("--shard divides what replicas hold, and no strategy here has any" in done.stderr) is told

@@ -1,0 +1,123 @@
+"""What workers do in the tests of codecs on links; imported by name in the engine's ``pool``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stagewright.cluster.device import Device
+from stagewright.engine.batch.splitter import Dealer
+from stagewright.engine.jobs.measure import load_model, prove, serial_reference
+from stagewright.engine.parallel import codec_choice
+from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.parallel.trainer import Trainer
+from stagewright.engine.parity.comparison import make_reference
+from stagewright.engine.worker.context import WorkerContext, make_context
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_rules import check_plan
+from stagewright.zoo.model import Batch
+
+_contexts: dict[str, WorkerContext] = {}
+
+
+def make_plan(mesh: str, model: str = "digits-vit", **more: Any) -> Plan:
+    """A plan of the smallest models, cut evenly."""
+    plan = Plan(
+        model=ModelSpec(name=model, **more.pop("model_options", {})), mesh=Mesh.parse(mesh), **{"batch": 12, **more}
+    )
+    probe = plan.model.load(batch=2)
+    probe.module.train(plan.training)
+    names = [call.name for call in capture_for(plan, probe).calls]
+    count = plan.num_stages
+    plan = dataclasses.replace(plan, cuts=tuple(names[round(len(names) * at / count) - 1] for at in range(1, count)))
+    check_plan(plan)
+    return plan
+
+
+def context_of(rank: int, mesh: str) -> WorkerContext:
+    if mesh not in _contexts:
+        _contexts[mesh] = make_context(Mesh.parse(mesh), rank, Device.parse("cpu"))
+    return _contexts[mesh]
+
+
+def prove_plan(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
+    """Prove a plan equal to serial under the same quantisation; what crossed the links, and what serial without is."""
+    plan = make_plan(mesh, **more)
+    context = context_of(rank, mesh)
+    model = load_model(plan, context)
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    graph = capture_for(plan, model)
+    reference = plain = None
+    if rank == 0:
+        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
+        options: dict[str, Any] = {
+            "training": plan.training, "seed": plan.seed, "device": context.torch_device,
+            "deferred": plan.batch_norm == "deferred",
+        }  # fmt: skip
+        plain = make_reference(graph, parts, model.loss, **options)
+        reference = serial_reference(plan, model, graph, context)
+    replica = Replica(plan, model, context, graph)
+    equality = prove(replica, batch, reference)
+    outcome = replica.train_step(batch) if plan.training else replica.infer(batch)
+    moved = 0.0
+    if plain is not None and reference is not None:
+        moved = max(
+            (float((one - reference.gradients[name]).abs().max()) for name, one in plain.gradients.items()), default=0.0
+        )
+        moved = max(moved, abs(plain.loss - reference.loss))
+    return {"equality": equality.to_dict(), "sent_bytes": outcome.sent_bytes, "moved": moved}
+
+
+def choose(rank: int, mesh: str, rate: float | None, **more: Any) -> tuple[Any, Any]:
+    """What `auto` chooses on links of a given rate, or as they are."""
+    plan = make_plan(mesh, **more)
+    context = context_of(rank, mesh)
+    model = load_model(plan, context)
+    before = codec_choice._link_rate
+    if rate is not None:
+        codec_choice._link_rate = lambda context, sender, receiver, size: rate  # type: ignore[assignment]
+    try:
+        batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+        chosen = codec_choice.with_chosen_codecs(plan, model, capture_for(plan, model), context, batch)
+    finally:
+        codec_choice._link_rate = before
+    check_plan(chosen)
+    return chosen.codec, chosen.codec_backward
+
+
+def train_and_resume(rank: int, mesh: str, folder: str, **more: Any) -> dict[str, Any]:
+    """Four steps with an evaluation between; and two steps, a checkpoint, and two steps of another trainer."""
+    plan = make_plan(mesh, optimizer=OptimizerSpec(name="sgd", learning_rate=0.05), **more)
+    context = context_of(rank, mesh)
+
+    def trainer() -> Trainer:
+        torch.manual_seed(0)
+        return Trainer(plan, load_model(plan, context), context)
+
+    one = trainer()
+    batches = [one.model.example(plan.batch)] * 2
+    losses, evaluated = [], []
+    for step in range(6):
+        losses.append(one.step(batches[step % 2]).loss)
+        if step == 3:
+            one.save(Path(folder) / "middle")
+            before = {name: value.clone() for name, value in one.replica.codecs.state().items()}  # type: ignore[union-attr]
+            evaluated.append(one.evaluate(batches[0]).loss)
+            after = one.replica.codecs.state()  # type: ignore[union-attr]
+            assert before.keys() == after.keys()
+            assert all(torch.equal(before[name], after[name]) for name in before)
+    other = trainer()
+    other.load(Path(folder) / "middle")
+    evaluated.append(other.evaluate(batches[0]).loss)
+    again = [other.step(batches[step % 2]).loss for step in (4, 5)]
+    fresh = trainer()
+    fresh.load(Path(folder) / "middle")
+    fresh.replica.codecs.forget()  # type: ignore[union-attr]
+    forgotten = [fresh.step(batches[step % 2]).loss for step in (4, 5)]
+    return {
+        "losses": losses, "again": again, "forgotten": forgotten, "evaluated": evaluated,
+        "remembered": len(one.replica.codecs.state()),  # type: ignore[union-attr]
+    }  # fmt: skip

@@ -1,0 +1,53 @@
+"""Clipping by the norm over the whole model is torch's own on the plain model, whatever the strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagewright.spec.plan import Mesh
+
+LIMITS = {"small": 4.0, "language": 0.9}
+
+
+def check(pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, **more: Any) -> None:
+    limit = LIMITS[name]
+    (expected,) = pool_of(1).run("clip_jobs:plain", name=name, clip=limit)
+    assert min(expected["norms"]) < limit < max(expected["norms"]), expected["norms"]
+    words = (mesh, schedule, microbatches)
+    for one in pool_of(Mesh.parse(mesh).num_workers).run("clip_jobs:clipped", *words, name=name, clip=limit, **more):
+        np.testing.assert_allclose(one["norms"], expected["norms"], rtol=1e-5)
+        np.testing.assert_allclose(one["losses"], expected["losses"], rtol=1e-5)
+        for key, value in expected["state"].items():
+            np.testing.assert_allclose(one["state"][key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "schedule", "microbatches", "more"),
+    [
+        ("small", "serial", "1f1b", 1, {}),
+        ("small", "data=2", "1f1b", 2, {}),
+        ("language", "data=2", "1f1b", 1, {"shard": True}),
+        ("small", "data=2", "1f1b", 2, {"shard": True}),
+        ("language", "tensor=2", "1f1b", 2, {}),
+        ("language", "pipeline=2", "1f1b", 4, {}),
+        ("small", "pipeline=2", "interleaved", 4, {}),
+        ("small", "pipeline=2", "zbv", 4, {}),
+    ],
+)
+def test_it_is_torchs_own(
+    pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, more: dict[str, Any]
+) -> None:
+    """Tied weights, parts of layers, shards and copies: each number of the gradient counts once."""
+    check(pool_of, name, mesh, schedule, microbatches, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "more"),
+    [("tensor=2,pipeline=2", {}), ("data=2,pipeline=2", {}), ("data=2,tensor=2", {"shard": True})],
+)
+def test_it_is_torchs_own_on_meshes(pool_of: Any, mesh: str, more: dict[str, Any]) -> None:
+    check(pool_of, "language", mesh, "1f1b", 2, **more)

@@ -1,0 +1,166 @@
+"""Plans through the launcher, from end to end: every strategy is proven equal to serial, and what can't be is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.cluster.device import usable_cores
+from stagewright.engine.jobs.compare import compare, median_rows, run_plan, strategy_plans
+from stagewright.errors import RunError, UsageError
+from stagewright.runs.index import RunIndex
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.bubble_bound import bubble_bound
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+CORES = sorted(usable_cores())
+PLAN = Plan(model=ModelSpec(name="digits-vit"), batch=12, steps=2, warmup=0)
+
+
+def on(mesh: str, **options: Any) -> Plan:
+    """A plan for a mesh on this machine's cores, shared where there are too few."""
+    shape = Mesh.parse(mesh)
+    devices = tuple(f"cpu:{CORES[worker % len(CORES)]}" for worker in range(shape.num_workers))
+    return replace(PLAN, mesh=shape, devices=devices, **options)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("data=2", {}),
+        ("data=2", {"shard": True}),
+        ("tensor=2", {}),
+        ("pipeline=2", {"microbatches": 4, "recompute": "always"}),
+        pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("data=2,tensor=2,pipeline=2", {"microbatches": 2, "steps": 1}, marks=pytest.mark.slow),
+        pytest.param("pipeline=2", {"microbatches": 3, "training": False}, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
+    plan = on(mesh, **options)
+    row = run_plan(plan, tmp_path)
+    assert row["equal"], row["equality"]
+    assert row["samples_per_s"] > 0
+    assert len(row["peak_memory_bytes"]) == plan.mesh.num_workers
+    assert min(row["peak_memory_bytes"]) > 0
+    folder = RunFolder(Path(row["run"]))
+    assert folder.result() is not None
+    assert folder.plan().cuts == tuple(row["cuts"])  # the resolved plan is in the folder and runs again
+    assert len(list(folder.metrics(0))) >= plan.steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        ("pipeline=2", {"microbatches": 3, "cuts": ("mobilenet_v2.layer.7",)}),
+        ("data=2", {}),
+        pytest.param(
+            "data=2",
+            {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "data=2,pipeline=2",
+            {"batch": 13, "microbatches": 2, "cuts": ("mobilenet_v2.layer.7",)},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = ModelSpec(name="mobilenet-v2", image_size=32, num_classes=4)
+    row = run_plan(on(mesh, model=model, batch_norm="deferred", **options), tmp_path)
+    assert row["equal"], row["equality"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("in_place", "serial", {}),
+        ("in_place", "pipeline=2", {"microbatches": 3}),
+        ("in_place", "pipeline=2", {"microbatches": 3, "training": False}),
+        ("centred", "data=2", {}),
+        ("noisy_loss", "serial", {"microbatches": 2}),
+        ("noisy_loss_and_dropout", "pipeline=2", {"microbatches": 3}),
+        ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
+        ("twice", "data=2", {"batch_norm": "deferred"}),
+        ("unused", "data=2", {"clip": 0.01}),
+        ("counting", "pipeline=2", {"microbatches": 2, "training": False}),
+        ("scaling", "data=2", {"shard": True, "units": "0.norm,0.router,0.last"}),
+        ("read_between", "data=2", {"shard": True, "units": "leaf"}),
+    ],
+)
+def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
+    row = run_plan(on(mesh, model=ModelSpec(name=f"tests.engine.odd_models:{name}"), **options), tmp_path)
+    assert row["equal"], row["equality"]
+
+
+@pytest.mark.long
+def test_layers_shared_in_bfloat16_differ_by_no_more_than_rounding(tmp_path: Path) -> None:
+    """Gradients of attention's queries are small differences: other sums move them by more than 2e-2."""
+    row = run_plan(on("tensor=2", dtype="bfloat16", steps=1), tmp_path)
+    assert row["equal"], row["equality"]
+    assert 2e-2 < row["equality"]["tolerance"] < 0.15
+
+
+def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
+    mlp = replace(
+        PLAN, model=ModelSpec(name="mlp-mnist"), devices=tuple(f"cpu:{CORES[at % len(CORES)]}" for at in (0, 1))
+    )
+    serial, tensor = compare(strategy_plans(mlp, ["serial", "tensor"], 2, 4), tmp_path)
+    assert serial["speedup"] == 1
+    assert RunFolder(Path(serial["run"])).result()["speedup"] == 1  # type: ignore[index]
+    with RunIndex(tmp_path) as index:
+        assert sorted(str(row.speedup) for row in index.rows()) == ["1.0", "None"]
+    assert serial["equality"]["gradients"] == 0
+    assert tensor["refused"]
+    assert "tensor" in tensor["error"]
+    assert tensor["speedup"] is None
+
+
+def test_a_device_is_held_to_its_memory(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"worker 0.*out of memory") as error:
+        run_plan(on("serial", memory_bytes=1 << 20), tmp_path)
+    assert "micro-batch 0, forward, shapes a batch of" in str(error.value)
+    (folder,) = [RunFolder(one) for one in tmp_path.iterdir() if one.is_dir()]
+    result = folder.result()
+    assert result is not None
+    assert result["status"] == "failed"
+    assert "out of memory" in json.dumps(result)
+
+
+def test_strategies_and_bounds() -> None:
+    base = replace(PLAN, devices=("cpu:0", "cpu:0", "cpu:0", "cpu:0"))
+    plans = strategy_plans(base, ["serial", "data", "pipeline", "data=2,pipeline=2"], 4, 8)
+    assert [plan.mesh.strategy for plan in plans] == ["serial", "data", "pipeline", "data×pipeline"]
+    assert [plan.microbatches for plan in plans] == [1, 1, 8, 8]
+    assert [bubble_bound(plan) for plan in plans] == [1, 4, 4 * 8 / 11, 4 * 8 / 9]
+    sharded = strategy_plans(replace(base, shard=True), ["serial", "data", "pipeline", "data=2,pipeline=2"], 4, 8)
+    assert [plan.shard for plan in sharded] == [False, True, False, True]  # the last is refused, not run without
+    with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
+        strategy_plans(base, ["data=8"], 4, 8)
+
+
+def test_rounds_are_compared_each_with_its_own_serial() -> None:
+    """A phase in which the machine is twice as slow changes no speed-up."""
+
+    def round_of(serial: float, data: float, equal: bool = True) -> list[dict[str, Any]]:
+        return [
+            {"samples_per_s": serial, "equal": True, "bound": 1.0},
+            {"samples_per_s": data, "equal": equal, "bound": 2.0},
+        ]
+
+    rows = median_rows([round_of(10, 15), round_of(5, 8), round_of(10, 17)], 0)
+    assert [row["samples_per_s"] for row in rows] == [10, 15]
+    assert rows[1]["speedup"] == 1.6
+    assert rows[1]["share_of_bound"] == 0.8
+    assert rows[1]["speedups"] == [1.5, 1.6, 1.7]
+    assert median_rows([round_of(10, 15), round_of(10, 15, equal=False)], 0)[1]["speedup"] is None
+    broken = [round_of(10, 15), [round_of(10, 15)[0], {"error": "worker 1 was killed", "speedup": None}]]
+    assert median_rows(broken, 0)[1] == {"error": "worker 1 was killed", "speedup": None}
+    assert "speedups" not in median_rows([round_of(10, 15)], 0)[1]

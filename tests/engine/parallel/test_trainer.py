@@ -1,0 +1,200 @@
+"""Training under every strategy is serial training; evaluation goes on beside it under every schedule."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from stagewright.engine.parallel.parallelize import parallelize
+from stagewright.errors import UsageError
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-5) -> None:
+    """Losses, evaluations and the state at the end."""
+    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=tolerance)
+    np.testing.assert_allclose(found["evaluations"], expected["evaluations"], rtol=tolerance)
+    assert list(found["state"]) == list(expected["state"])
+    for name, value in expected["state"].items():
+        np.testing.assert_allclose(found["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_trains_like_serial(pool_of: Any, schedule: str) -> None:
+    """Five AdamW steps with dropout and partial batches, and an evaluation after each."""
+    (expected,) = pool_of(1).run("training_jobs:training", "serial")
+    found = pool_of(2).run("training_jobs:training", "pipeline=2", schedule)
+    for one in found:
+        assert_same(one, expected)
+        assert one["training"]
+    assert sum(one["results"] for one in found) == 7 * 5
+    assert expected["losses"][0] > expected["losses"][2]
+
+
+def test_evaluation_is_that_of_the_plain_model_in_eval_mode(pool_of: Any) -> None:
+    """Batch norm's running statistics and no dropout, before any step and on two workers."""
+    (expected,) = pool_of(1).run("training_jobs:plain", norm=True)
+    for one in pool_of(2).run("training_jobs:training", "pipeline=2", "zbv", norm=True, sizes=()):
+        assert one["before"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_batch_norm_in_a_pipeline(pool_of: Any) -> None:
+    sizes = (12, 12, 8)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", norm=True, sizes=sizes)
+    for one in pool_of(2).run("training_jobs:training", "pipeline=2", norm=True, sizes=sizes):
+        assert_same(one, expected)
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
+    """Two replicas of two micro-batches have serial's four; in the last step one replica has no sample."""
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=(12, 12, 12, 4, 1))
+    found = pool_of(2).run(
+        "training_jobs:training", "data=2", "1f1b", 2, sizes=(12, 12, 12, 4, 1), shard=shard, optimizer="adamw"
+    )
+    for one in found:
+        assert_same(one, expected)
+    assert [one["results"] for one in found] == [4 * 5, 3 * 5]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shard", "tensors"),
+    [
+        ("pipeline=2", False, 1),
+        ("tensor=2", False, 2),  # the parts, and on a CPU, which is its own host, what is made of them
+        ("data=2", True, 1),
+    ],
+)
+def test_the_whole_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, shard: bool, tensors: int) -> None:
+    for rank, one in enumerate(pool_of(2).run("training_jobs:gathering", mesh, shard=shard)):
+        limit = (tensors + 1.5) * one["largest"]  # Gloo's thread may still hold the one before, as large as this
+        assert 0 < one["most"] < limit < one["total"] / 4
+        assert 0 < one["most_for_the_first"] < limit
+        assert (one["names"], one["places"], one["shared"]) == (True, ["cpu"], False)
+        assert bool(one["kept"]) == (rank == 0)
+
+
+@pytest.mark.long
+def test_replicas_of_a_pipeline_train_like_serial(pool_of: Any) -> None:
+    """Four workers; in the last step one pipeline has no sample."""
+    sizes = (12, 12, 12, 4, 1)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=sizes)
+    for one in pool_of(4).run("training_jobs:training", "data=2,pipeline=2", "1f1b", 2, sizes=sizes):
+        assert_same(one, expected)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", name="vit", optimizer="sgd")
+    more = {"name": "vit", "optimizer": "sgd", "recompute": "always"}
+    for one in pool_of(4).run("training_jobs:training", "tensor=2,pipeline=2", "1f1b", 4, **more):
+        assert_same(one, expected)
+
+
+def test_a_script_of_ones_own(tmp_path: Path) -> None:
+    """``parallelize`` under torchrun, with cuts that it finds itself, gives the losses of the plain loop."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    both = subprocess.run(torchrun, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    lines = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in range(2)]
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())), nn.Linear(6, 3))
+    x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    expected = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    expected.append(nn.functional.cross_entropy(model(x[:5]), y[:5]).item())
+    assert lines == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+def test_too_few_workers_are_refused() -> None:
+    plan = Plan(model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4)
+    with pytest.raises(UsageError, match=r"the plan wants 2 workers \(pipeline=2\), but 1 were started"):
+        parallelize(nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2)), plan=plan, loss=nn.functional.mse_loss)
+
+
+SCRIPT = """
+import json
+import os
+
+import torch
+from torch import nn
+from stagewright.engine.parallel.parallelize import parallelize
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+torch.manual_seed(0)
+model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())), nn.Linear(6, 3))
+x, y = torch.randn(8, 6), torch.randint(0, 3, (8,))
+plan = Plan(
+    model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4, split="parameters", units="leaf",
+    devices=("cpu:0", "cpu:0"),
+)
+trainer = parallelize(
+    model, (x, y), plan=plan, loss=nn.functional.cross_entropy,
+    optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+)
+losses = [trainer.step((x, y)).loss for _ in range(3)]
+losses.append(trainer.evaluate((x[:5], y[:5])).loss)
+with open(f"losses-{os.environ['RANK']}.json", "w") as file:  # lines of two workers may mix on one screen
+    json.dump(losses, file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "options"),
+    [
+        ("serial", "1f1b", {}),
+        ("pipeline=2", "1f1b", {"norm": True}),
+        ("pipeline=2", "zbv", {}),
+        ("pipeline=2", "interleaved", {"codec": "bf16"}),
+        ("data=2,pipeline=2", "1f1b", {}),
+    ],
+)
+def test_predictions_of_a_stream(pool_of: Any, mesh: str, schedule: str, options: dict[str, Any]) -> None:
+    """The plain model's results in order, for all sizes; little read ahead, the caller's modes left alone."""
+    workers = Mesh.parse(mesh).num_workers
+    found = pool_of(workers).run("training_jobs:predicting", mesh, schedule, count=9, **options)
+    (expected,) = pool_of(1).run("training_jobs:plain_results", (12, 12, 5, 1) * 2 + (12,), norm="norm" in options)
+    last = [one for one in found if one["has_outputs"]]
+    for at, whole in enumerate(expected):
+        rows = np.concatenate([chunk for one in last for chunk in one["results"][at]])
+        np.testing.assert_allclose(rows, whole, rtol=1e-4, atol=5e-2 if "codec" in options else 1e-5)
+    for one in found:
+        assert one["has_outputs"] or not any(one["results"])
+        assert one["ahead"] <= 4, "batches read before their turn"
+        assert one["turns"] == {(True, True)}
+
+
+def test_a_stream_that_ends(pool_of: Any) -> None:
+    sizes = (12, 1, 12, 7)
+    first, last = pool_of(2).run("training_jobs:finite", "pipeline=2", sizes)
+    assert (first, last) == ([0] * 4, list(sizes))
+    assert pool_of(2).run("training_jobs:finite", "pipeline=2", ()) == [[], []]
+    assert [sum(one) for one in zip(*pool_of(2).run("training_jobs:finite", "data=2", sizes), strict=True)] == list(
+        sizes
+    )
+
+
+def test_a_stream_left_before_its_end_breaks_a_pipeline(pool_of: Any) -> None:
+    """What is under way would be taken for messages of the next step."""
+    for said in pool_of(2).run("training_jobs:left_early", "pipeline=2"):
+        assert "a stream was left before its end" in said
+    assert pool_of(1).run("training_jobs:left_early", "serial") == [""]
+
+
+def test_a_stream_of_something_else_is_refused(pool_of: Any) -> None:
+    with pytest.raises(AssertionError, match=r"give a stagewright.zoo.Batch or a tuple of the model's arguments"):
+        pool_of(1).run("training_jobs:refused")

@@ -1,0 +1,187 @@
+"""Checkpoints are whole or not there, hold no pickle, and any other plan goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import training_jobs
+from safetensors.torch import load_file
+
+from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint, train, write_options
+from stagewright.engine.state.checkpoint import Checkpoint, checkpoint_name, latest, prune, write_checkpoint
+from stagewright.errors import RunError, UsageError
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.zoo.sources.weights import load_state
+
+VIT = {"name": "vit", "optimizer": "sgd"}
+FIRST, SECOND = (12, 12, 12), (5, 1)
+SMALL = {"together": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"mesh": "pipeline=2"}, {"mesh": "serial"}),
+        ({"mesh": "serial"}, {"mesh": "pipeline=2", "schedule": "zbv"}),  # four stages
+        ({"mesh": "data=2", "microbatches": 2, "shard": True}, {"mesh": "pipeline=2"}),
+        ({"mesh": "pipeline=2", "optimizer": "sgd"}, {"mesh": "data=2", "microbatches": 2, "optimizer": "sgd"}),
+        # A key's bias has no gradient but rounding, which AdamW would blow up.
+        ({"mesh": "tensor=2", **VIT}, {"mesh": "pipeline=2", **VIT}),
+        ({"mesh": "serial", **VIT}, {"mesh": "tensor=2", **VIT}),
+    ],
+    ids=lambda one: ",".join(str(value) for value in one.values()),
+)
+def test_another_plan_goes_on(pool_of: Any, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """The losses are those of a serial run that was never broken, with the optimiser's moments and dropout's masks."""
+    common = {name: before[name] for name in ("optimizer", "name") if name in before}
+    second = (4, 4) if "data" in before["mesh"] + after["mesh"] else SECOND  # the same micro-batches on both sides
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=FIRST + second, **common)
+    path = tmp_path / checkpoint_name(3)
+
+    def run(sizes: tuple[int, ...], mesh: str, **more: Any) -> Any:
+        workers = Mesh.parse(mesh).num_workers
+        return pool_of(workers).run("training_jobs:training", mesh, sizes=sizes, **more)
+
+    for one in run(FIRST, save=str(path), **before):
+        np.testing.assert_allclose(one["losses"], expected["losses"][:3], rtol=1e-5)
+    assert {one.suffix for one in path.rglob("*") if one.is_file()} == {".safetensors", ".json"}
+    for one in run(second, load=str(path), **after):
+        np.testing.assert_allclose(one["losses"], expected["losses"][3:], rtol=1e-5)
+        np.testing.assert_allclose(one["evaluations"], expected["evaluations"][3:], rtol=1e-5)
+        assert (one["content"], one["step"]) == ({"note": "kept"}, 5)
+        for name, value in expected["state"].items():
+            np.testing.assert_allclose(one["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_nothing_is_unpickled(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own checkpoints are read with pickle; these with safetensors alone, by torch's reader for it too."""
+    from torch.distributed import checkpoint as dcp
+
+    path = tmp_path / checkpoint_name(1)
+    (found,) = pool_of(1).run(
+        "training_jobs:training", "serial", sizes=(12,), save=str(path), export=str(tmp_path / "w")
+    )
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("pickle was read")
+
+    monkeypatch.setattr(pickle, "load", refuse)
+    monkeypatch.setattr(pickle, "loads", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    saved = Checkpoint.open(path)
+    assert sorted(saved.optimizer_state("scale")) == ["exp_avg", "exp_avg_sq", "step"]
+    assert saved.model_names() == set(found["state"]) - {"head.weight"}  # tied: kept once
+    state = {name: torch.zeros_like(saved.model_tensor(name)) for name in saved.model_names()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is one process
+        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(path / "model")), no_dist=True)
+    for name, value in state.items():
+        np.testing.assert_array_equal(value.numpy(), found["state"][name])
+    model = training_jobs.small().module
+    load_state(model, tmp_path / "w")
+    for name, one in model.state_dict().items():
+        np.testing.assert_array_equal(one.numpy(), found["state"][name])
+
+
+def test_a_half_written_checkpoint_is_never_taken(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / checkpoint_name(2), model={"w": torch.ones(2)}, content={"step": 2}, **SMALL)
+    calls = []
+
+    def dies() -> None:
+        calls.append(1)
+        if len(calls) == 2:  # every file is written, the index is not
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(
+            tmp_path / checkpoint_name(4), model={"w": torch.ones(2)}, content={}, **{**SMALL, "together": dies}
+        )
+    assert latest(tmp_path) == tmp_path / checkpoint_name(2)
+    assert not (tmp_path / checkpoint_name(4)).exists()
+    write_checkpoint(tmp_path / checkpoint_name(4), model={"w": torch.ones(2)}, content={"step": 4}, **SMALL)
+    assert latest(tmp_path) == tmp_path / checkpoint_name(4)
+    file = tmp_path / checkpoint_name(4) / "model" / "worker-00000.safetensors"
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(UsageError, match="is not whole"):
+        Checkpoint.open(tmp_path / checkpoint_name(4))
+    assert latest(tmp_path) == tmp_path / checkpoint_name(2)
+    assert latest(tmp_path / "nowhere") is None
+
+
+def test_a_checkpoint_is_replaced_and_old_ones_go(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 10):
+        write_checkpoint(tmp_path / checkpoint_name(step), model={"w": torch.ones(2)}, content={"step": step}, **SMALL)
+    (tmp_path / ".step-00000011.partial").mkdir()
+    prune(tmp_path, 2)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [checkpoint_name(2), checkpoint_name(10)]
+
+
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / checkpoint_name(1))
+    pool_of(1).run("training_jobs:training", "serial", sizes=(12,), save=path)
+    with pytest.raises(AssertionError, match="was made with the optimiser AdamW, not SGD"):
+        pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, optimizer="sgd")
+    with pytest.raises(AssertionError, match=r"is not of this model: it lacks norm\.num_batches_tracked"):
+        pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, norm=True)
+
+
+def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six steps of digits-vit; a worker is killed in the fifth; serial goes on after the fourth."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
+
+    def plan(mesh: Mesh, **more: Any) -> Plan:
+        return Plan(
+            model=ModelSpec(name="digits-vit"),
+            batch=32,
+            mesh=mesh,
+            microbatches=2,
+            task="digits",
+            steps=6,
+            devices=("cpu:0",) * mesh.num_workers,
+            optimizer=OptimizerSpec(name="adamw", learning_rate=1e-3),
+            checkpoint_every=2,
+            **more,
+        )
+
+    def run(one: Plan, root: str, **options: Any) -> tuple[list[float], dict[str, Any]]:
+        folder = RunFolder.create(tmp_path / root, one, environment={})
+        write_options(folder, TrainingOptions(**options))
+        (found,) = pool_of(1).run("training_jobs:run", one, str(folder.path))
+        return found
+
+    killed: list[float] = []
+    serial = plan(Mesh())
+    losses, whole = run(serial, "whole")
+    halves = plan(Mesh(pipeline=2), cuts=(training_jobs.middle_cut("digits-vit"),))
+    with pytest.raises(RunError, match=r"worker 1 .*SIGKILL"):
+        train(
+            halves,
+            tmp_path / "runs",
+            progress=lambda line: killed.append(line["loss"]) if line["kind"] == "step" else None,
+            job="training_jobs:dies",
+        )
+    np.testing.assert_allclose(killed, losses[:4], rtol=1e-5)
+    found = find_checkpoint(tmp_path / "runs", serial)
+    assert found is not None
+    assert found.name == checkpoint_name(4)
+    assert RunFolder.open(found.parent.parent).result()["status"] == "failed"  # type: ignore[index]
+    later, resumed = run(serial, "runs", checkpoint=str(found), export=str(tmp_path / "weights"))
+    np.testing.assert_allclose(later, losses[4:], rtol=1e-5)
+    for name in ("training_loss", "evaluation_loss", "accuracy"):
+        assert resumed["epochs"][0][name] == pytest.approx(whole["epochs"][0][name], rel=1e-5)
+    other = Plan(**{name: getattr(serial, name) for name in serial.__dataclass_fields__} | {"seed": 1})
+    assert find_checkpoint(tmp_path / "runs", other) is None
+    loaded = ModelSpec(name="digits-vit", weights=str(tmp_path / "weights")).load(batch=2)
+    for name, value in load_file(tmp_path / "weights" / "model.safetensors").items():
+        assert torch.equal(loaded.module.state_dict()[name], value)
+    assert json.loads((found / "index.json").read_text())["content"]["caller"]["progress"]["step"] == 4

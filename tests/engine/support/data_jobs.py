@@ -1,0 +1,438 @@
+"""What workers do in the tests of the data axis; run by ``pool``, compared with serial inside the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensor_jobs
+import torch
+import torch.distributed as dist
+from tensor_jobs import difference, worst
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from stagewright.engine.batch.microbatch import shares
+from stagewright.engine.data.data_parallel import DataParallel
+from stagewright.engine.data.wrap import wrap_data_parallel
+from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
+from stagewright.engine.tensor.apply import apply_tensor_parallel
+from stagewright.graph import capture
+from stagewright.planner.calibration.job import both
+
+
+class Tied(nn.Module):
+    """An embedding and its head, a layer that nothing uses, an output that no loss uses, and a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.unused = nn.Linear(5, 5)
+        self.aside = nn.Linear(6, 2)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.head = nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            hidden = hidden + torch.tanh(layer(hidden)) * self.scale
+        return self.head(hidden), self.aside(hidden)
+
+
+class Ways(nn.Module):
+    """Which layer a sample passes depends on its sign; a layer that no sample passes is not called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(x)
+        for positive, way in enumerate(self.ways):
+            rows = ((sign > 0) == bool(positive)).nonzero()[:, 0]
+            if len(rows):
+                found = found.index_add(0, rows, way(x[rows]))
+        return found
+
+
+class Routed(nn.Module):
+    """Samples that go different ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.routed = Ways()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.routed(self.first(x), x[:, 0]))
+
+
+class Picking(nn.Module):
+    """Two layers, of which a batch's first sample picks one for the head: backward does not reach the other. The head
+    changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=bias) for bias in (False, True))
+        self.head = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        found = [layer(hidden) for layer in self.layers]
+        return self.head(found[int(x[0, 0] > 0)])
+
+
+class Passing(nn.Module):
+    """A layer that only positive samples pass comes last, with a way around it: backward may not reach it. Without that
+    way, it may reach nothing at all."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.around = around
+        self.first = nn.Linear(4, 3)
+        self.last = Chosen()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        found = self.last(hidden, x[:, 0])
+        return hidden + found if self.around else found
+
+
+class Chosen(nn.Module):
+    """A layer for positive samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+        rows = (sign > 0).nonzero()[:, 0]
+        found = torch.zeros_like(x)
+        return found.index_add(0, rows, self.layer(x[rows])) if len(rows) else found
+
+
+class Normed(nn.Module):
+    """Batch norm behind a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.convolution(x))).mean((2, 3)))
+
+
+ROUTED: dict[str, Callable[[], nn.Module]] = {
+    "routed": Routed,
+    "picking": Picking,
+    "passing": lambda: Passing(around=True),
+    "ending": lambda: Passing(around=False),
+}
+
+
+def build(name: str, batch: int, step: int = 0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    if name == "tied":
+        return Tied(), torch.randint(0, 11, (batch, 5)), torch.randint(0, 11, (batch, 5))
+    if name in ROUTED:
+        signs = torch.ones(batch, 1)  # in step 2 all go one way
+        if step == 0:  # each replica both ways
+            signs[::2] = -1
+        elif step != 2:  # the first replica another way than all others
+            signs[: shares(batch, dist.get_world_size())[0]] = -1
+        return ROUTED[name](), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
+    assert name == "normed"
+    return Normed(), torch.randn(batch, 2, 6, 6), torch.randint(0, 3, (batch,))
+
+
+def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
+    logits = output[0] if isinstance(output, tuple) else output
+    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
+    """This replica's samples and weight; one that gets none takes the first sample with the weight 0."""
+    sizes = shares(batch, num_replicas)
+    first = sum(sizes[:index])
+    return (slice(first, first + sizes[index]), sizes[index] / batch) if sizes[index] else (slice(0, 1), 0.0)
+
+
+def replica_step(
+    replica: DataParallel, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
+) -> torch.Tensor:
+    """One step on this replica's part; the loss of the whole batch. ``forwards_first``: as GPipe orders the chunks."""
+    rows, weight = own_part(len(x), replica.num_replicas, replica.index)
+    pieces = list(zip(x[rows].chunk(chunks), target[rows].chunk(chunks), strict=True))
+    losses: list[torch.Tensor] = []
+
+    def forward(at: int) -> None:
+        inputs, wanted = pieces[at]
+        losses.append(loss_of(replica(inputs), wanted) * weight * (len(inputs) / (rows.stop - rows.start)))
+
+    def backward(at: int) -> None:
+        if losses[at].requires_grad:  # as the engine does
+            losses[at].backward()
+
+    every = range(len(pieces))
+    if forwards_first:
+        order = [(action, at) for action in (forward, backward) for at in every]
+    else:
+        order = [(action, at) for at in every for action in (forward, backward)]
+    for action, at in order:
+        with replica.accumulate() if at < len(pieces) - 1 else contextlib.nullcontext():
+            action(at)
+    total = torch.stack([one.detach() for one in losses]).sum()
+    replica.synchronise(weight)
+    dist.all_reduce(total, group=replica.group)
+    return total
+
+
+def steps(
+    rank: int,
+    name: str,
+    batches: tuple[int, ...],
+    shard: bool,
+    chunks: int = 1,
+    bucket_bytes: int = 100,
+    forwards_first: bool = False,
+) -> dict[str, Any]:
+    """Optimiser steps on batches of these sizes: the worst differences to serial over all of them."""
+    serial, _, _ = build(name, 2)
+    copied = copy.deepcopy(serial)
+    if rank:  # replica 0's values count
+        with torch.no_grad():
+            next(copied.parameters()).add_(1.0)
+    units: list[nn.Module] = []
+    if isinstance(copied, Tied):
+        units = [*copied.layers, copied.embedding, copied.head]
+    elif isinstance(copied, Routed):
+        units = [copied.first, copied.routed]
+    elif isinstance(copied, Picking | Passing):
+        units = list(copied.children()) if isinstance(copied, Passing) else [*copied.layers, copied.head]
+    replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
+    found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": [], "none": []}
+    for step, batch in enumerate(batches):
+        _, x, target = build(name, batch, step)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        replica.traffic.reset()
+        loss = replica_step(replica, x, target, chunks, forwards_first)
+        wanted = serial_step(serial, name, x, target, replica.num_replicas)
+        found["loss"] = max(found["loss"], difference(loss, wanted))
+        gradients = full_gradients(replica.module)
+        found["gradients"] = max(found["gradients"], worst(gradients, full_gradients(serial)))
+        for optimizer in optimizers:
+            optimizer.step()
+        state = full_state_dict(replica.module)
+        found["state"] = max(found["state"], worst(as_float(state), as_float(serial.state_dict())))
+        found["bytes"].append(replica.traffic.payload_bytes)
+        found["none"].append([key for key, value in gradients.items() if value is None])
+    other = {key: value + 1 for key, value in state.items()}
+    load_full_state_dict(replica.module, other)
+    found["loads"] = all(torch.equal(value, other[key]) for key, value in full_state_dict(replica.module).items())
+    found["tied"] = not isinstance(copied, Tied) or copied.head.weight is copied.embedding.weight
+    return found
+
+
+def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tensor, num_replicas: int) -> torch.Tensor:
+    """Serial on the whole batch; with batch norm or routing, on the replicas' parts one after the other, from the same
+    running statistics, which are then averaged by weight: what the data axis promises."""
+    if name == "tied":
+        loss = loss_of(model(x), target)
+        loss.backward()
+        return loss.detach()
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    after = {key: torch.zeros_like(value) for key, value in before.items()}
+    total = torch.zeros(())
+    for index in range(num_replicas):
+        rows, weight = own_part(len(x), num_replicas, index)
+        for key, value in model.named_buffers():
+            value.copy_(before[key])
+        if not weight:
+            continue
+        loss = loss_of(model(x[rows]), target[rows]) * weight
+        if loss.requires_grad:
+            loss.backward()
+        total += loss.detach()
+        for key, value in model.named_buffers():
+            after[key] += value * weight if value.is_floating_point() else value - after[key]
+    for key, value in model.named_buffers():
+        value.copy_(after[key])
+    return total
+
+
+def as_float(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.float() for key, value in state.items()}
+
+
+def running_mean(rank: int, batch: int) -> float:
+    """The running mean behind a first layer, against plain serial on the whole batch."""
+    serial, x, target = build("normed", batch)
+    replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
+    replica_step(replica, x, target)
+    serial(x)
+    found = replica.module.get_buffer("norm.running_mean")
+    return difference(found, serial.get_buffer("norm.running_mean"))
+
+
+def warned(rank: int, shard: bool) -> list[str]:
+    """Of what torch warns in three steps."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        steps(rank, "tied", (4, 4, 4), shard)
+    return [str(one.message) for one in seen]
+
+
+class Series(nn.Module):
+    """Layers that only some samples pass, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.layers = nn.ModuleList(Chosen() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for at, layer in enumerate(self.layers):
+            hidden = hidden + layer(hidden, x[:, at])
+        return hidden
+
+
+def recomputed(rank: int) -> float:
+    """Shards that run again for their backward, on replicas that use different ones: the worst gradient."""
+    torch.manual_seed(0)
+    serial = Series()
+    model = copy.deepcopy(serial)
+    x, target = torch.rand(4, 4), torch.randint(0, 3, (4,))
+    x[:2] *= -1  # no layer for the first replica
+    x[2:, 1] *= -1  # all but one for the second
+    (stage,) = capture(model, (x,), {}, ["first", *(f"layers.{at}" for at in range(4))]).stages([])
+    replica = wrap_data_parallel(stage, dist.group.WORLD, shard=True, units=[model.first, *model.layers])
+    forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=1, through=replica)
+    rows, weight = own_part(4, 2, rank)
+    for _ in range(2):
+        stage.zero_grad()
+        (output,) = forward((x[rows],), 0)
+        (loss_of(output, target[rows]) * weight).backward()
+        replica.synchronise(weight)
+    loss_of(serial(x), target).backward()
+    return worst(full_gradients(stage), full_gradients(serial))
+
+
+def changed_in_place(rank: int) -> float:
+    """An output that a loss changes in place: how far the gradients are from serial's."""
+    serial, x, target = build("normed", 4)
+    replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
+    for model in (replica, replica, serial):
+        serial.zero_grad()
+        replica.module.zero_grad()
+        loss_of(model(x).mul_(2), target).backward()
+        if model is replica:
+            replica.synchronise(0.5)
+            found = full_gradients(replica.module)
+    return worst({key: value / replica.num_replicas for key, value in found.items()}, full_gradients(serial))
+
+
+def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, Any]:
+    """Two replicas of two tensor workers each, on one mesh, against serial."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    serial, batch = tensor_jobs.build(name)
+    serial.eval()  # no dropout in any of these; eval keeps it so
+    model = copy.deepcopy(serial)
+    axis = apply_tensor_parallel(model, mesh["tensor"])
+    blocks = [one for one in model.modules() if type(one).__name__.endswith(("Layer", "Block"))]
+    replica = wrap_data_parallel(model, mesh["data"], shard=shard, units=blocks)
+    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2, eps=1e-3) for one in (serial, replica)]
+    samples = len(next(iter(batch.values())))
+    found = {"loss": 0.0, "gradients": 0.0}
+    for step in range(steps):
+        size = samples - step % 2  # 4, 3, 4 samples
+        whole = {key: value[:size] for key, value in batch.items()}
+        rows, weight = own_part(size, 2, replica.index)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = tensor_jobs.loss_of(replica(**{key: value[rows] for key, value in whole.items()})) * weight
+        loss.backward()
+        replica.synchronise(weight)
+        total = loss.detach().clone()
+        dist.all_reduce(total, group=replica.group)
+        wanted = tensor_jobs.loss_of(serial(**whole))
+        wanted.backward()
+        found["loss"] = max(found["loss"], difference(total, wanted.detach()))
+        found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), full_gradients(serial)))
+        for optimizer in optimizers:
+            optimizer.step()
+    found["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))
+    found["tensor_bytes"] = axis.traffic.payload_bytes
+    found["data_bytes"] = replica.traffic.payload_bytes
+    return found
+
+
+def rounds(rank: int) -> list[Any]:
+    """What a calibration's workers tell each other, of different lengths."""
+    return both([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]
+
+
+def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
+    """Tensors of every kind from one worker, which every worker must have then; how many messages it took."""
+    from stagewright.engine.worker.worker import broadcast as module
+
+    made = [
+        torch.arange(3, dtype=torch.float32),
+        torch.tensor(True),
+        torch.arange(5, dtype=torch.int64),
+        torch.empty(0, 4),
+        torch.ones(7, dtype=torch.bfloat16) / 3,
+        torch.arange(600, dtype=torch.float64).view(20, 30).t(),  # large, and not contiguous
+        torch.tensor([1 + 2j, 3 - 4j]),
+        torch.tensor([True, False, True]),
+    ]
+    held = made if rank == source else [torch.empty(one.shape, dtype=one.dtype) for one in made]
+    calls, plain = [], dist.broadcast
+
+    def counted(*args: object, **kwargs: object) -> object:
+        calls.append(1)
+        return plain(*args, **kwargs)
+
+    before = module.PIECE_BYTES
+    module.PIECE_BYTES, dist.broadcast = piece_bytes, counted
+    try:
+        found = [one.clone() for one in module.broadcast(iter(held), torch.device("cpu"), source=source)]
+    finally:
+        module.PIECE_BYTES, dist.broadcast = before, plain
+    for one, other in zip(made, found, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert torch.equal(one, other)
+    return len(calls)
+
+
+def gloo_policies(rank: int) -> dict[str, list[int]]:
+    """How threads of groups are scheduled that a context makes, and the one that computes."""
+    import os
+    from pathlib import Path
+
+    from stagewright.cluster.device import Device
+    from stagewright.engine.worker.context import make_context
+    from stagewright.spec.plan import Mesh
+
+    def threads() -> dict[int, str]:
+        return {int(one.name): (one / "comm").read_text().strip() for one in Path("/proc/self/task").iterdir()}
+
+    before = threads()
+    make_context(Mesh(pipeline=2), rank, Device.parse(f"cpu:{rank}"))
+    made = {thread: name for thread, name in threads().items() if thread not in before and "gloo" in name}
+    return {
+        "made": sorted(os.sched_getscheduler(thread) for thread in made),
+        "own": [os.sched_getscheduler(0)],
+    }

@@ -1,0 +1,240 @@
+"""What workers do in the tests of the tensor axis; run by ``pool``, compared with serial inside the worker."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
+from stagewright.engine.tensor.apply import apply_tensor_parallel, refuse_open_regions, tensor_plan
+
+BATCH, LENGTH = 4, 6
+
+
+def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module, dict[str, Any]]:
+    """A tiny model in train mode, and a batch."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": heads}
+    text = {**sizes, "vocab_size": 50, "use_cache": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    ids = {"input_ids": torch.randint(5, 50, (BATCH, LENGTH))}
+    if name in ("deit", "vit"):
+        kind = {"deit": "DeiT", "vit": "ViT"}[name]
+        config = getattr(hf, f"{kind}Config")(**sizes, **drop, image_size=16, patch_size=8, num_labels=3)
+        model = getattr(hf, f"{kind}ForImageClassification")(config)
+        return model.train(), {"pixel_values": torch.randn(BATCH, 3, 16, 16)}
+    if name in ("bert", "roberta"):
+        kind = {"bert": "Bert", "roberta": "Roberta"}[name]
+        config = getattr(hf, f"{kind}Config")(**text, **drop, num_labels=3)
+        mask = (torch.arange(LENGTH) < torch.tensor([3, 6, 4, 5])[:, None]).long()
+        return getattr(hf, f"{kind}ForSequenceClassification")(config).train(), {**ids, "attention_mask": mask}
+    if name == "gpt2":
+        rates = {"attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout}
+        config = hf.GPT2Config(
+            n_embd=32, n_layer=2, n_head=heads, vocab_size=50, n_positions=8, use_cache=False, bos_token_id=1,
+            eos_token_id=2, **rates,
+        )  # fmt: skip
+        return hf.GPT2LMHeadModel(config).train(), ids
+    if name == "distilbert":
+        config = hf.DistilBertConfig(dim=32, hidden_dim=64, n_layers=2, n_heads=heads, vocab_size=50, dropout=0.0)
+        config.attention_dropout = config.seq_classif_dropout = 0.0
+        return hf.DistilBertForSequenceClassification(config).train(), ids
+    if name == "opt":
+        text |= {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}
+    kind = {
+        "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "opt": "OPT", "phi": "Phi",
+        "gpt-neox": "GPTNeoX", "bloom": "Bloom", "phi3": "Phi3",
+    }[name]  # fmt: skip
+    if name in ("llama", "mistral", "qwen2", "qwen3"):
+        text |= {"num_key_value_heads": 2 if heads == 4 else heads}
+    if name == "qwen3":
+        text |= {"head_dim": 8}
+    return getattr(hf, f"{kind}ForCausalLM")(getattr(hf, f"{kind}Config")(**text)).train(), ids
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """A loss that every logit counts in, each in its own way."""
+    logits = output.logits
+    weights = torch.linspace(0.5, 1.5, logits[0].numel()).view_as(logits[0])
+    return (logits.square() * weights).mean()
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+
+
+def worst(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """The worst difference of any tensor; names and missing ones must agree.
+
+    A gradient that is 0 but for rounding (a key's bias shifts all scores alike) must be so on both sides.
+    """
+    assert list(found) == list(wanted)
+    assert [one is None for one in found.values()] == [one is None for one in wanted.values()]
+    pairs = [(found[name], one) for name, one in wanted.items() if one is not None]
+    nothing = 1e-6 * max(float(one.abs().max()) for _, one in pairs)
+    zero = [float(one.abs().max()) <= nothing for _, one in pairs]
+    assert zero == [float(one.abs().max()) <= nothing for one, _ in pairs]
+    return max(difference(one, other) for (one, other), skip in zip(pairs, zero, strict=True) if not skip)
+
+
+def perturb(model: nn.Module) -> None:
+    """Biases and norms as they are made are 0 and 1, where a mistake may not show."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def step(rank: int, name: str) -> dict[str, Any]:
+    """One step, split and serial: how far outputs, loss, gradients and state are apart."""
+    serial, batch = build(name)
+    perturb(serial)
+    split = copy.deepcopy(serial)
+    state = {key: value.clone() for key, value in serial.state_dict().items()}
+    axis = apply_tensor_parallel(split, dist.group.WORLD)
+    plan = tensor_plan(serial, dist.get_world_size())
+    held = sum(parameter.numel() for parameter in split.parameters())
+    outputs, expected = split(**batch), serial(**batch)
+    loss, wanted = loss_of(outputs), loss_of(expected)
+    loss.backward()
+    wanted.backward()
+    traffic = copy.copy(axis.traffic)
+    gradients = full_gradients(split)
+    with torch.no_grad():
+        split.eval(), serial.eval()
+        axis.traffic.reset()
+        evaluated = difference(split(**batch).logits, serial(**batch).logits)
+    loaded = full_state_dict(split)
+    same = list(loaded) == list(state) and all(torch.equal(loaded[key], state[key]) for key in state)
+    load_full_state_dict(split, {key: value + 1 for key, value in state.items()})
+    again = all(torch.equal(one, state[key] + 1) for key, one in full_state_dict(split).items())
+    return {
+        "loss": difference(loss.detach(), wanted.detach()),
+        "outputs": difference(outputs.logits.detach(), expected.logits.detach()),
+        "gradients": worst(gradients, full_gradients(serial)),
+        "evaluated": evaluated,
+        "same_state": same,
+        "loads": again,
+        "training_bytes": traffic.payload_bytes,
+        "num_collectives": traffic.num_collectives,
+        "evaluation_bytes": axis.traffic.payload_bytes,
+        "regions": len(plan.regions),
+        "parameters": (held, plan.parameters_a_worker),
+        "planned_bytes": plan.payload_bytes(tokens(batch, serial), 4, training=True),
+    }
+
+
+def tokens(batch: dict[str, Any], model: nn.Module) -> int:
+    """Batch times sequence, as blocks see it: 4 patches and the class (and distillation) token for an image."""
+    if "input_ids" in batch:
+        return BATCH * LENGTH
+    return BATCH * (4 + (2 if "DeiT" in type(model).__name__ else 1))
+
+
+def trained(rank: int, name: str, steps: int) -> float:
+    """Several optimiser steps, split and serial: how far the weights are apart afterwards."""
+    serial, batch = build(name)
+    split = copy.deepcopy(serial)
+    apply_tensor_parallel(split, dist.group.WORLD)
+    for model in (serial, split):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss_of(model(**batch)).backward()
+            nn.utils.clip_grad_norm_([model.get_input_embeddings().weight], 1.0)
+            optimizer.step()
+    return worst(full_state_dict(split), dict(serial.state_dict()))
+
+
+def dropout(rank: int, name: str, attention: str, passes: int = 2) -> dict[str, float]:
+    """Dropout on, serial and split from the same seed: differences of gradients and of the numbers drawn afterwards."""
+    serial, batch = build(name, dropout=0.3)
+    serial.set_attn_implementation(attention)  # type: ignore[operator]
+    split = copy.deepcopy(serial)
+    apply_tensor_parallel(split, dist.group.WORLD)
+    drawn = []
+    for model in (serial, split):
+        model.train()
+        torch.manual_seed(5)
+        for _ in range(passes):
+            loss_of(model(**batch)).backward()
+        drawn.append(float(torch.rand(())))
+    gradients = {key: value.grad for key, value in serial.named_parameters(remove_duplicate=False)}
+    split.eval()
+    serial.eval()
+    evaluated = abs(float(loss_of(split(**batch)).detach()) - float(loss_of(serial(**batch)).detach()))
+    return {
+        "gradients": worst(full_gradients(split), gradients),
+        "drawn": abs(drawn[0] - drawn[1]),
+        "evaluated": evaluated,
+    }
+
+
+def recomputed(rank: int, name: str) -> float:
+    """Gradients with every block recomputed in backward, dropout on, against the same without."""
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for recompute in (False, True):
+        model, batch = build(name, dropout=0.2)
+        apply_tensor_parallel(model, dist.group.WORLD)
+        if recompute:
+            for module in model.modules():
+                if type(module).__name__.endswith(("Layer", "Block")):
+                    module.forward = _checkpointed(module.forward, checkpoint)  # type: ignore[method-assign]
+        torch.manual_seed(3)
+        loss_of(model(**batch)).backward()
+        found.append(full_gradients(model))
+    return worst(found[1], found[0])
+
+
+def _checkpointed(forward: Any, checkpoint: Any) -> Any:
+    return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def half(rank: int, name: str) -> float:
+    """bfloat16: gradients of the split model against float32's, relative."""
+    serial, batch = build(name)
+    split = copy.deepcopy(serial).bfloat16()
+    apply_tensor_parallel(split, dist.group.WORLD)
+    loss_of(split(**batch)).backward()
+    loss_of(serial(**batch)).backward()
+    found = {key: None if one is None else one.float() for key, one in full_gradients(split).items()}
+    return worst(found, full_gradients(serial))
+
+
+def stage(rank: int, name: str, shard: bool) -> dict[str, float]:
+    """A captured stage of a split model: gradients under the model's names, against serial."""
+    from stagewright.engine.data.wrap import wrap_data_parallel
+    from stagewright.graph import capture
+
+    serial, batch = build(name)
+    model = copy.deepcopy(serial)
+    graph = capture(model, (), batch)
+    plan = tensor_plan(model, 2)
+    refuse_open_regions(plan, [call.target for call in graph.calls])
+    stage = graph.stage(0, len(graph.calls) - 1)
+    group = dist.group.WORLD
+    if shard:  # the same batch on both replicas, each with half the weight
+        replica = wrap_data_parallel(stage, group, shard=True, units=[graph.module(call) for call in graph.calls])
+        output = graph.unflatten(replica(*graph.flatten((), batch)))
+        (loss_of(output) / 2).backward()
+        replica.synchronise(0.5)
+    else:
+        apply_tensor_parallel(model, group, plan=plan)
+        output = graph.unflatten(stage(*graph.flatten((), batch)))
+        loss_of(output).backward()
+    expected = serial(**batch)
+    loss_of(expected).backward()
+    wanted, found = full_gradients(serial), full_gradients(stage)
+    return {
+        "outputs": difference(output.logits.detach(), expected.logits.detach()),
+        "gradients": worst({key: found.get(key) for key in wanted}, wanted),
+    }

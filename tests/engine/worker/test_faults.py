@@ -1,0 +1,340 @@
+"""A worker that raises, dies, stops or hangs ends the run: soon, wholly, and with one message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stagewright.cluster.device import usable_cores
+from stagewright.engine.launch.launcher import launch
+from stagewright.engine.worker.faults import Activity, Doing, Fault, read_doing, root_cause
+from stagewright.errors import RunError, StagewrightError, UsageError
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.trace.breakdown import breakdown
+from stagewright.trace.read import read_trace
+
+CORES = sorted(usable_cores())
+HANG_S = 3.0
+END_S = 45.0  # all processes are gone so soon after a fault, on a machine that may itself stand still for a while
+STILL = r"no worker has made progress for \d+ s"
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from stagewright.engine.launch.launcher import launch
+from stagewright.errors import StagewrightError
+from stagewright.runs.run_folder import RunFolder
+folder = RunFolder.open(sys.argv[1])
+try:
+    launch(folder.plan(), folder, job=sys.argv[2], hang_s=100, timeout_s=200)
+except StagewrightError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Jobs are found, and no test of this file runs for more than four minutes."""
+
+    def too_long(number: int, frame: Any) -> None:
+        raise AssertionError("the test ran for 240 s")
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(240)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = RunFolder(tmp_path)
+    devices = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
+    run.write_plan(Plan(model=ModelSpec(name="mlp"), batch=4, mesh=Mesh(pipeline=2), microbatches=4, devices=devices))
+    return run
+
+
+def seen(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads((folder.path / "workers" / str(worker) / "seen.json").read_text()) for worker in (0, 1)]
+
+
+def wait_until_seen(folder: RunFolder, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """Both workers are at work."""
+    until_s = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < until_s:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            found = seen(folder)
+            counts = [read_doing(folder.path / "workers" / str(worker) / "activity.txt").count for worker in (0, 1)]
+            if min(counts) > 6:
+                return found
+        time.sleep(0.05)
+    raise AssertionError("the workers did not come up")
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def nothing_left(notes: list[dict[str, Any]]) -> None:
+    """No worker, no child of a worker, no port."""
+    pids = [note[name] for note in notes for name in ("pid", "child") if name in note]
+    until_s = time.monotonic() + END_S  # who was killed still needs a core to end on
+    while any(alive(pid) for pid in pids) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    assert [pid for pid in pids if alive(pid)] == []
+    for port in {note["port"] for note in notes if "port" in note}:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.2", 0))  # from the same address, a free port may be connected to itself
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def fails(folder: RunFolder, job: str, hang_s: float = 100.0) -> tuple[StagewrightError, float]:
+    """The error of a run, and the time from the last sign of the worker that failed to the end."""
+    with pytest.raises(StagewrightError) as caught:
+        launch(folder.plan(), folder, job=f"tiny_jobs:{job}", hang_s=hang_s, timeout_s=200)
+    last = max(path.stat().st_mtime for path in (folder.path / "workers").glob("*/seen.json"))
+    took_s = time.time() - last
+    nothing_left(seen(folder))
+    return caught.value, took_s
+
+
+AT = "at: step 3, stage 1, micro-batch 2, forward, shapes (4, 3) float32"
+
+
+def test_a_worker_that_raises(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "raises")
+    lines = str(error).splitlines()
+    assert isinstance(error, RunError)
+    assert error.exit_code == 1
+    assert lines[0] == f"worker 1 (cpu:{CORES[-1]}) failed: ValueError: boom in the middle"
+    assert lines[1].strip() == AT
+    assert lines[2].strip() == f"log: {folder.path}/workers/1/log.txt"
+    assert lines[3] == "Traceback (most recent call last):"
+    assert "tiny_jobs.py" in lines[4]
+    assert 'raise ValueError("boom in the middle")' in str(error)
+    assert took_s < END_S
+    kept = Fault.read(folder.path / "fault.json")
+    assert kept is not None
+    assert (kept.worker, kept.kind, kept.doing.microbatch, kept.doing.count) == (1, "raised", 2, 7)
+    assert Fault.read(folder.path / "workers" / "1" / "error.json") == kept
+
+
+def test_a_worker_that_is_killed(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "killed")
+    lines = str(error).splitlines()
+    assert lines[0].startswith(f"worker 1 (cpu:{CORES[-1]}) was killed: SIGKILL")
+    assert lines[1].strip() == AT
+    assert took_s < END_S
+
+
+def test_a_worker_that_leaves_without_a_word(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "exits")
+    assert str(error).splitlines()[0] == f"worker 1 (cpu:{CORES[-1]}) ended: exit code 7"
+    assert AT in str(error)
+    assert str(error).endswith("last words")
+    assert took_s < END_S
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "stopped", HANG_S)
+    lines = str(error).splitlines()
+    assert re.match(rf"worker 1 \(cpu:{CORES[-1]}\) hangs: {STILL}; its process is", lines[0])
+    assert lines[1].strip() == AT
+    assert took_s < HANG_S + END_S
+
+
+@pytest.mark.slow
+def test_a_worker_that_loops_and_ignores_sigterm(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "loops", HANG_S)
+    text = str(error)
+    assert re.fullmatch(rf"worker 1 \(cpu:{CORES[-1]}\) hangs: {STILL}", text.splitlines()[0])
+    assert AT in text
+    assert "worker 0 is at: step 0, all-reduce" in text
+    assert "in spin_for_ever" in text
+    assert took_s < HANG_S + END_S
+
+
+@pytest.mark.slow
+def test_workers_that_wait_for_each_other(folder: RunFolder) -> None:
+    error, took_s = fails(folder, "waits", HANG_S)
+    assert re.fullmatch(rf"worker 0 \(cpu:{CORES[0]}\) hangs: {STILL}", str(error).splitlines()[0])
+    assert "worker 1 is at: step 0, stage 1, micro-batch 0, receive" in str(error)
+    assert "in recv" in str(error)
+    assert took_s < HANG_S + END_S
+
+
+@pytest.mark.parametrize("how", ["raises", pytest.param("hangs", marks=pytest.mark.slow), "killed"])
+def test_events_until_the_fault(folder: RunFolder, how: str) -> None:
+    """Every worker tells what it did; one that was killed up to its last whole step, others what they were at, too."""
+    _, took_s = fails(folder, f"{how}_in_a_step", HANG_S if how == "hangs" else 100.0)
+    assert took_s < END_S + (HANG_S if how == "hangs" else 0)
+    folder.finish("failed", {})
+    trace = read_trace(folder, unfinished=True)
+    assert [worker.rank for worker in trace.workers] == [0, 1]
+    assert (trace.steps, trace.unfinished_step) == ((0, 1, 2, 3), 3)
+    last = [worker.events[-1] for worker in trace.workers if how != "killed" or worker.rank == 0]
+    assert all((one.step, one.note) == (3, "unfinished") for one in last)
+    assert [one.kind for one in last] == ["collective", "forward"][: len(last)]
+    assert [(one.stage, one.microbatch) for one in last][1:] == [(1, 2)][: len(last) - 1]
+    if how == "hangs":
+        assert min(one.seconds for one in last) > HANG_S - 1
+    if how == "killed":
+        assert [worker.events[-1].step for worker in trace.workers] == [3, 2]
+        assert (folder.worker(1).path / "events.parquet").is_file()
+        assert [share.worker for share in breakdown(trace, 3)] == [0]
+    whole = read_trace(folder)
+    assert [worker.rank for worker in whole.workers] == [0, 1]
+    assert (whole.steps, whole.unfinished_step) == ((0, 1, 2), None)
+    for number in trace.steps:
+        for share in breakdown(trace, number):
+            assert sum(share.parts().values()) == pytest.approx(share.step_s)
+
+
+def test_an_error_of_ours_is_its_sentence(folder: RunFolder) -> None:
+    error, _ = fails(folder, "out_of_memory")
+    text = str(error)
+    assert "failed: worker 1 is out of memory during forward: 364 TiB more wanted on the host, where " in text
+    assert "Traceback" not in text
+    assert AT in text
+
+
+def test_wrong_use_found_by_workers_stays_wrong_use(folder: RunFolder) -> None:
+    with pytest.raises(UsageError, match="there is no task 'digit'; did you mean 'digits'\\?") as caught:
+        launch(folder.plan(), folder, job="tiny_jobs:wrong_use", timeout_s=200)
+    assert caught.value.exit_code == 2
+
+
+@contextlib.contextmanager
+def launcher(folder: RunFolder, job: str) -> Iterator[subprocess.Popen[str]]:
+    """A launcher in a process of its own, which is gone afterwards."""
+    command = [sys.executable, "-c", SCRIPT, str(folder.path), f"tiny_jobs:{job}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_ctrl_c_is_clean(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=END_S)
+    assert (process.returncode, out, err) == (130, "", "")
+    nothing_left(notes)
+
+
+@pytest.mark.slow
+def test_sigterm_is_a_failed_run_that_leaves_nothing(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=END_S)
+    assert (process.returncode, out, err) == (1, "", "the run was ended by SIGTERM\n")
+    nothing_left(notes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_launcher_that_is_killed_leaves_no_worker(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        children = [note.pop("child") for note in notes]
+        try:
+            process.kill()
+            process.wait(timeout=END_S)
+            nothing_left(notes)
+        finally:
+            for child in children:  # a worker's own child is its own affair when SIGKILL takes both parents
+                os.kill(child, signal.SIGKILL)
+
+
+def fault(worker: int, kind: Any, message: str = "", time_ns: int = 0) -> Fault:
+    return Fault(worker=worker, kind=kind, message=message, time_ns=time_ns)
+
+
+def test_root_cause_is_not_the_peer_that_lost_its_connection() -> None:
+    lost, raised = fault(0, "lost-peer", time_ns=1), fault(1, "raised", time_ns=2)
+    late = fault(2, "raised", time_ns=3)
+    assert root_cause([lost, late, raised]) is raised
+    killed, aborted = fault(3, "killed", "SIGKILL"), fault(4, "killed", "SIGABRT")
+    assert root_cause([lost, raised, killed, aborted]) is killed
+    assert root_cause([lost, raised, aborted]) is raised
+    assert root_cause([lost, aborted]) is aborted
+    assert root_cause([lost, fault(5, "exited", time_ns=9)]).worker == 5
+    assert root_cause([fault(6, "lost-peer", time_ns=5), lost]) is lost
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"), "lost-peer"),
+        (ConnectionResetError("Connection reset by peer"), "lost-peer"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)"), "raised"),
+        (ValueError("closed by peer"), "raised"),
+    ],
+)
+def test_kinds_of_errors(error: Exception, kind: str) -> None:
+    made = Fault.of(error, worker=1, device="cpu:0", doing=Doing(), time_ns=5)
+    assert (made.kind, made.exit_code, made.time_ns) == (kind, 1, 5)
+    outer = RunError("could not receive")
+    outer.__cause__ = error
+    assert Fault.of(outer, worker=1, device="", doing=Doing(), time_ns=0).kind == kind
+
+
+def test_a_fault_survives_its_file(tmp_path: Path) -> None:
+    doing = Doing(count=7, step=3, stage=1, microbatch=2, action="forward", shapes="(4, 3) float32")
+    one = Fault(worker=1, kind="hung", message="m", device="cpu:0", doing=doing, traceback="t\n", time_ns=5)
+    one.write(tmp_path / "deep" / "error.json")
+    assert Fault.read(tmp_path / "deep" / "error.json") == one
+    (tmp_path / "half.json").write_text('{"worker": 1, "ki')
+    assert Fault.read(tmp_path / "half.json") is None
+    assert Fault.read(tmp_path / "none.json") is None
+
+
+def test_activity_is_read_from_its_file_while_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "3" / "activity.txt"
+    assert read_doing(path) == Doing()
+    one = Activity()
+    one.begin("load model")
+    one.open(path)
+    assert read_doing(path) == Doing(count=1, action="load model")
+    one.begin("forward", step=0, stage=12, microbatch=30, shapes="(4, 3) float32")
+    assert read_doing(path) == one.now()
+    assert str(one.now()) == "step 0, stage 12, micro-batch 30, forward, shapes (4, 3) float32"
+    one.begin("F")  # a shorter record leaves nothing of a longer one
+    assert read_doing(path) == Doing(count=3, step=0, action="F")
+    one.begin("forward", shapes="(4, 3) float32, " * 500)
+    assert read_doing(path).count == 4
+    one.close()
+    one.begin("after")
+    assert read_doing(path).count == 4
+
+
+def test_batch_norm_of_one_sample_is_told_with_what_helps() -> None:
+    with pytest.raises(ValueError, match="per channel") as raised:
+        torch.nn.BatchNorm1d(2)(torch.randn(1, 2))
+    made = Fault.of(raised.value, worker=0, device="cpu:0", doing=Doing(), time_ns=0)
+    assert made.message.endswith("use fewer micro-batches, or a larger batch")

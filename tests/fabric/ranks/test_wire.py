@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.errors import RunError, UsageError
+from stagewright.fabric.ranks.coordinator import Coordinator, Place, Settings
+from stagewright.fabric.ranks.wire import TO_COORDINATOR, TO_RANK, Channel, check_token, meet_agent, meet_coordinator
+from stagewright.fabric.traffic.workload import explicit
+
+TOKEN = "a token of at least 16"
+
+
+def meet(one: bytes, two: bytes) -> tuple[Any, Any]:
+    """Both sides of a meeting, as channels or errors."""
+    first, second = socket.socketpair()
+    found: list[Any] = [None, None]
+
+    def try_to(at: int, work: Callable[[], Channel]) -> None:
+        try:
+            found[at] = work()
+        except Exception as error:
+            found[at] = error
+            (first, second)[at].close()
+
+    other = threading.Thread(target=try_to, args=(1, lambda: meet_coordinator(second, two)))
+    other.start()
+    try_to(0, lambda: meet_agent(first, one))
+    other.join(60)
+    return found[0], found[1]
+
+
+def test_messages_arrive_as_they_were_sent() -> None:
+    coordinator, agent = meet(b"same", b"same")
+    coordinator.send("run", {"steps": True})
+    assert agent.receive() == ("run", {"steps": True}, b"")
+    agent.send("trials", {"rows": 2}, b"\x00\x01")
+    assert coordinator.receive() == ("trials", {"rows": 2}, b"\x00\x01")
+    for one in (coordinator, agent):
+        one.close()
+
+
+def test_another_token_is_refused_on_both_sides() -> None:
+    coordinator, agent = meet(b"one", b"two")
+    assert isinstance(coordinator, UsageError)
+    assert "another token" in str(coordinator)
+    assert isinstance(agent, RunError)
+
+
+def test_only_the_fixed_set_is_accepted() -> None:
+    coordinator, agent = meet(b"same", b"same")
+    coordinator.send("execute", {"code": "1"})
+    with pytest.raises(RunError, match="not in the fixed set"):
+        agent.receive()
+    agent.send("prepare", {})
+    with pytest.raises(RunError, match="not in the fixed set"):
+        coordinator.receive()
+    for one in (coordinator, agent):
+        one.close()
+
+
+def test_a_changed_message_is_refused() -> None:
+    first, second = socket.socketpair()
+    sender, receiver = Channel(first, b"key", accepts=TO_COORDINATOR), Channel(second, b"other", accepts=TO_RANK)
+    sender.send("stop")
+    with pytest.raises(RunError, match="not signed"):
+        receiver.receive()
+    for one in (sender, receiver):
+        one.close()
+
+
+def test_a_message_that_is_too_long_is_refused() -> None:
+    first, second = socket.socketpair()
+    first.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    channel = Channel(second, None, accepts=TO_RANK)
+    with pytest.raises(RunError, match="too long"):
+        channel.receive()
+    first.close()
+    channel.close()
+
+
+def test_short_tokens_are_refused() -> None:
+    with pytest.raises(UsageError, match="5 characters"):
+        check_token("short")
+
+
+def test_agents_run_a_workload(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    words = [sys.executable, "-m", "stagewright", "fabric", "agent", "--token-file", str(tmp_path / "token"), "--once"]
+    ports, started = [], []
+    try:
+        for _ in range(2):
+            process = subprocess.Popen([*words, "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, encoding="utf-8")
+            started.append(process)
+            assert process.stderr is not None
+            ports.append(int(process.stderr.readline().rpartition(":")[2]))
+        with socket.create_connection(("127.0.0.1", ports[0])) as stranger:
+            stranger.sendall(b"x" * 200)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(100) == b"", "nothing is answered"
+        places = [Place(name=f"127.0.0.1:{port}", host="127.0.0.1", port=port) for port in ports]
+        with Coordinator(explicit([8, 5000], 2, trials=5), places, Settings(token=TOKEN.encode())) as coordinator:
+            measured = coordinator.run()
+        assert measured.error is None
+        assert measured.trials.num_trials == 5
+        assert measured.trials.num_wrong == 0
+        assert [process.wait(60) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

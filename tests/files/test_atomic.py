@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stagewright.errors import UsageError
+from stagewright.files.atomic import save_text
+
+
+def test_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_text("one\n", path)
+    save_text("zwei, Ω\n", path)
+    assert path.read_bytes() == "zwei, Ω\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    save_text("old", path)
+    with pytest.raises(UnicodeEncodeError):
+        save_text("\ud800", path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(UsageError, match="can't write"):
+        save_text("x", tmp_path / "file")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from stagewright.errors import SplitError, UsageError
+from stagewright.partition import Conditions, compare, find_policy, policy, policy_names, registry, split
+from stagewright.profiler.profile import Profile
+from stagewright.spec.plan_file import plan_from_table
+
+
+@pytest.fixture
+def halves(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+
+    @policy("halves")
+    def cut_in_the_middle(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
+        """Cut in the middle.
+
+        Whatever it costs.
+        """
+        return [len(profile.units) // 2 - 1]
+
+    return "halves"
+
+
+def test_built_in_policies() -> None:
+    assert policy_names() == ("parameters", "macs", "blocks", "time", "optimal", "client-server")
+    assert all(find_policy(name).summary for name in policy_names())
+
+
+def test_a_policy_of_ones_own(halves: str, make_profile: Callable[..., Profile]) -> None:
+    profile = make_profile([1, 2, 3, 4])
+    assert split(profile, 2, halves).cuts == (1,)
+    assert compare(profile, 2)[halves].bottleneck_s == 7
+    assert find_policy(halves).summary == "Cut in the middle."
+    with pytest.raises(SplitError, match="'halves' makes 2 stages of 'handmade', but 3 were asked for"):
+        split(profile, 3, halves)
+
+
+OWN = """
+import numpy as np
+from stagewright.partition import Placed, policy
+
+def halves(profile, num_stages, conditions):
+    "Cut in the middle."
+    return np.array([len(profile.units) // 2 - 1])
+
+@policy("on-one-device-of-mine", num_devices=1)
+def placed(profile, num_stages, conditions):
+    return Placed(cuts=[0], placement=[0, 0])
+
+def fails(profile, num_stages, conditions):
+    return profile.units["first"]
+
+def names(profile, num_stages, conditions):
+    return ["fc1"]
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_policies.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
+    sys.modules.pop("my_policies", None)
+
+
+def test_a_policy_named_with_its_module(own_module: None, make_profile: Callable[..., Profile]) -> None:
+    profile = make_profile([1, 2, 3, 4])
+    found = split(profile, 2, "my_policies:halves")
+    assert (found.policy, found.cuts) == ("my_policies:halves", (1,))
+    assert find_policy("my_policies:halves").summary == "Cut in the middle."
+    assert find_policy("my_policies:placed").num_devices == 1
+    assert split(profile, 2, "my_policies:placed").placement == (0, 0)
+    table = {"batch": 8, "microbatches": 4, "model": {"name": "mlp-mnist"}, "mesh": {"pipeline": 2}}
+    assert plan_from_table({**table, "split": "my_policies:halves"}).split == "my_policies:halves"
+    with pytest.raises(UsageError, match="the plan: unknown policy 'halfs'; did you mean 'halves'"):
+        plan_from_table({**table, "split": "my_policies:halfs"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("not_mine:halves", "no module named 'not_mine' for the policy 'not_mine:halves'"),
+        ("my_policies.py:halves", "'my_policies.py' is a file, not a module; write my_policies:halves"),
+        ("my_policies:number", "'my_policies:number' is a value of type int, not a policy; name a function"),
+        ("my_policies:fails", r"the policy 'my_policies:fails' failed: TypeError: .*my_policies.py, line 14\)"),
+        (
+            "my_policies:names",
+            "the policy 'my_policies:names' returned a value of type list; let it return the indices",
+        ),
+    ],
+)
+def test_what_can_go_wrong_with_ones_own(
+    own_module: None, make_profile: Callable[..., Profile], name: str, text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        split(make_profile([1, 2, 3, 4]), 2, name)
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(UsageError, match="'time' exists already"):
+        policy("time")(lambda profile, num_stages, conditions: [])

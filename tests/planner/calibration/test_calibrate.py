@@ -1,0 +1,122 @@
+"""A machine's calibration: the line through its points, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stagewright.cluster.cluster import Link
+from stagewright.machine.machine import default_devices
+from stagewright.planner.calibration.calibrate import (
+    Calibration,
+    _beside,
+    _chunks,
+    _crowding,
+    _fit,
+    _fit_sums,
+    _hardware,
+    _rising,
+    _speed,
+    _sums,
+    load_calibration,
+)
+from stagewright.simulator.collective import Group, all_reduce_s
+from stagewright.simulator.overheads import EngineTerms
+
+
+def made(hardware: str = "made") -> Calibration:
+    return Calibration(
+        link=Link(bandwidth_bytes_per_s=1e9, latency_s=5e-5),
+        collective=Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4),
+        terms=EngineTerms(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, crowding=0.1),
+        kind="cpu",
+        hardware=hardware,
+        speeds=(1.0, 1.0),
+        sums=((8, 1e-4), (1 << 20, 2e-3)),
+    )
+
+
+def test_a_line_is_found_again() -> None:
+    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
+    found = _fit({str(size): 2e-4 + size / 1e9 for size in sizes})
+    assert found.bandwidth_bytes_per_s == pytest.approx(1e9, rel=0.01)
+    assert found.latency_s == pytest.approx(2e-4, rel=0.05)
+
+
+def test_a_collective_is_found_again() -> None:
+    """An all-reduce of two workers as the forecast counts it gives the link back that it was made with."""
+    link = Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4)
+    pair = Group(num_workers=2, num_on_host=2, inside=link)
+    times = {size: all_reduce_s(pair, size) for size in (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)}
+    assert _fit_sums(times) == link
+    assert _fit_sums({**times, 8: 1.0, 1 << 18: 3 * times[1 << 18]}) == link, "one that is far off bends nothing"
+    falling = _fit_sums({1 << 16: 2e-3, 1 << 20: 1e-3})
+    assert falling.latency_s == 0, "more bytes never take less"
+    assert falling.bandwidth_bytes_per_s == pytest.approx(2**20 / 1e-3, rel=1e-3)
+
+
+def test_who_comes_last_to_a_sum_has_not_waited() -> None:
+    rounds = [({"sums": {"8": [5.0, 1.0, 9.0]}}, {"sums": {"8": [2.0, 7.0, 3.0]}})] * 3
+    assert _sums(rounds) == {8: 2.0}, "of 2, 1 and 3"
+    stalled = [({"sums": {"8": [one]}}, {"sums": {"8": [one]}}) for one in (1.0,) * 5 + (4.0,) * 4 + (1000.0,)]
+    assert _sums(stalled) == {8: pytest.approx((4 * 1 + 4 * 4) / 8)}, "of both kinds; what is far off is left out"
+
+
+def test_more_bytes_never_take_less() -> None:
+    assert _rising({8: 1.0, 32: 2.0, 16: 4.0, 64: 5.0}) == ((8, 1.0), (16, 3.0), (32, 3.0), (64, 5.0))
+    assert _rising({1: 3.0, 2: 2.0, 4: 1.0}) == ((1, 2.0), (2, 2.0), (4, 2.0))
+
+
+def test_a_device_is_slower_where_rounds_agree() -> None:
+    assert _speed([(1.0, 1.25)] * 5) == 0.8
+    assert _speed([(1.0, 1.25), (1.25, 1.0), (1.0, 1.0), (1.0, 1.3), (1.3, 1.0)]) == 1.0
+
+
+def test_crowding_is_until_both_are_done() -> None:
+    """They take turns in being slow, so that the pair always is; for one that is always slow there is its speed."""
+    turns = [({"alone_s": 1.0, "together_s": one}, {"alone_s": 1.0, "together_s": 2.2 - one}) for one in (1.0, 1.2) * 4]
+    assert _crowding(turns, (1.0, 1.0)) == pytest.approx(0.2)
+    either = [({"alone_s": one, "together_s": one}, {"alone_s": one, "together_s": one}) for one in (1.0, 1.0, 1.5)] * 3
+    assert _crowding(either, (1.0, 1.0)) == pytest.approx(0.0, abs=0.03), "at two speeds, but both at the same"
+    slow = [({"alone_s": 1.0, "together_s": 1.1}, {"alone_s": 2.0, "together_s": 2.2})] * 4
+    assert _crowding(slow, (1.0, 0.5)) == pytest.approx(0.1)
+
+
+def test_sums_beside_work() -> None:
+    """Work of 2 × 10 s; sums that alone take 6 s."""
+
+    def beside(worked: float, done: float) -> tuple[float, float]:
+        one = {"together_s": 10.0, "beside_s": 6.0, "with_sums_s": worked, "sums_done_s": done}
+        return _beside([(one, one)])
+
+    assert beside(20.0, 6.0) == (0.0, 1.0), "as if each were alone"
+    assert beside(24.0, 8.0) == (0.5, 0.75), "for 8 s they took turns"
+    assert beside(24.0, 26.0) == (pytest.approx(4 / 24), pytest.approx(4 / 24)), "2 s of them came after the work"
+
+
+def test_it_is_kept(tmp_path: Path) -> None:
+    calibration = made(_hardware(default_devices(2, share=True)[0]))
+    assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
+    (tmp_path / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    told: list[str] = []
+    assert load_calibration(tmp_path, progress=told.append) == calibration
+    assert not told, "nothing is measured"
+
+
+def test_a_cluster_of_such_devices() -> None:
+    cluster = made().cluster(3, memory_bytes=1000)
+    assert cluster.num_devices == 3
+    assert (cluster.devices[0].memory_bytes, cluster.devices[0].kind) == (1000, "cpu")
+    assert cluster.links.intra_host == made().link
+    assert (cluster.links.collective, cluster.links.sums) == (made().collective, made().sums)
+    uneven = replace(made(), speeds=(1.0, 0.8)).cluster(4)
+    assert [one.speed for one in uneven.members] == [1.0, 0.8, 1.0, 1.0]
+    assert len(set(uneven.places)) == 1, "all of them on one host"
+    assert replace(made(), speeds=(1.0, 0.8)).cluster(1).devices == made().cluster(1).devices
+
+
+def test_steps_are_cut_evenly() -> None:
+    assert _chunks(range(7), 3) == [range(3), range(3, 6)]

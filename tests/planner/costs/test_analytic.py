@@ -1,0 +1,179 @@
+"""What a configuration says of a model is what the model has when it is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from stagewright.cluster.cluster import Cluster, DeviceGroup
+from stagewright.errors import UsageError
+from stagewright.planner.costs.analytic import HARDWARE, AnalyticModel, Peak, TransformerShape, peak_of
+from stagewright.planner.costs.measure import measure_model
+from stagewright.profiler.profile import Profile
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+SIZES = {"hidden_size": 32, "intermediate_size": 88, "num_hidden_layers": 3, "num_attention_heads": 4}
+TOKENS = {"vocab_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TEXT = {**SIZES, **TOKENS, "max_position_embeddings": 16}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {**TOKENS, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 16},
+    "llama": GROUPED,
+    "mistral": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 16},
+    "gemma": {**GROUPED, "head_dim": 16},
+    "gemma2": {**GROUPED, "head_dim": 16},
+    "phi3": GROUPED,
+    "opt": {**TEXT, "ffn_dim": 88, "word_embed_proj_dim": 32},
+    "gpt_neox": TEXT,
+    "gemma3_text": {**GROUPED, "head_dim": 16},
+    "gpt_neo": {**TOKENS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global"], 2]]},
+    "bloom": {**TOKENS, "hidden_size": 32, "n_layer": 3, "n_head": 4},
+    "starcoder2": GROUPED,
+}
+EXACT = {"gpt2": 0.0, "opt": 0.0, "gpt_neo": 0.0}
+PEAK = Peak(flops=1e12, bandwidth_bytes_per_s=1e12)
+
+
+def built(family: str, folder: Path) -> tuple[Any, TransformerShape]:
+    """The model, and its shape as read from a file."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(family, **FAMILIES[family])
+    config.use_cache = False
+    # As most files on a hub have it: what is the family's default is left out.
+    saved = {name: value for name, value in config.to_dict().items() if name != "tie_word_embeddings"}
+    (folder / "config.json").write_text(json.dumps(saved, default=str))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return model.eval(), TransformerShape.of(ModelSpec(name=f"hf:{folder}", sequence_length=8))
+
+
+def matrices(model: Any) -> int:
+    """Parameters of all matrices, tied ones once; without tables of positions, norms and biases."""
+    return sum(
+        one.numel()
+        for name, one in model.named_parameters()
+        if one.ndim == 2 and not ("wpe" in name or "position" in name)
+    )
+
+
+def counted_macs(model: Any, samples: int, length: int) -> int:
+    ids = torch.zeros(samples, length, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=ids)
+    return int(counter.get_total_flops()) // 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_and_macs(family: str, tmp_path: Path) -> None:
+    model, shape = built(family, tmp_path)
+    assert shape.parameters == matrices(model)
+    source = AnalyticModel(name=family, shape=shape, peak=PEAK)
+    found = source.model(2, 1).profile
+    assert found.parameters == shape.parameters, "tied ones count once"
+    assert sum(one.parameter_bytes.total for one in found.units) - found.units[-1].parameter_bytes.total == (
+        2 * (shape.parameters if shape.tied else shape.parameters - 48 * 32)
+    )
+    # Rotary embeddings multiply a few numbers beside.
+    assert found.whole_macs == pytest.approx(counted_macs(model, 2, 8), rel=EXACT.get(family, 0.01))
+    assert sum(one.macs for one in found.units) == found.whole_macs
+
+
+def test_layers_that_are_shared() -> None:
+    shape = TransformerShape(
+        num_layers=3, width=32, num_heads=4, num_key_heads=2, feed_forward=88, num_matrices=3, vocabulary=48,
+        sequence_length=8, tied=False,
+    )  # fmt: skip
+    source = AnalyticModel(name="made", shape=shape, peak=PEAK)
+    assert source.tensor_sizes(64) == [1, 2]
+    assert source.num_units == len(source.model(2, 1).profile.units) == 5
+    whole, half = source.model(2, 1), source.model(2, 2)
+    assert half.whole == whole.profile
+    assert half.num_tensor == 2
+    for one, other in zip(whole.profile.units[1:-1], half.profile.units[1:-1], strict=True):
+        assert one.macs == 2 * other.macs
+        assert one.parameter_bytes.total == 2 * other.parameter_bytes.total
+        assert one.kept_bytes.total == 2 * 8 * (18 * 32 + 4 * 88)
+        assert other.kept_bytes.total == 2 * 8 * (10 * 32 + (8 * 32 + 4 * 88) // 2), "what enters layers stays whole"
+        assert one.crossing_bytes == other.crossing_bytes == 2 * 8 * 32 * 2
+    assert half.tensor is not None
+    assert [len(one.forward_bytes) for one in half.tensor] == [0, 2, 2, 2, 0]
+    assert half.tensor[1].backward_bytes == (2 * 8 * 32 * 2,) * 2
+    assert whole.tensor is None
+
+
+def test_what_a_tensor_axis_leaves_whole_is_what_is_measured(tmp_path: Path) -> None:
+    """Of the hidden state's size: inputs of two norms and of two layers, and two of dropout, which a CPU keeps as wide
+    as what they mask; the formula counts its masks at a byte."""
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **FAMILIES["gpt2"], "n_layer": 2}))
+    spec = ModelSpec(name=f"hf:{tmp_path}", sequence_length=8, weights="random")
+    source = AnalyticModel(name="gpt2", shape=TransformerShape.of(spec), peak=PEAK, item_bytes=4)
+    measured = measure_model(Plan(model=spec, batch=2, mesh=Mesh(tensor=2)), size=2, cache=False, repeats=1)
+    found = [
+        2 * kept_by_block(half.profile) - kept_by_block(half.whole)
+        for half in (measured, source.model(2, 2))
+        if half.whole is not None
+    ]
+    hidden = 2 * 8 * 32 * 4
+    assert [part / hidden for part in found] == [pytest.approx(6, abs=0.15), 5]
+
+
+def kept_by_block(profile: Profile) -> int:
+    return next(one.kept_bytes.total for one in profile.units if one.block is not None)
+
+
+def test_times_go_with_peak_and_samples() -> None:
+    shape = TransformerShape(
+        num_layers=2, width=512, num_heads=8, num_key_heads=8, feed_forward=2048, num_matrices=2, vocabulary=1000,
+        sequence_length=512, tied=True,
+    )  # fmt: skip
+    block = AnalyticModel(name="made", shape=shape, peak=PEAK, efficiency=0.5).model(8, 1).profile.units[1]
+    assert block.forward.median_s == pytest.approx(2 * block.macs / 0.5e12), "bound by arithmetic"
+    assert block.backward_s == 2 * block.forward.median_s
+    # With a memory so slow that it counts: what a block touches, and its parameters.
+    slow = Peak(flops=1e18, bandwidth_bytes_per_s=1e6)
+    bound = AnalyticModel(name="made", shape=shape, peak=slow).model(8, 1).profile.units[1]
+    assert bound.forward.median_s == pytest.approx((block.kept_bytes.total + block.parameter_bytes.total) / 1e6)
+    twice = AnalyticModel(name="made", shape=shape, peak=PEAK, item_bytes=4).model(8, 1)
+    assert twice.profile.units[1].kept_bytes.total == 2 * block.kept_bytes.total
+    assert twice.profile.dtype == "float32"
+    known = AnalyticModel(name="made", shape=shape, peak=PEAK)
+    assert known.model(4, 1) is known.model(4, 1), "computed once"
+
+
+def test_the_hardware_by_name() -> None:
+    def cluster(name: str | None) -> Cluster:
+        return Cluster(devices=(DeviceGroup(kind="cuda", count=1, hardware=name),))
+
+    assert peak_of(cluster("NVIDIA H100 80GB HBM3")) == HARDWARE["H100"]
+    for name in ("GTX 480", None):
+        with pytest.raises(
+            UsageError, match=f"hardware is {name or ''!r}, of which no peak is known: write one of V100"
+        ):
+            peak_of(cluster(name))
+
+
+def test_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"write hf:FOLDER with a config.json in it, not 'gpt2'"):
+        TransformerShape.of(ModelSpec(name="gpt2"))
+    file = tmp_path / "config.json"
+    file.write_text("{")
+    with pytest.raises(UsageError, match=r"config.json is not JSON"):
+        TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}"))
+    file.write_text(json.dumps({"hidden_size": 8}))
+    with pytest.raises(UsageError, match="names none of num_attention_heads, n_head, num_heads"):
+        TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}"))
+
+
+def test_the_length(tmp_path: Path) -> None:
+    """As asked, else the longest that the configuration names."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **FAMILIES["gpt2"]}))
+    assert TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}")).sequence_length == 16
+    assert TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}/config.json", sequence_length=5)).sequence_length == 5

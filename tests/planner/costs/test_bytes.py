@@ -1,0 +1,50 @@
+"""Bytes of a forecast's links and collectives are those that a run of the plan counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from tests.planner.conftest import cluster_of
+
+from stagewright.engine.jobs.compare import run_plan
+from stagewright.machine.machine import default_devices
+from stagewright.planner.costs.measure import measure_model
+from stagewright.planner.forecast import measured_size, prepare
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mesh": Mesh(data=2), "shard": True, "recompute": "always"},  # gathered for each pass of each micro-batch
+        {"mesh": Mesh(data=2)},
+        {"mesh": Mesh(tensor=2), "recompute": "always"},
+        {"mesh": Mesh(pipeline=2)},
+    ],
+    ids=lambda fields: str(fields["mesh"]) + (" sharded" if fields.get("shard") else ""),
+)
+def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
+    model = ModelSpec(name="digits-vit")
+    plan = Plan(
+        model=model, batch=8, microbatches=2, steps=1, warmup=0, devices=default_devices(2, share=True), **fields
+    )
+    run = run_plan(plan, tmp_path)
+    events = pq.read_table(Path(run["run"]) / "workers" / "0" / "events.parquet").to_pylist()
+    counted: Counter[str] = Counter()
+    for one in events:
+        if one["step"] == 0 and one["kind"] == "collective" and one["note"] in ("data", "tensor"):
+            counted[one["note"]] += one["bytes"] or 0
+    measured = measure_model(plan, size=measured_size(plan)[0], repeats=1)
+    forecast = prepare(plan, measured, cluster_of(2)).forecast()
+    found = {one.axis: one for one in forecast.collectives if one.worker == 0}
+    assert set(found) == set(counted)
+    for axis, one in found.items():
+        # Marks of parameters that were used, and rows that fill up shards, are no part of a forecast.
+        assert one.num_bytes == pytest.approx(counted[axis], rel=0.01)
+        assert one.sent_bytes == one.num_bytes // (2 if plan.shard else 1), "two workers: a half once, or twice"
+    assert run["collective_bytes"][0] == counted, "the table and the events"
+    assert {str(one.edge): one.num_bytes for one in forecast.links} == run["link_bytes"]

@@ -1,0 +1,103 @@
+"""What is measured of a model beside its units, and the small sums around it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from made_profiles import equal_units
+from stagewright.errors import UsageError
+from stagewright.machine import cpu_offload as hosted
+from stagewright.planner.costs.measure import _trained, chunk_sizes, cut_places, measure_model
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+
+MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
+
+
+@pytest.mark.parametrize(
+    ("batch", "data", "microbatches", "sizes"),
+    [(8, 1, 1, (8,)), (8, 2, 2, (2, 2)), (10, 1, 3, (4, 3, 3)), (7, 2, 2, (2, 2)), (9, 2, 2, (3, 2))],
+)
+def test_the_replica_with_most(batch: int, data: int, microbatches: int, sizes: tuple[int, ...]) -> None:
+    plan = Plan(model=MLP.model, batch=batch, mesh=Mesh(data=data), microbatches=microbatches)
+    assert chunk_sizes(plan) == sizes
+
+
+def test_places_of_cuts() -> None:
+    profile = equal_units(4)
+    assert cut_places(profile, ["u0", "u2"]) == [0, 2]
+    assert cut_places(profile, []) == []
+    for wrong in ("u3", "v"):
+        with pytest.raises(UsageError, match=f"cuts after '{wrong}'"):
+            cut_places(profile, [wrong])
+    with pytest.raises(UsageError, match=r"cuts \['u2', 'u0'\] are not in the order of the model"):
+        cut_places(profile, ["u2", "u0"])
+
+
+def test_a_perceptron(tmp_path: Path) -> None:
+    found = measure_model(MLP, size=4, cache=tmp_path, repeats=1)
+    assert found.profile.batch_size == 4
+    assert found.profile.parameters == 784 * 256 + 256 * 128 + 128 * 64 + 64 * 10 + 256 + 128 + 64 + 10
+    terms = found.terms
+    # Cross entropy keeps its log-softmax, 4 × 10 numbers, and what else a backward of it needs: the targets.
+    assert 4 * 10 * 4 <= terms.loss_kept_bytes <= 4 * 10 * 4 + 4 * 8 + 64
+    for seconds in (
+        terms.loss_forward_s,
+        terms.loss_backward_s,
+        terms.optimizer_s_per_byte,
+        terms.accumulate_s_per_byte,
+    ):
+        assert seconds > 0
+    assert (found.tensor, found.num_tensor, found.whole) == (None, 1, None)
+    with pytest.raises(UsageError, match="no module holds query, key and value layers"):
+        measure_model(Plan(model=MLP.model, batch=8, mesh=Mesh(tensor=2)), cache=tmp_path, repeats=1)
+
+
+def test_inference_measures_no_loss(tmp_path: Path) -> None:
+    found = measure_model(Plan(model=MLP.model, batch=8, training=False), cache=tmp_path, repeats=1)
+    assert not found.profile.training
+    assert found.terms.loss_forward_s == found.terms.optimizer_s_per_byte == 0
+
+
+def test_statistics_of_batch_norms(tmp_path: Path) -> None:
+    """Means and variances of the norms in double precision, as replicas sum them."""
+    model = ModelSpec(name="mobilenet-v2", image_size=32)
+    found = measure_model(Plan(model=model, batch=2), cache=tmp_path, repeats=1)
+    norms = [one for one in model.load(batch=2).module.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+    assert norms
+    assert found.terms.statistics_bytes == sum(2 * 8 * one.num_features for one in norms)
+    assert found.terms.statistics_s > 0
+    assert measure_model(MLP, cache=tmp_path, repeats=1).terms.statistics_bytes == 0
+
+
+def test_a_model_that_does_not_fit_is_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU without room: weights visit for each operation, and no more of them is there than a part."""
+    plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, devices=("cpu:0",))
+    plain = measure_model(plan, cache=False, repeats=1)
+    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr(
+        importlib.import_module("stagewright.profiler.measure"), "is_hosted", lambda module, place: True
+    )
+    found = measure_model(plan, cache=False, repeats=1)
+    assert plain.profile.has_whole
+    assert not found.profile.has_whole
+    kept = [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in plain.profile.units]
+    assert [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
+    assert found.terms.optimizer_s_per_byte > 0
+    assert found.terms.loss_kept_bytes == plain.terms.loss_kept_bytes
+
+
+def test_of_a_model_that_does_not_fit_some_parameters_are_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4, 400 and 40 bytes as many as have room eight times over, however large the model is; at least one."""
+    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    module = torch.nn.ParameterList(torch.zeros(size) for size in (1, 100, 10))
+
+    def taken(limit_bytes: int) -> list[int]:
+        return [one.numel() for one in _trained(module, torch.device("cpu"), limit_bytes)]
+
+    assert taken(8 * 444) == [1, 100, 10]
+    assert taken(8 * 44) == [1, 10]
+    assert taken(8) == [1]

@@ -1,0 +1,76 @@
+"""Terms that are kept beside a profile: what is taken from there, and what is measured again."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stagewright.planner.costs.overheads_cache import KeptTerms, TermsCache
+from stagewright.planner.costs.split_backward import Halves
+from stagewright.simulator.overheads import ModelTerms
+from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
+
+measure = importlib.import_module("stagewright.planner.costs.measure")
+
+MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
+KEY = dict.fromkeys(
+    ("model", "mode", "inputs", "device", "threads", "training", "units", "weights", "part", "optimizer"), "a"
+)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    cache = TermsCache(tmp_path)
+    assert cache.terms(KEY) is None
+    numbers = {one.name: at + 1 for at, one in enumerate(dataclasses.fields(ModelTerms))}
+    kept = KeptTerms(terms=ModelTerms.from_dict(numbers), halves=True)
+    cache.save_terms(KEY, kept)
+    assert cache.terms(KEY) == kept
+    assert cache.terms({**KEY, "optimizer": "b"}) is None
+    cache.path(KEY).write_text(cache.path(KEY).read_text().replace('"halves"', '"quarters"'))
+    assert cache.terms(KEY) is None
+
+
+def other_loss(output: torch.Tensor, target: Any) -> torch.Tensor:
+    return output.square().mean()
+
+
+def test_what_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def terms(*args: Any) -> ModelTerms:
+        measured.append("terms")
+        return ModelTerms(loss_forward_s=float(len(measured)))
+
+    def halves(*args: Any) -> Halves:
+        measured.append("halves")
+        return Halves(inputs=2.0, weights=3.0)
+
+    monkeypatch.setattr(measure, "_terms", terms)
+    monkeypatch.setattr(measure, "split_halves", halves)
+
+    def found(plan: Plan = MLP, **options: Any) -> tuple[ModelTerms, list[str]]:
+        measured.clear()
+        return measure.measure_model(plan, cache=tmp_path, repeats=1, **options).terms, list(measured)
+
+    first = ModelTerms(loss_forward_s=1.0)
+    both = dataclasses.replace(first, split_input=2.0, split_weight=3.0)
+    assert found() == (first, ["terms"])
+    assert found() == (first, [])
+    assert found(size=8) == (both, ["halves"]), "for plans of any schedule"
+    assert found() == found(size=8) == (both, [])
+    adam = dataclasses.replace(MLP, optimizer=OptimizerSpec(name="adam"))
+    assert (found(adam)[1], found(adam)[1], found()[1]) == (["terms"], [], [])
+    assert found(fresh=True) == (first, ["terms"])
+    load = measure.load_captured
+
+    def with_another_loss(*args: Any) -> Any:
+        model, graph = load(*args)
+        return dataclasses.replace(model, loss=other_loss), graph
+
+    monkeypatch.setattr(measure, "load_captured", with_another_loss)
+    assert (found()[1], found()[1]) == (["terms"], [])

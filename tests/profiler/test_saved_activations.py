@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from stagewright.profiler.profile import Amount, amount_of
+from stagewright.profiler.saved_activations import watch_kept
+
+
+def test_linear_keeps_its_input_and_relu_its_output(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 8)
+    graph = chain(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), example=inputs)
+    kept = watch_kept(graph, (inputs,), {})
+    assert [one.kept_bytes for one in kept] == [
+        Amount(total=2 * 8 * 4),
+        Amount(total=2 * 16 * 4),
+        Amount(total=2 * 16 * 4, shares=((1, 2 * 16 * 4),)),
+    ]
+    assert [one.needs_gradient for one in kept] == [(False,), (True,), (True,)]
+
+
+def test_every_range_equals_a_direct_count(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(2, 3, 8, 8)
+    parts = [
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.GELU()),
+        nn.Flatten(),
+        nn.Linear(144, 5),
+    ]
+    graph = chain(*parts, example=inputs)
+    amounts = [one.kept_bytes for one in watch_kept(graph, (inputs,), {})]
+    whole = chain(nn.Sequential(*parts), example=inputs)
+    (direct,) = watch_kept(whole, (inputs,), {})
+    assert amount_of(amounts, 0, len(parts) - 1) == direct.kept_bytes.total
+    head = chain(nn.Sequential(*parts[:4]), nn.Sequential(*parts[4:]), example=inputs)
+    first, second = watch_kept(head, (inputs,), {})
+    assert amount_of(amounts, 0, 3) == first.kept_bytes.total
+    assert amount_of(amounts, 4, 5) == second.kept_bytes.total
+
+
+def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
+    inputs = torch.randn(4, 8)
+    norm = nn.BatchNorm1d(8)
+    graph = chain(norm, nn.Dropout(), nn.Linear(8, 8), example=inputs)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    watch_kept(graph, (inputs,), {})
+    assert torch.equal(torch.rand(2), expected)
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(norm.running_mean, torch.zeros(8))
+    assert not norm._forward_hooks
+    assert not norm._forward_pre_hooks

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from made_runs import make_run
+from stagewright.runs.baseline import serial_beside
+
+
+def test_the_serial_run_of_the_same_comparison_is_found(tmp_path: Path) -> None:
+    early = make_run(tmp_path, "pipeline=2", number=5)
+    assert serial_beside(early) is None
+    make_run(tmp_path, number=0)
+    own = make_run(tmp_path, number=1)
+    make_run(tmp_path, dtype="bfloat16", number=2)
+    make_run(tmp_path, name="mlp-mnist", number=3)
+    failed = make_run(tmp_path, number=4)
+    failed.finish("failed", {"error": "killed"})
+    broken = make_run(tmp_path, number=6)
+    (broken.path / "plan.toml").write_text("not a plan")
+    later = make_run(tmp_path, number=7)
+    late = make_run(tmp_path, "pipeline=2", number=8)
+    for run, serial in ((early, own), (late, later), (own, own)):
+        found = serial_beside(run)
+        assert found is not None
+        assert found.folder.name == serial.name
+
+
+def test_a_serial_run_after_it_is_better_than_none(tmp_path: Path) -> None:
+    pipeline = make_run(tmp_path, "pipeline=2", number=0)
+    first = make_run(tmp_path, number=1)
+    make_run(tmp_path, number=2)
+    found = serial_beside(pipeline)
+    assert found is not None
+    assert found.folder.name == first.name
+
+
+def test_other_devices_and_machines_are_not_compared(tmp_path: Path) -> None:
+    pipeline = make_run(tmp_path, "pipeline=2", number=1)
+    serial = make_run(tmp_path, number=0)
+    wide = serial.plan()
+    serial.write_plan(replace(wide, devices=("cpu:0-1",)))
+    assert serial_beside(pipeline) is None
+    pipeline.write_plan(replace(pipeline.plan(), devices=("cpu:4094,4096", "cpu:4097-4098")))
+    assert serial_beside(pipeline) is not None, "two cores each, of a machine with more of them than any"
+    pipeline.write_plan(replace(pipeline.plan(), devices=("cpu:0", "cpu:1")))
+    serial.write_plan(wide)
+    assert serial_beside(pipeline) is not None
+    environment = {**serial.environment(), "processor": "Another"}
+    (serial.path / "environment.json").write_text(json.dumps(environment))
+    assert serial_beside(pipeline) is None

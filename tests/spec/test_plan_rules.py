@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stagewright.errors import UsageError
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.spec import Mesh, ModelSpec, OptimizerSpec, Plan, check_plan
+from stagewright.spec.plan_rules import POLICIES
+
+
+def plan(**changes: Any) -> Plan:
+    mesh = changes.pop("mesh", "pipeline=2")
+    return Plan(**{"model": ModelSpec(name="mlp-mnist"), "batch": 16, "mesh": Mesh.parse(mesh), **changes})
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("mesh", ["serial", "pipeline=2", "pipeline=4", "data=2,pipeline=2"])
+def test_every_schedule_runs(schedule: str, mesh: str) -> None:
+    check_plan(plan(schedule=schedule, mesh=mesh, microbatches=8))
+
+
+def test_policies_are_those_of_the_registry() -> None:
+    from stagewright.partition import policy_names
+
+    assert tuple(policy_names())[: len(POLICIES)] == POLICIES
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        {"microbatches": 1, "schedule": "gpipe"},
+        {"microbatches": 1, "schedule": "zbv"},
+        {"microbatches": 1, "training": False},
+        {"microbatches": 1, "schedule": "dualpipev", "training": False},
+        {"microbatches": 4, "schedule": "interleaved", "stages": 6},
+        {"microbatches": 4, "split": "client-server"},
+        {"microbatches": 4, "placement": "client-server", "mesh": "pipeline=3"},
+        {"microbatches": 4, "cuts": ("anything",), "split": "of one's own"},
+        {"microbatches": 2, "devices": ("cpu:0", "cpu:1-3,5")},
+        {"microbatches": 2, "devices": ("cuda:0", "cuda:1")},
+        {"mesh": "data=2", "shard": True},
+        {"microbatches": 2, "recompute": (True, False)},
+        {"mesh": "serial", "batch": 1},
+    ],
+)
+def test_plans_that_run(good: dict[str, Any]) -> None:
+    check_plan(plan(**good))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"schedule": "1f1"}, "unknown schedule '1f1'; did you mean '1f1b'?"),
+        ({"schedule": "interleaved-zero"}, "did you mean 'interleaved-zero-bubble'"),
+        ({"split": "optimum"}, "unknown policy 'optimum'; did you mean 'optimal'"),
+        ({"placement": "w"}, "unknown placement 'w'"),
+        ({"dtype": "float16"}, "unknown dtype 'float16'; did you mean 'bfloat16'"),
+        ({"batch_norm": "defered"}, "unknown batch norm mode 'defered'; did you mean 'deferred'?"),
+        ({"recompute": "never"}, "unknown way to recompute 'never'"),
+        ({"model": ModelSpec(name="")}, "the model has no name"),
+        ({"batch": 0}, "batch = 0, but must be at least 1"),
+        ({"steps": 0}, "steps = 0, but must be at least 1"),
+        ({"warmup": -1}, "warmup = -1, but must be at least 0"),
+        ({"clip": 0.0}, "clip = 0.0, but the largest norm of the gradient must be above 0: use clip = 1.0, or leave"),
+        ({"clip": -1.0}, "clip = -1.0, but the largest norm"),
+        ({"clip": float("nan")}, "clip = nan, but the largest norm"),
+        ({"clip": float("inf")}, "clip = inf, but the largest norm"),
+        ({"memory_bytes": 0}, "memory = 0, but must be at least 1"),
+        ({"seed": -1}, "seed = -1, but must be from 0 to 4294967295"),
+        ({"optimizer": OptimizerSpec(name="adan")}, "unknown optimizer 'adan'; did you mean 'adam'"),  # type: ignore[arg-type]
+        ({"optimizer": OptimizerSpec(learning_rate=0.0)}, "learning_rate = 0.0, but must be above 0"),
+        ({"optimizer": OptimizerSpec(name="adam", momentum=0.9)}, "momentum = 0.9 is for sgd; adam has none"),
+        ({"batch": 7, "microbatches": 8}, "a batch of 7 can't be cut into 8 micro-batches: use batch = 8 or more"),
+        (
+            {"mesh": "data=3,pipeline=2", "batch": 11, "microbatches": 4},
+            "a batch of 11 can't be cut into 4 micro-batches on each of 3 replicas: use batch = 12 or more",
+        ),
+        ({"devices": ("cpu:0",)}, "1 device for the 2 workers of pipeline=2: give 2 devices, one for each worker"),
+        ({"devices": ("cpu:0", "gpu:1")}, "'gpu:1' is not a device; write cpu:0"),
+        ({"devices": ("cpu:0", "cuda:1")}, "devices of cpu and cuda in one plan"),
+        ({"cuts": ("a", "a")}, "the cut after 'a' is there twice"),
+        ({"cuts": ("a", "b"), "stages": 2}, "2 cuts make 3 stages, not 2: give 1 cuts or leave out stages"),
+        ({"mesh": "pipeline=4", "stages": 2}, "2 stages can't keep 4 workers busy"),
+        ({"recompute": (True,)}, "recompute has 1 answers for 2 stages"),
+        ({"microbatches": 1}, "schedule '1f1b' with 2 stages on 2 workers needs at least 2 micro-batches, not 1"),
+        (
+            {"mesh": "pipeline=4", "schedule": "dualpipev", "microbatches": 7},
+            "schedule 'dualpipev' with 8 stages on 4 workers needs at least 8 micro-batches, not 7: "
+            'use microbatches = 8, or schedule = "gpipe"',
+        ),
+        (
+            {"schedule": "interleaved", "microbatches": 5},
+            "takes micro-batches in rounds of 2, one for each worker, and 5 is not a multiple of 2: "
+            "use microbatches = 6",
+        ),
+        ({"schedule": "interleaved", "stages": 5}, "5 stages can't be shared evenly by 2 workers"),
+        (
+            {"schedule": "zbv", "stages": 2},
+            "schedule 'zbv' places exactly 2 stages on each worker, so 2 workers hold 4 stages, not 2",
+        ),
+        (
+            {"schedule": "1f1b", "stages": 4},
+            "schedule '1f1b' places exactly 1 stage on each worker, so 2 workers hold 2 stages, not 4: "
+            'leave out stages, or schedule = "interleaved" for more',
+        ),
+        (
+            {"schedule": "zbv", "placement": "in-order"},
+            "schedule 'zbv' places its stages v, not in-order: use placement = \"v\" or leave it out",
+        ),
+        ({"placement": "v"}, "schedule '1f1b' places its stages in-order, not v"),
+        ({"placement": "client-server", "mesh": "serial"}, "needs a client and a server"),
+        ({"placement": "client-server", "schedule": "zbv"}, 'runs with schedule "gpipe" or "1f1b", not \'zbv\''),
+        ({"placement": "client-server", "stages": 4}, "2 workers hold 3 stages, not 4"),
+        ({"split": "client-server", "mesh": "pipeline=3"}, "cuts for one client and one server, not for 3 workers"),
+        ({"shard": True, "microbatches": 2}, "shard shares parameters among replicas, and there is only one"),
+        (
+            {"shard": True, "mesh": "data=2,pipeline=2", "microbatches": 2},
+            "shard divides the parameters of replicas with one stage in training, and this is a pipeline "
+            "(data=2,pipeline=2): leave it out",
+        ),
+        (
+            {"shard": True, "mesh": "data=2", "training": False, "microbatches": 1},
+            "and this is inference: leave it out",
+        ),
+        ({"epochs": 2, "microbatches": 2}, "epochs = 2 are passes over a task's samples: name a task, or use steps"),
+        ({"training": False, "checkpoint_every": 5}, "checkpoint_every is for training"),
+        ({"training": False, "clip": 1.0}, "clip = 1.0 is for training: leave it out"),
+    ],
+)
+def test_plans_that_do_not(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_plan(plan(**wrong))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,186 @@
+"""What the study of codecs makes of numbers, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.study.made_learning import ACCURACIES, CODECS_OPTIONS, codecs_parts
+
+from stagewright.errors import UsageError
+from stagewright.studies import Findings, Results
+from stagewright.studies.codecs.findings import conclude
+from stagewright.studies.codecs.measured import measured_codecs, part_name
+from stagewright.studies.codecs.study import Options, study
+from stagewright.studies.codecs.transfer_job import _Ends
+
+
+def concluded(parts: dict[str, Any], **options: Any) -> Findings:
+    return conclude({**CODECS_OPTIONS, **options}, Results(parts))
+
+
+def said(findings: Findings, question: str) -> str:
+    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
+
+
+def test_bytes_are_those_of_both_ways() -> None:
+    found = {one.codec: one for one in measured_codecs(codecs_parts(), CODECS_OPTIONS, "cifar10")}
+    both = found["hadamard4/block8"]
+    assert both.ratio == pytest.approx((0.14 + 0.27) / 2, abs=1e-4)
+    assert both.raw_bytes == 4 * 4 * 2**20
+    assert both.values == (95.6, 95.8)
+    assert both.shown == "95.7 ± 0.14"
+    assert both.codec_s == pytest.approx(4 * 2 * (0.004 + 0.002))
+    assert (found["none"].ratio, found["none"].break_even_rate) == (1.0, 0)
+    assert found["sort3+1"].break_even_rate == pytest.approx(16 * 2**20 * 0.875 / 8, rel=1e-4)
+
+
+def test_the_table_has_the_published_columns() -> None:
+    table = concluded(codecs_parts()).tables[0]
+    row = dict(zip(table.columns, table.rows[4], strict=True))
+    assert row["data set"] == "CIFAR-10"
+    assert row["batch (micro-batches)"] == "64 (4)"
+    assert row["what crosses"] == "[64,16,16,16], [64,1280,1,1]"
+    assert (row["codec"], row["true ratio"]) == ("sort3+1 (4 bits)", "0.125")
+    assert (row["accuracy %"], row["published"]) == ("32.0 ± 2.83", "87.1")
+    assert row["transfer rate"] == f"{8 * 2**20 / 0.501 / 1e6:.0f} Mb/s"
+    assert row["received"] == f"{2**20 / 0.501 / 1e6:.0f} Mb/s"
+    plain = dict(zip(table.columns, table.rows[0], strict=True))
+    assert plain["transfer rate"] == plain["received"] == "8.39 Gb/s"
+    assert "between cpu:0 and cpu:1" in table.note
+
+
+def test_what_each_codec_costs_is_told_beside_the_spread() -> None:
+    text = said(concluded(codecs_parts()), "cost in accuracy")
+    assert "without a codec 95.9 ± 0.14; bf16 95.9 ± 0.00 (+0.0)" in text
+    assert "sort3+1 32.0 ± 2.83 (−63.9)" in text
+    assert "equal to serial with the same codec: hadamard4/block8." in text
+    assert "No more apart from it than seeds are from each other: bf16." in text
+
+
+def test_a_pipeline_that_is_not_equal_is_told() -> None:
+    parts = codecs_parts() | {part_name("cifar10", "sort3+1", None): {"equal": False}}
+    assert "Not equal to serial with the same codec, so not to be trusted: sort3+1." in said(
+        concluded(parts), "accuracy"
+    )
+
+
+def test_fewest_bytes_and_the_goal() -> None:
+    text = said(concluded(codecs_parts()), "How few bytes")
+    assert "hadamard4/block8 stays within 0.5 points of no codec with 21 % of the bytes" in text
+    assert "the goal of 0.15 is missed" in text
+    good = {**ACCURACIES, "sort3+1": (95.9, 95.9)}
+    assert "sort3+1 stays within 0.5 points" in said(concluded(codecs_parts(good)), "How few bytes")
+    assert "the goal of 0.15 is met" in said(concluded(codecs_parts(good)), "How few bytes")
+    bad = {name: values if name == "none" else (10.0, 12.0) for name, values in ACCURACIES.items()}
+    assert "none of these codecs stays within" in said(concluded(codecs_parts(bad)), "How few bytes")
+
+
+def test_seeds_that_differ_more_than_the_limit_are_not_hidden() -> None:
+    noisy = {**ACCURACIES, "none": (90.0, 96.0)}
+    text = said(concluded(codecs_parts(noisy)), "How few")
+    assert "or of no codec differ by 4.2 points, more than that limit: more seeds are needed to tell." in text
+    assert "few samples" not in text, "there may be many"
+
+
+def test_a_collapse_is_one_only_where_it_is() -> None:
+    text = said(concluded(codecs_parts()), "collapse")
+    assert "loses 74 % of what was learned beyond guessing (10), a collapse" in text
+    assert "hadamard4/block8 95.7 ± 0.14 (ratio 0.205)" in text
+    fine = {**ACCURACIES, "sort3+1": (94.0, 94.2)}
+    assert "−1.8 points: no collapse here" in said(concluded(codecs_parts(fine)), "collapse")
+    nothing = dict.fromkeys(ACCURACIES, (10.5, 11.0))
+    assert "no more than guessing" in said(concluded(codecs_parts(nothing)), "collapse")
+
+
+def test_transfer_rates_and_where_codecs_pay() -> None:
+    text = said(concluded(codecs_parts()), "transfer rate")
+    assert "4.00 KiB travel at 328 Mb/s, 16.0 MiB at 10.49 Gb/s, 32.00 × as fast" in text
+    assert "none 8.39 Gb/s" in text
+    pays = said(concluded(codecs_parts()), "On which links")
+    assert "bf16 " in pays
+    assert "On this machine's own link (8.39 Gb/s)" in pays
+
+
+def test_one_device_is_shared_and_no_column_is_empty() -> None:
+    options = Options(devices=("cpu:0",), how="one-process")
+    assert options.ends == ("cpu:0", "cpu:0")
+    names = [part.name for part in study(options).parts]
+    assert "transfer-digits" in names
+    assert not [name for name in names if name.startswith("prove")]
+    table = concluded(codecs_parts(), devices=["cpu:0"]).tables[0]
+    assert "–" not in {dict(zip(table.columns, row, strict=True))["transfer rate"] for row in table.rows}
+    assert "between two workers that share cpu:0" in table.note
+
+
+def test_without_epochs_rates_alone() -> None:
+    names = [part.name for part in study(Options(epochs=0)).parts]
+    assert names == ["data-digits", "crossing-digits", "transfer-digits"]
+    parts = {name: data for name, data in codecs_parts().items() if not name.startswith(("train", "prove"))}
+    findings = concluded(parts, epochs=0)
+    assert said(findings, "cost in accuracy") == "Nothing was trained: there were no epochs."
+    assert "hadamard4/block8 1.68 Gb/s" in said(findings, "transfer rate")
+    assert findings.tables[0].note.startswith("Nothing was trained. Ratio and bytes")
+
+
+def test_a_transfer_is_timed_from_a_waiting_receiver_to_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("torch.distributed.send", lambda values, to: said.append(f"{values.nbytes} B to {to}"))
+    monkeypatch.setattr("torch.distributed.recv", lambda values, of: said.append(f"{values.nbytes} B from {of}"))
+    monkeypatch.setattr("time.perf_counter", lambda: said.append("clock") or 0.0)
+    place: Any = SimpleNamespace(rank=0, torch_device=torch.device("cpu"))
+    ends = _Ends(place, [64, 4])
+    ends.plain(4096)
+    ends.tensor("none")
+    ends.tensor("bf16")
+    whole = ["8 B from 1", "clock", "{} B to 1", "8 B from 1", "clock"]
+    sizes = [4096, 64 * 4 * 4, ends.num_bytes("bf16")]
+    assert said == [word.format(size) for size in sizes for word in whole]
+
+
+def test_figures(tmp_path: Path) -> None:
+    drawing = concluded(codecs_parts()).drawings[0]
+    drawing.draw(tmp_path / f"{drawing.name}.svg")
+    assert "<svg" in (tmp_path / f"{drawing.name}.svg").read_text()
+
+
+@pytest.mark.parametrize("missing", sorted(codecs_parts()))
+def test_no_missing_part_raises(missing: str) -> None:
+    parts = codecs_parts()
+    del parts[missing]
+    findings = concluded(parts)
+    assert all(answer.sentences for answer in findings.answers)
+    assert all(answer.sentences for answer in conclude(CODECS_OPTIONS, Results({})).answers)
+
+
+def test_the_study_trains_every_codec_with_every_seed() -> None:
+    made = study(Options(codecs=("none", "delta(block4)", "block4/block8"), seeds=(0, 7)))
+    names = [part.name for part in made.parts if part.name.startswith("train")]
+    assert names == [part_name("digits", codec, seed) for seed in (0, 7) for codec in made.options["codecs"]]
+    assert "train-digits-delta-block4-7" in names
+    plan = Options().plan("digits", "block4/block8", 3, ("a", "b"))
+    assert (plan.codec, plan.codec_backward, plan.seed, plan.model.seed) == ("block4", "block8", 3, 3)
+    assert plan.stage_workers == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"codecs": ("bf16",)}, "add none to --codecs"),
+        ({"codecs": ("none", "blokc4")}, "unknown codec 'blokc4'"),
+        ({"codecs": ("none", "none")}, "there twice"),
+        ({"codecs": ("none", "auto")}, "FORWARD or FORWARD/BACKWARD"),
+        ({"tasks": ("cifar10",)}, "needs its data: give --data DIR"),
+        ({"tasks": ("cifra",)}, "cifar10"),
+        ({"seeds": ()}, "at least one"),
+        ({"how": "alone"}, "use pipeline or one-process"),
+        ({"devices": ("cpu:0",)}, "no client and server"),
+    ],
+)
+def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text.replace("(", r"\(")) as raised:
+        Options(**wrong)
+    assert "\n" not in str(raised.value)

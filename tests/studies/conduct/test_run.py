@@ -1,0 +1,136 @@
+"""Parts run once, are saved at once, fail alone, and a study goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.study.conftest import small_study
+
+from stagewright.errors import RunError, UsageError
+from stagewright.studies import Bench, Study, run_study
+from stagewright.studies.conduct.folder import StudyFolder
+from stagewright.studies.conduct.run import MISSING
+
+NewFolder = Callable[[Study], StudyFolder]
+
+
+def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
+    order = []
+
+    def run(name: str, bench: Bench) -> int:
+        order.append((name, dict(bench.results)))
+        return len(order)
+
+    study = small_study(run)
+    folder = new_folder(study)
+    outcome = run_study(study, folder)
+    assert order == [("one", {}), ("two", {"one": 1}), ("three", {"one": 1, "two": 2})]
+    assert dict(outcome.results) == {"one": 1, "two": 2, "three": 3}
+    assert json.loads((folder.path / "parts/two.json").read_text())["data"] == 2
+    assert folder.about()["status"] == "done"
+    assert folder.about()["ended"] is not None
+    assert "| two | 2 |" in (folder.path / "table.md").read_text()
+    assert "## What was found?\n\none is 1.\n\ntwo is 2." in (folder.path / "answers.md").read_text()
+    assert (folder.path / "figures/dots.svg").read_text() == "drawn"
+    assert "A small study" in (folder.path / "report.html").read_text()
+    assert "2 cores of an abacus" in (folder.path / "answers.md").read_text()
+
+
+def test_an_interrupted_study_goes_on_with_what_is_missing(new_folder: NewFolder, tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def interrupted(name: str, bench: Bench) -> str:
+        ran.append(name)
+        if name == "two" and ran.count("two") == 1:
+            raise KeyboardInterrupt
+        return name
+
+    study = small_study(interrupted)
+    folder = new_folder(study)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, folder)
+    assert folder.about()["status"] == "running"
+    assert not (folder.path / "answers.md").exists()
+    assert StudyFolder.unfinished(tmp_path, study) == folder
+    assert StudyFolder.unfinished(tmp_path, small_study(interrupted, {"model": "other"})) is None
+    assert run_study(study, folder).is_complete
+    assert ran == ["one", "two", "two", "three"]
+    assert StudyFolder.unfinished(tmp_path, study) is None
+
+
+def test_a_part_that_fails_is_told_and_the_rest_goes_on(new_folder: NewFolder) -> None:
+    told = []
+
+    def failing(name: str, bench: Bench) -> str:
+        if name == "one":
+            raise RunError("worker 1 ran out of memory\n  at: somewhere")
+        return name
+
+    study = small_study(failing)
+    folder = new_folder(study)
+    outcome = run_study(study, folder, tell=lambda part, text: told.append((part.name, text)))
+    assert not outcome.is_complete
+    assert dict(outcome.results) == {"three": "three"}
+    assert outcome.findings.answers[-1].question == MISSING
+    assert outcome.findings.answers[-1].sentences == (
+        "the part one (one): worker 1 ran out of memory.",
+        "the part two (two): left out: it needs one, which failed.",
+    )
+    assert ("one", "failed: worker 1 ran out of memory") in told
+    assert folder.about()["status"] == "incomplete"
+    assert outcome.to_dict()["status"] == "incomplete"
+    assert outcome.to_dict()["parts"][0]["error"].startswith("worker 1 ran out of memory")
+
+
+def test_failed_parts_are_tried_again(new_folder: NewFolder) -> None:
+    attempts: list[str] = []
+
+    def once(name: str, bench: Bench) -> str:
+        attempts.append(name)
+        if name == "one" and len(attempts) == 1:
+            raise ZeroDivisionError("division by zero")
+        return name
+
+    study = small_study(once)
+    folder = new_folder(study)
+    first = run_study(study, folder)
+    assert first.results.failures["one"] == "ZeroDivisionError: division by zero"
+    assert run_study(study, folder).is_complete
+    assert attempts == ["one", "three", "one", "two"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), {1, 2}, object()])
+def test_what_is_not_json_is_a_failure(bad: Any, new_folder: NewFolder) -> None:
+    study = small_study(lambda name, bench: bad if name == "three" else 1)
+    outcome = run_study(study, new_folder(study))
+    assert list(outcome.results.failures) == ["three"]
+
+
+def test_a_part_file_that_was_cut_off_is_made_again(new_folder: NewFolder) -> None:
+    study = small_study(lambda name, bench: name)
+    folder = new_folder(study)
+    run_study(study, folder)
+    (folder.path / "parts/three.json").write_text('{"part": "three", "da')
+    assert run_study(study, folder).results["three"] == "three"
+
+
+def test_two_processes_do_not_share_a_folder(new_folder: NewFolder, tmp_path: Path) -> None:
+    study = small_study(lambda name, bench: name)
+    folder = new_folder(study)
+    with folder.held():
+        assert StudyFolder.unfinished(tmp_path, study) is None
+        with pytest.raises(UsageError, match="another process works"):
+            run_study(study, folder)
+    assert StudyFolder.unfinished(tmp_path, study) == folder
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no study\.json"):
+        StudyFolder.open(tmp_path)
+    (tmp_path / "study.json").write_text("{")
+    with pytest.raises(UsageError, match="is not JSON"):
+        StudyFolder.open(tmp_path)

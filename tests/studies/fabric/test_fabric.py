@@ -1,0 +1,99 @@
+"""What the study of the fabric makes of numbers, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.study.made_learning import FABRIC_OPTIONS, fabric_parts, sent
+
+from stagewright.errors import UsageError
+from stagewright.studies import Findings, Results
+from stagewright.studies.fabric.findings import conclude
+from stagewright.studies.fabric.study import Options, study
+
+
+def concluded(parts: dict[str, Any], **options: Any) -> Findings:
+    return conclude({**FABRIC_OPTIONS, **options}, Results(parts))
+
+
+def said(findings: Findings, question: str) -> str:
+    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
+
+
+def test_layers_tails_and_what_was_published() -> None:
+    findings = concluded(fabric_parts())
+    assert "mlp-mnist: fc4 2600 and fc1 803840 bytes, in this order" in said(findings, "What is sent")
+    assert "host 2 has a link of 100mbit, loses 1% of the packets" in said(findings, "What is sent")
+    layers = said(findings, "each layer take")
+    assert "clean, 3 trials, half of them at most: fc4 1.00 ms and fc1 10.0 ms; all of a step 11.0 ms." in layers
+    assert "slow-link: longest beside its median is fc4, 400 ms against 10.0 ms, 40.00 ×" in said(findings, "tail")
+    published = said(findings, "published")
+    assert "clean: 17 % of the messages take 20 ms or more, the longest 30.0 ms." in published
+    assert "slow-link: 67 % of the messages take 20 ms or more, the longest 4.00 s." in published
+
+
+def test_blame_is_right_only_where_it_names_what_was_made() -> None:
+    text = said(concluded(fabric_parts()), "causes")
+    assert "slow-link of host 2: “it is slow-link 2”, which is right. fc1, the longest: a plateau of fc1." in text
+    assert "Right in 3 of 3." in text
+    parts = fabric_parts() | {"sent-mlp-mnist-slow-link": sent("slow-link", times_s=[0.1], kind="slow-link", rank=1)}
+    assert "“it is slow-link 1”, which is not what was made" in said(concluded(parts), "causes")
+    assert "Right in 2 of 3." in said(concluded(parts), "causes")
+    assert [row[3] for row in concluded(parts).tables[1].rows] == ["yes", "no", "yes"]
+
+
+def test_buckets() -> None:
+    text = said(concluded(fabric_parts()), "buckets")
+    assert text == (
+        "deit-small, clean: 2 buckets, 788 KiB, 1.10 s a step over 3 trials, 50 % of the ideal's speed (550 ms)."
+    )
+
+
+def test_without_root_it_is_told() -> None:
+    assert "A lab needs root" in said(concluded(fabric_parts(), where="loopback"), "What is sent")
+
+
+def test_figures(tmp_path: Path) -> None:
+    drawing = concluded(fabric_parts()).drawings[0]
+    drawing.draw(tmp_path / f"{drawing.name}.svg")
+    assert "<svg" in (tmp_path / f"{drawing.name}.svg").read_text()
+
+
+@pytest.mark.parametrize("missing", sorted(fabric_parts()))
+def test_no_missing_part_raises(missing: str) -> None:
+    parts = fabric_parts()
+    del parts[missing]
+    findings = concluded(parts)
+    assert all(answer.sentences for answer in findings.answers)
+    assert all(answer.sentences for answer in conclude(FABRIC_OPTIONS, Results({})).answers)
+
+
+def test_on_the_loopback_links_are_not_made_wrong() -> None:
+    names = [part.name for part in study(Options(where="loopback")).parts]
+    assert names == [
+        "floor-mlp-mnist",
+        "sent-mlp-mnist-clean",
+        "sent-mlp-mnist-late-host",
+        "floor-deit-small",
+        "sent-deit-small-clean",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"where": "moon"}, "use lab or loopback"),
+        ({"hosts": 1}, "use 2 to 16"),
+        ({"wrong_host": 4}, "use 0 to 3"),
+        ({"networks": ("clean", "slwo-link")}, "slow-link"),
+        ({"where": "loopback", "networks": ("slow-link",), "bucket_networks": ()}, "put sudo before the command"),
+        ({"model": "mlp-minst"}, "mlp-mnist"),
+        ({"algorithm": "star"}, "ring"),
+        ({"rate": "fast"}, "fast"),
+    ],
+)
+def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Options(**wrong)

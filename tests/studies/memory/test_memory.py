@@ -1,0 +1,177 @@
+"""What the study of memory makes of numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.study.made import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
+
+from stagewright.errors import UsageError
+from stagewright.studies import Findings, Results
+from stagewright.studies.conduct.load import choose_study
+from stagewright.studies.memory.findings import conclude
+from stagewright.studies.memory.study import Options, next_size, study
+
+
+def concluded(parts: dict[str, object]) -> Findings:
+    return conclude(MEMORY_OPTIONS, Results(parts))
+
+
+def said(findings: Findings, question: str) -> str:
+    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
+
+
+def test_highest_and_lowest_are_what_was_measured() -> None:
+    text = said(concluded(memory_parts()), "highest")
+    assert "data 1.70 ×, tensor 1.40 × and pipeline 0.80 × over serial" in text
+    assert "Highest is data, lowest pipeline." in text
+    assert "What takes most from data is, by forecast, collectives: 20 % of a step." in text
+    assert "Here data is highest and pipeline lowest." in text
+    published = said(concluded(memory_parts({**SPEEDS, "tensor": 19.0})), "highest")
+    assert "Highest is tensor, lowest pipeline." in published
+    assert "Here the same." in published
+    level = said(concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})), "highest")
+    assert "no more apart than two runs of one" in level
+    assert "Here that can't be told." in level
+    assert "is highest" not in level
+
+
+def test_a_slower_strategy_may_save_memory() -> None:
+    text = said(concluded(memory_parts()), "slows down")
+    assert text == "Pipeline is slower than serial (0.80 ×), but its fullest worker needs 250 MiB instead of 400 MiB."
+    assert "None of them" in said(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "slows down")
+    assert "no less than serial" in said(concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slows down")
+
+
+def test_the_ideal_is_beside_what_was_measured() -> None:
+    text = said(concluded(memory_parts()), "free communication")
+    assert "Data would reach 2.00 × with free communication" in text
+    assert "this machine's 1.80 ×, measured 1.70 ×: 85 % of the ideal" in text
+
+
+def test_what_recomputation_costs_and_saves() -> None:
+    text = said(concluded(memory_parts()), "recomputation")
+    assert "Serial: recomputation costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)." in text
+    assert "took no more time (20 % less)" in said(concluded(_faster_again()), "recomputation")
+    assert "saves no memory" in said(concluded(memory_parts(saves=0.0)), "recomputation")
+
+
+def _faster_again() -> dict[str, object]:
+    parts = memory_parts()
+    parts["run-data+recompute-1"]["samples_per_s"] = SPEEDS["data"] * 1.25
+    return parts
+
+
+def test_least_memory() -> None:
+    text = said(concluded(memory_parts()), "least memory")
+    assert "Tensor, recomputed uses least: 165 MiB on its fullest worker, 41 % of serial's 400 MiB." in text
+    assert "Here the same." in text
+    assert "it is pipeline, recomputed" in said(concluded(memory_parts(peaks={**PEAKS, "pipeline": 100})), "least")
+
+
+def test_workers_that_did_the_same_and_those_that_did_not() -> None:
+    text = said(concluded(memory_parts()), "execute")
+    assert "Data, 90 operators in a step: workers of data. Data, actions of each worker: 4 forward." in text
+    assert "Pipeline, 90 and 100 operators in a step: workers of pipeline." in text
+    parts = memory_parts()
+    parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
+    assert "Pipeline, actions of the workers: worker 0 4 forward; worker 1 8 forward." in said(
+        concluded(parts), "execute"
+    )
+
+
+def test_layers_found_by_running() -> None:
+    findings = concluded(memory_parts())
+    text = said(findings, "layers fit")
+    assert "Data: 3 layers ran with 384 MiB on each device (as forecast); 4 ran out of memory." in text
+    assert "Tensor, recomputed: 8 or more layers ran with 384 MiB on each device (forecast 7)." in text
+    assert "Most layers, 8, fit with tensor, recomputed." in text
+    assert "Most layers, 3, fit with data and tensor, recomputed" in said(
+        concluded(memory_parts(largest=3)), "layers fit"
+    )
+    rows = {row[0]: row for row in findings.tables[3].rows}
+    assert rows["data"] == ("data", "3", "3", "300 MiB", "3: ran; 4: out of memory")
+    assert rows["serial"][2:] == ("–", "–", "not run")
+
+
+@pytest.mark.parametrize("missing", [*memory_parts(), "everything"])
+def test_no_missing_part_stops_the_rest(missing: str) -> None:
+    parts = {} if missing == "everything" else {name: data for name, data in memory_parts().items() if name != missing}
+    findings = concluded(parts)
+    assert len(findings.answers) == 7
+    assert all(answer.sentences for answer in findings.answers)
+
+
+def test_the_figure_is_drawn(tmp_path: Path) -> None:
+    (drawing,) = concluded(memory_parts()).drawings
+    drawing.draw(tmp_path / "memory.svg")
+    assert "tensor, recomputed" in (tmp_path / "memory.svg").read_text()
+
+
+def test_options_that_can_not_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="no free number of layers"):
+        Options(model="gpt2")
+    with pytest.raises(UsageError, match="1 device can't be shared"):
+        Options(devices=("cpu:0",))
+    with pytest.raises(UsageError, match="'wishes' is no strategy"):
+        Options(fits=("wishes",))
+
+
+def test_parts_follow_from_the_options() -> None:
+    names = [part.name for part in study(Options(rounds=1, fits=("tensor+recompute",))).parts]
+    assert names.count("run-tensor+recompute-1") == 1
+    assert names[-1] == "fit-tensor+recompute"
+    few = [part.name for part in study(Options(rounds=1, quick=True, strategies=("data",))).parts]
+    assert [name for name in few if name.startswith(("run", "fit"))] == [
+        "run-serial-1",
+        "run-serial+recompute-1",
+        "run-data-1",
+        "run-data+recompute-1",
+        "fit-forecast",
+        "fit-data",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("forecast", "true", "least", "tried"),
+    [
+        (7, 7, 1, [7, 8]),
+        (7, 6, 1, [7, 6]),
+        (7, 8, 1, [7, 8, 10, 9]),
+        (7, 16, 1, [7, 8, 10, 14, 22, 18, 16, 17]),
+        (3, 1, 2, [3, 2]),
+        (2, 0, 2, [2]),
+    ],
+)
+def test_sizes_are_tried_until_one_runs_and_the_next_does_not(
+    forecast: int, true: int, least: int, tried: list[int]
+) -> None:
+    ran: dict[int, bool] = {}
+    size: int | None = forecast
+    while size is not None:
+        ran[size] = size <= true
+        size = next_size(ran, least)
+    assert list(ran) == tried
+    assert max((one for one, fits in ran.items() if fits), default=0) == (true if true >= least else 0)
+
+
+def test_a_size_that_ran_only_by_chance_is_not_tried_again() -> None:
+    assert next_size({7: False, 8: True}, 1) is None
+
+
+def test_sizes_suit_cores_and_are_larger_on_gpus() -> None:
+    cores = choose_study("memory", {"devices": ("cpu:0", "cpu:1")}, quick=False)
+    gpus = choose_study("memory", {"devices": ("cuda:0", "cuda:1"), "batch": 4}, quick=False)
+    assert (cores.options["model"], cores.options["memory_bytes"]) == ("gpt-layers:6", 256 << 20)
+    assert (gpus.options["model"], gpus.options["batch"]) == ("gpt-layers:12", 4)
+    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:2"
+
+
+def test_what_it_takes_is_known_before_it_begins() -> None:
+    def minutes(**given: object) -> float:
+        return sum(part.expected_s for part in choose_study("memory", given, quick=False).parts) / 60
+
+    assert 5 < minutes() < 20  # 8.5 minutes, as measured
+    assert minutes(model="gpt-layers:12", batch=16) > 2 * minutes()
+    assert minutes(rounds=1) < 0.7 * minutes()

@@ -1,0 +1,98 @@
+"""Where the data and weights of a lesson are found, and which samples are kept."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from stagewright.errors import DataMissing, UsageError
+from stagewright.studies.shared.training_recipe import choose_lesson, data_folder, keep_samples, tasks_in
+
+
+def cifar(folder: Path, num_train: int = 60, num_test: int = 30) -> Path:
+    """A folder with photographs of one colour each, three times as many of class 0 as of others."""
+    place = folder / "cifar10"
+    place.mkdir(parents=True)
+    for split, count in (("train", num_train), ("test", num_test)):
+        labels = [at % 12 % 10 if at % 12 < 10 else 0 for at in range(count)]
+        pictures = []
+        for label in labels:
+            file = io.BytesIO()
+            Image.fromarray(np.full((32, 32, 3), 20 * label, dtype=np.uint8)).save(file, "PNG")
+            pictures.append({"bytes": file.getvalue(), "path": None})
+        parquet.write_table(
+            pyarrow.table({"img": pictures, "label": labels}), place / f"{split}-00000-of-00001.parquet"
+        )
+    return folder
+
+
+def weights(folder: Path, kind: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_samples_are_of_all_classes(tmp_path: Path) -> None:
+    data = cifar(tmp_path / "data")
+    found = keep_samples("cifar10", str(data), tmp_path / "kept", 20, 10)
+    assert found == {"kept": True, "train": 20, "judged": 10, "of": [60, 30]}
+    kept = parquet.read_table(tmp_path / "kept" / "cifar10" / "train-00000-of-00001.parquet")
+    assert np.bincount(kept.column("label").to_numpy()).tolist() == [2] * 10
+    assert keep_samples("cifar10", str(data), tmp_path / "none", None, None) == {
+        **found,
+        "kept": False,
+        "train": 60,
+        "judged": 30,
+    }
+    assert not (tmp_path / "none").exists()
+    assert keep_samples("digits", None, tmp_path / "none", 20, 10)["kept"] is False
+
+
+def test_tasks_are_those_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = str(cifar(tmp_path / "data"))
+    assert tasks_in(data, ("cifar10", "rte")) == ("cifar10",)
+    assert tasks_in(data, ("rte",)) == ("digits",)
+    assert tasks_in(None, ("cifar10",)) == ("digits",)
+    monkeypatch.setenv("STAGEWRIGHT_DATA", data)
+    assert data_folder(None) == data
+    monkeypatch.setenv("STAGEWRIGHT_DATA", str(tmp_path / "not there"))
+    with pytest.raises(DataMissing, match="does not exist"):
+        data_folder(None)
+
+
+def test_weights_are_found_by_their_kind(tmp_path: Path) -> None:
+    data = cifar(tmp_path / "data")
+    lesson = choose_lesson("cifar10", data=str(data), weights=None, quick=True)
+    assert (lesson.weights, lesson.size, lesson.batch) == (None, 32, 64)
+    beside = weights(data / "mobilenet", "mobilenet_v2")
+    weights(data / "another", "bert")
+    assert choose_lesson("cifar10", data=str(data), weights=None, quick=False).weights == str(beside)
+    own = weights(tmp_path / "own", "mobilenet_v2")
+    chosen = choose_lesson("cifar10", data=str(data), weights=str(own), quick=True, size=48, batch=8, learning_rate=0.5)
+    assert (chosen.weights, chosen.size, chosen.batch, chosen.learning_rate) == (str(own), 48, 8, 0.5)
+    spec = chosen.model_spec(3)
+    assert (spec.image_size, spec.sequence_length, spec.num_classes, spec.seed) == (48, None, 10, 3)
+
+
+def test_what_is_not_there_is_told_in_one_sentence(tmp_path: Path) -> None:
+    data = cifar(tmp_path / "data")
+    wrong = weights(tmp_path / "bert", "bert")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for given, text in (
+        ({"data": None, "weights": None}, "needs its data"),
+        ({"data": str(empty), "weights": None}, "has no parquet files of 'cifar10'"),
+        ({"data": str(data), "weights": str(wrong)}, "hold no 'mobilenet_v2'"),
+        ({"data": str(data), "weights": str(tmp_path / "not there")}, "does not exist"),
+    ):
+        with pytest.raises(UsageError, match=text) as raised:
+            choose_lesson("cifar10", quick=True, **given)
+        assert "\n" not in str(raised.value)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.cli import main
-from stagewright.engine.launch.launcher import fork_server as copies
-from stagewright.engine.launch.launcher import launcher as launch
+from stagewright.engine.launch import fork_server as copies
+from stagewright.engine.launch import launcher as launch
 from stagewright.machine import machine
 
 PLAN = 'batch = 8\n{keys}\n[model]\nname = "{model}"\n'

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.study.conftest import ENVIRONMENT, small_study
+from tests.studies.conftest import ENVIRONMENT, small_study
 
 from program import run_program
 from stagewright.engine.worker.faults import Fault

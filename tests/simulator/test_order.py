@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stagewright.engine.pipeline.executor import transport
+from stagewright.engine.pipeline import transport
 from stagewright.schedules.actions import schedule_actions
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 from stagewright.simulator.order import AHEAD, IN_FLIGHT_BYTES, KINDS, schedule_order

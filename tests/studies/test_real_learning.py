@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.study.test_lesson import cifar
+from tests.studies.shared.test_training_recipe import cifar
 
 from program import run_program
 from stagewright.studies.codecs.study import Options

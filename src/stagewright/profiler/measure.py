@@ -116,7 +116,7 @@ def _check(
         if parameter.device != target and not (inputs and parameter.device.type == "cpu" and may_stay(graph.model)):
             raise UsageError(
                 f"the model's {name} is on {parameter.device}, but {device} is asked for; move the model with "
-                f'.to("{target}") and capture again, or with stagewright.machine.cpu_offload.settle if it does not fit there'
+                f'.to("{target}") and capture it again, or offload it with stagewright.machine.cpu_offload.settle'
             )
     if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
         raise UsageError("no parameter of the model needs a gradient; profile it with training=False (--inference)")

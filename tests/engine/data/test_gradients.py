@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from stagewright.engine.data import gradients
 from stagewright.engine.data.gradients import GradientSum, in_buckets
-from stagewright.engine.data.wrap import gradients
 from stagewright.engine.worker.memory import MemoryTracker
 
 

@@ -96,7 +96,7 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
     ],
 )
 def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
-    row = run_plan(on(mesh, model=ModelSpec(name=f"tests.engine.odd_models:{name}"), **options), tmp_path)
+    row = run_plan(on(mesh, model=ModelSpec(name=f"tests.engine.support.odd_models:{name}"), **options), tmp_path)
     assert row["equal"], row["equality"]
 
 

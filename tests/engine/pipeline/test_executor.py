@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from stagewright.engine.pipeline import executor as engine_pipeline
 from stagewright.engine.pipeline.executor import Links, MicroBatch, Pipeline
-from stagewright.engine.pipeline.executor import executor as engine_pipeline
 from stagewright.engine.pipeline.messages import Message
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]

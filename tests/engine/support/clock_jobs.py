@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stagewright.engine.worker.worker import clock
+from stagewright.engine.worker import clock
 from stagewright.runs.worker_folder import WorkerFolder
 from stagewright.spec.plan import Mesh
 

@@ -386,7 +386,7 @@ def rounds(rank: int) -> list[Any]:
 
 def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
     """Tensors of every kind from one worker, which every worker must have then; how many messages it took."""
-    from stagewright.engine.worker.worker import broadcast as module
+    from stagewright.engine.worker import broadcast as module
 
     made = [
         torch.arange(3, dtype=torch.float32),

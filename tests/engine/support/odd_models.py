@@ -1,4 +1,4 @@
-"""Models that do in a forward what few do, for plans that are proven: `tests.engine.odd_models:NAME`."""
+"""Models that do in a forward what few do, for plans that are proven: `tests.engine.support.odd_models:NAME`."""
 
 from __future__ import annotations
 

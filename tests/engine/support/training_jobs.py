@@ -22,8 +22,8 @@ from stagewright.engine.jobs.train import run_training
 from stagewright.engine.parallel.evaluation import in_eval_mode
 from stagewright.engine.parallel.replica import capture_for
 from stagewright.engine.parallel.trainer import Trainer
+from stagewright.engine.worker import broadcast
 from stagewright.engine.worker.context import WorkerContext, make_context
-from stagewright.engine.worker.worker import broadcast
 from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.schedules.catalog import SCHEDULES

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.worker import memory
 from stagewright.engine.worker.memory import MemoryTracker, MemoryUse, process_peak_bytes, reset_process_peak
-from stagewright.engine.worker.worker import memory
 from stagewright.errors import RunError
 from stagewright.graph import capture
 

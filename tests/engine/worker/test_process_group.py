@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import Device
+from stagewright.engine.worker import process_group
 from stagewright.engine.worker.process_group import join_group
-from stagewright.engine.worker.worker import process_group
 
 
 @pytest.fixture

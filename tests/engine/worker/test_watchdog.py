@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from stagewright.engine.worker import watchdog as watch_module
 from stagewright.engine.worker.faults import Activity, Doing, Fault
 from stagewright.engine.worker.watchdog import OUTSIDE, START_S, ProgressClock, StoreWatch, blame, is_stopped
-from stagewright.engine.worker.worker import watchdog as watch_module
 
 
 def test_clock_counts_from_the_last_change() -> None:

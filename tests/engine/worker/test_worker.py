@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.worker.worker import Place, choose_device, worker
+from stagewright.engine.worker import worker
+from stagewright.engine.worker.worker import Place, choose_device
 from stagewright.errors import UsageError
 from stagewright.machine import host_memory
 from stagewright.spec.plan import Mesh, ModelSpec, Plan

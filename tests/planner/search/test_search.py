@@ -17,9 +17,9 @@ from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split
 from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
+from stagewright.planner.search import search as searching
 from stagewright.planner.search.bounds import least_memory, lower_bound_s, most_saved_s
 from stagewright.planner.search.search import search
-from stagewright.planner.search.search import search as searching
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
 from stagewright.schedules.catalog import SCHEDULES

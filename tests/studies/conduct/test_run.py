@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.study.conftest import small_study
+from tests.studies.conftest import small_study
 
 from stagewright.errors import RunError, UsageError
 from stagewright.studies import Bench, Study, run_study

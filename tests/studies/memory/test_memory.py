@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.study.made import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
+from tests.studies.made import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results

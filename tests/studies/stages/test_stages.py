@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.study.made import STAGES_OPTIONS, stages_parts
+from tests.studies.made import STAGES_OPTIONS, stages_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.planner.conftest import MadeSource, random_units
-from tests.study.made_learning import RATES, STRATEGIES_OPTIONS, strategies_parts
+from tests.studies.made_learning import RATES, STRATEGIES_OPTIONS, strategies_parts
 
 from stagewright.cluster.cluster import FREE
 from stagewright.errors import UsageError

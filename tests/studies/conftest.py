@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stagewright.studies import Answer, Bench, Drawing, Findings, Part, Results, Study, Table
-from stagewright.studies.conduct.folder import StudyFolder
+from stagewright.studies.runner.folder import StudyFolder
 
 ENVIRONMENT = {"cores": [0, 1], "processor": "an abacus", "gpus": [], "versions": {"torch": "2.13.0"}}
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.shared.test_training_recipe import cifar
+from tests.studies.parts.test_training_recipe import cifar
 
 from program import run_program
 from stagewright.studies.codecs.study import Options
 from stagewright.studies.fabric.study import has_lab
-from stagewright.studies.shared.finetune import by_one_process, by_pipeline, client_cuts
+from stagewright.studies.parts.training import by_one_process, by_pipeline, client_cuts
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:

@@ -29,7 +29,7 @@ command goes on in the unfinished folder of the same options; `--resume FOLDER` 
 
 from __future__ import annotations
 
-from stagewright.studies.conduct.run import Outcome, run_study
-from stagewright.studies.shared.values import Answer, Bench, Drawing, Findings, Part, Results, Study, Table
+from stagewright.studies.runner.run import Outcome, run_study
+from stagewright.studies.framework.study import Answer, Bench, Drawing, Findings, Part, Results, Study, Table
 
 __all__ = ["Answer", "Bench", "Drawing", "Findings", "Outcome", "Part", "Results", "Study", "Table", "run_study"]

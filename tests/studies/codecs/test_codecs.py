@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.studies.made_learning import ACCURACIES, CODECS_OPTIONS, codecs_parts
+from tests.studies.fake_training_parts import ACCURACIES, CODECS_OPTIONS, codecs_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results

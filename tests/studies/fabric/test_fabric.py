@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.studies.made_learning import FABRIC_OPTIONS, fabric_parts, sent
+from tests.studies.fake_training_parts import FABRIC_OPTIONS, fabric_parts, sent
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results

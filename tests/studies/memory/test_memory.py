@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.studies.made import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
+from tests.studies.fake_parts import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
-from stagewright.studies.conduct.load import choose_study
+from stagewright.studies.runner.load import choose_study
 from stagewright.studies.memory.findings import conclude
 from stagewright.studies.memory.study import Options, next_size, study
 

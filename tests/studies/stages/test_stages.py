@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.studies.made import STAGES_OPTIONS, stages_parts
+from tests.studies.fake_parts import STAGES_OPTIONS, stages_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
-from stagewright.studies.shared.sentence import times
+from stagewright.studies.framework.phrases import times
 from stagewright.studies.stages.findings import conclude
 from stagewright.studies.stages.measured import PUBLISHED, measured_runs
 from stagewright.studies.stages.study import Options, study

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tests.planner.conftest import MadeSource, random_units
-from tests.studies.made_learning import RATES, STRATEGIES_OPTIONS, strategies_parts
+from tests.studies.fake_training_parts import RATES, STRATEGIES_OPTIONS, strategies_parts
 
 from stagewright.cluster.cluster import FREE
 from stagewright.errors import UsageError
 from stagewright.planner.calibration.calibrate import Calibration
-from stagewright.simulator.overheads import EngineTerms
+from stagewright.simulator.overheads import EngineOverheads
 from stagewright.studies import Bench, Findings, Results
 from stagewright.studies.strategies.findings import conclude
 from stagewright.studies.strategies.measured import Way, ways_of
@@ -157,7 +157,7 @@ def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, m
     """On a GPU a small model takes as long for 32 samples as for 64: two that share them gain nothing."""
     made = MadeSource(units=random_units(5, 0), tensors=(1,)).model(8, 1)
     sizes = [replace(made, profile=replace(made.profile, batch_size=size)) for size in (8, 32, 64)]
-    calibration = Calibration(link=FREE, collective=FREE, terms=EngineTerms(), kind="cpu", hardware="made").to_dict()
+    calibration = Calibration(link=FREE, collective=FREE, terms=EngineOverheads(), kind="cpu", hardware="made").to_dict()
     calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
     options = Options(workers=(2,), cuts=(), batch=64)
     monkeypatch.setattr("stagewright.studies.strategies.study.measured_of", lambda one: one)

@@ -62,7 +62,7 @@ StudySeed = Annotated[int | None, typer.Option("--seed", help="Of random weights
 
 def devices_of(text: str | None, most: int) -> tuple[str, ...]:
     """The devices that were named, or those that a study takes by itself."""
-    from stagewright.studies.conduct.load import default_devices_of_study
+    from stagewright.studies.runner.load import default_devices_of_study
 
     return default_devices_of_study(most) if text is None else options.devices_of(text)
 
@@ -93,10 +93,10 @@ def conduct(
 ) -> None:
     """Run the study that the command is named after, here or where it was interrupted, and show what it found."""
     from stagewright.machine.machine import probe_machine
-    from stagewright.studies.conduct.folder import StudyFolder
-    from stagewright.studies.conduct.load import choose_study, study_of_folder
-    from stagewright.studies.conduct.local_check import check_study
-    from stagewright.studies.conduct.run import run_study
+    from stagewright.studies.runner.folder import StudyFolder
+    from stagewright.studies.runner.load import choose_study, study_of_folder
+    from stagewright.studies.runner.check import check_study
+    from stagewright.studies.runner.run import run_study
 
     name = str(context.info_name)
     command = shlex.join(["stagewright", *sys.argv[1:]])

@@ -69,7 +69,7 @@ StudySeeds = Annotated[
 
 def chosen_tasks(text: str | None, data: Path | None, wanted: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """The folder of data, and the tasks that were named, or those of the wanted ones that are in it."""
-    from stagewright.studies.shared.training_recipe import data_folder, tasks_in
+    from stagewright.studies.parts.training_recipe import data_folder, tasks_in
 
     folder = data_folder(data)
     named = words(text)

@@ -8,9 +8,9 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import BITS, MeasuredCodec, part_name
 from stagewright.studies.codecs.tables import between, shown_rate, shown_shape
-from stagewright.studies.shared.sentence import joined, percent, times
-from stagewright.studies.shared.training_recipe import Lesson
-from stagewright.studies.shared.values import Answer, Results
+from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.framework.study import Answer, Results
 
 __all__ = ["GOAL_POINTS", "GOAL_RATIO", "QUESTIONS", "answers"]
 

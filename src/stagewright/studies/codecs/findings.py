@@ -8,7 +8,7 @@ from typing import Any
 from stagewright.studies.codecs.answers import answers
 from stagewright.studies.codecs.measured import measured_codecs
 from stagewright.studies.codecs.tables import drawings, tables
-from stagewright.studies.shared.values import Findings, Results
+from stagewright.studies.framework.study import Findings, Results
 
 __all__ = ["conclude"]
 

@@ -25,8 +25,8 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.studies.codecs.answers import QUESTIONS
 from stagewright.studies.codecs.findings import conclude
 from stagewright.studies.codecs.measured import part_name
-from stagewright.studies.shared.training_recipe import Lesson, choose_lesson, keep_samples, samples_folder
-from stagewright.studies.shared.values import Bench, Part, Study
+from stagewright.studies.parts.training_recipe import Lesson, choose_lesson, keep_samples, samples_folder
+from stagewright.studies.framework.study import Bench, Part, Study
 
 __all__ = ["QUICK", "Options", "study"]
 
@@ -226,8 +226,8 @@ def _crossing(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     from stagewright.engine.jobs.codec_bench import bench_codecs
     from stagewright.engine.jobs.train import with_samples
     from stagewright.engine.parallel.replica import capture_for, cut_indices
-    from stagewright.engine.pipeline.crossing_tensors import tensors_at
-    from stagewright.studies.shared.finetune import client_cuts
+    from stagewright.engine.pipeline.crossing_tensors import collect_crossing_tensors
+    from stagewright.studies.parts.training import client_cuts
     from stagewright.zoo.model import Batch
     from stagewright.zoo.tasks import load_task
 
@@ -243,7 +243,7 @@ def _crossing(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     graph = capture_for(plan, model)
     places = cut_indices(graph, cuts)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    tensors = tensors_at(graph, places, batch, None)[False]
+    tensors = collect_crossing_tensors(graph, places, batch, None)[False]
     size = model.batch_size
     names = list(dict.fromkeys(half for codec in options.codecs for half in codec.split("/")))
     with device.pinned():
@@ -290,7 +290,7 @@ def _prove(options: Options, task: str, codec: str, bench: Bench) -> dict[str, A
 
 
 def _train(options: Options, task: str, codec: str, seed: int, bench: Bench) -> dict[str, Any]:
-    from stagewright.studies.shared.finetune import by_one_process, by_pipeline
+    from stagewright.studies.parts.training import by_one_process, by_pipeline
 
     plan = options.plan(task, codec, seed, tuple(bench.results[f"crossing-{task}"]["cuts"]))
     data = samples_folder(options.data, task, bench)

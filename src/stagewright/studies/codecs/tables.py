@@ -9,8 +9,8 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.codecs.measured import BITS, PUBLISHED, MeasuredCodec
-from stagewright.studies.shared.training_recipe import Lesson
-from stagewright.studies.shared.values import Drawing, Results, Table
+from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.framework.study import Drawing, Results, Table
 
 __all__ = ["between", "drawings", "shown_rate", "shown_shape", "tables"]
 

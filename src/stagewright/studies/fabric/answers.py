@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.shared.sentence import joined, percent, times
-from stagewright.studies.shared.values import Answer, Results
+from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.framework.study import Answer, Results
 
 __all__ = ["QUESTIONS", "answers", "is_right", "sent_runs"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from stagewright.quantity import format_s
 from stagewright.studies.fabric.answers import answers, is_right, sent_runs
-from stagewright.studies.shared.sentence import percent
-from stagewright.studies.shared.values import Drawing, Findings, Results, Table
+from stagewright.studies.framework.phrases import percent
+from stagewright.studies.framework.study import Drawing, Findings, Results, Table
 
 __all__ = ["conclude"]
 

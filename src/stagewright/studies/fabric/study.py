@@ -26,7 +26,7 @@ from stagewright.errors import RunError, UnknownName, UsageError
 from stagewright.quantity import parse_rate
 from stagewright.studies.fabric.answers import QUESTIONS
 from stagewright.studies.fabric.findings import conclude
-from stagewright.studies.shared.values import Bench, Part, Study
+from stagewright.studies.framework.study import Bench, Part, Study
 
 if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import Measured, Place, Settings

@@ -7,8 +7,8 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.memory.measured import Measured, shown_way
-from stagewright.studies.shared.sentence import joined, percent, spread, times
-from stagewright.studies.shared.values import Answer, Results
+from stagewright.studies.framework.phrases import joined, percent, spread, times
+from stagewright.studies.framework.study import Answer, Results
 
 __all__ = ["QUESTIONS", "answers"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from stagewright.studies.memory.answers import answers
 from stagewright.studies.memory.measured import measured_ways
 from stagewright.studies.memory.tables import drawings, tables
-from stagewright.studies.shared.values import Findings, Results
+from stagewright.studies.framework.study import Findings, Results
 
 __all__ = ["conclude"]
 

@@ -19,11 +19,11 @@ from typing import Any
 from stagewright.errors import RunError, UnknownName, UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import OPTIMIZERS
-from stagewright.spec.recompute_blocks import recomputed_by_blocks
+from stagewright.spec.recompute_blocks import checkpoint_by_block
 from stagewright.studies.memory.answers import QUESTIONS
 from stagewright.studies.memory.findings import conclude
-from stagewright.studies.shared.measurements import calibration, measured_data, measured_of, prepared_for
-from stagewright.studies.shared.values import Bench, Part, Study
+from stagewright.studies.parts.measurements import calibration, measured_data, measured_of, prepared_for
+from stagewright.studies.framework.study import Bench, Part, Study
 
 __all__ = ["ON_GPUS", "QUICK", "Options", "next_size", "study"]
 
@@ -141,7 +141,7 @@ class Options:
         mesh = Mesh() if strategy == "serial" else Mesh(**{strategy: 2})
         layers = num_layers or self.num_layers
         plan = replace(self._plan(f"gpt-layers:{layers}", mesh, cuts), recompute="always" if again else "none")
-        return recomputed_by_blocks(plan, [f"{_BLOCK}{number}" for number in range(layers)])
+        return checkpoint_by_block(plan, [f"{_BLOCK}{number}" for number in range(layers)])
 
     def _plan(self, model: str, mesh: Mesh, cuts: tuple[str, ...]) -> Plan:
         return Plan(
@@ -248,7 +248,7 @@ def _run_s(options: Options, way: str, step_s: float) -> float:
 def _forecast(options: Options, strategy: str, bench: Bench) -> dict[str, Any]:
     """Forecasts without and with recomputation, each also with free communication."""
     from stagewright.simulator.simulate import predict
-    from stagewright.simulator.what_if import explain_parts, without_communication
+    from stagewright.simulator.what_if import explain_speedup, without_communication
 
     measured = measured_data(options.plan(strategy), repeats=options.repeats)
     found: dict[str, Any] = {}
@@ -256,7 +256,7 @@ def _forecast(options: Options, strategy: str, bench: Bench) -> dict[str, Any]:
         prepared = prepared_for(options.plan(way), measured_of(measured), bench.results["calibration"])
         forecast = predict(prepared.costs, prepared.plan.cuts, timeline=False)
         silent = predict(without_communication(prepared.costs), prepared.plan.cuts, timeline=False)
-        parts = explain_parts(prepared.costs)
+        parts = explain_speedup(prepared.costs)
         found[way] = {
             "step_s": forecast.step_s,
             "serial_s": forecast.serial_s,
@@ -273,11 +273,11 @@ def _cuts(options: Options, way: str, num_layers: int, bench: Bench) -> tuple[st
     """Where a pipeline of so many layers is cut, by the measured times of its units; () for other strategies."""
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.split import split
-    from stagewright.planner.costs.more_layers import grown_layers
+    from stagewright.planner.costs.more_layers import with_num_layers
 
     if not way.startswith("pipeline"):
         return ()
-    measured = grown_layers(measured_of(bench.results["forecast-pipeline"]["measured"]), num_layers)
+    measured = with_num_layers(measured_of(bench.results["forecast-pipeline"]["measured"]), num_layers)
     conditions = Conditions(num_microbatches=options.microbatches, recompute="+" in way)
     return split(measured.profile, 2, "optimal", conditions).cut_names
 
@@ -288,7 +288,7 @@ def _run(options: Options, way: str, bench: Bench) -> dict[str, Any]:
 
 def _executed(strategy: str, bench: Bench) -> dict[str, Any]:
     """How often each worker did what in one step, from the events of its run; without and with recomputation."""
-    from stagewright.studies.shared.executed import counts_of
+    from stagewright.studies.parts.traces import counts_of
 
     ways = (strategy, f"{strategy}+recompute")
     return {way: counts_of(bench.folder / bench.results[f"run-{way}-1"]["run"]) for way in ways}
@@ -296,24 +296,24 @@ def _executed(strategy: str, bench: Bench) -> dict[str, Any]:
 
 def _operators(strategy: str, bench: Bench) -> dict[str, Any]:
     """Whether both workers executed the same operators, and what makes the difference."""
-    from stagewright.studies.shared.executed import compared_operators
+    from stagewright.studies.parts.traces import compared_operators
 
     return compared_operators(bench.folder / bench.results[f"run-{strategy}-1"]["run"])
 
 
 def _fit_forecast(options: Options, bench: Bench) -> dict[str, Any]:
     """The most layers of every strategy that fit, by forecast: blocks are added to the model as it was measured."""
-    from stagewright.planner.costs.measure import MeasuredModel
-    from stagewright.planner.costs.more_layers import grown_layers
+    from stagewright.planner.costs.measure import ModelCosts
+    from stagewright.planner.costs.more_layers import with_num_layers
     from stagewright.planner.fit import fit_strategies
 
     measured = {one: measured_of(bench.results[f"forecast-{one}"]["measured"]) for one in options.all_strategies}
 
-    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
         if plan.mesh.strategy not in measured:
             raise UsageError(f"{plan.mesh.strategy} was left out of this study")
         chosen = replace(plan, model=replace(plan.model, name=f"gpt-layers:{size}"))
-        return chosen, grown_layers(measured[plan.mesh.strategy], size)
+        return chosen, with_num_layers(measured[plan.mesh.strategy], size)
 
     rows = fit_strategies(
         replace(options.plan("serial"), devices=(), steps=1, warmup=0),

@@ -9,8 +9,8 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.memory.measured import Measured, shown_way
-from stagewright.studies.shared.sentence import percent, spread
-from stagewright.studies.shared.values import Drawing, Results, Table
+from stagewright.studies.framework.phrases import percent, spread
+from stagewright.studies.framework.study import Drawing, Results, Table
 
 __all__ = ["drawings", "tables"]
 

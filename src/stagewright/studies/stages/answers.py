@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.shared.sentence import joined, percent, ratio, spread, times
-from stagewright.studies.shared.values import Answer, Results
+from stagewright.studies.framework.phrases import joined, percent, ratio, spread, times
+from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.stages.measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
 
 __all__ = ["QUESTIONS", "answers"]

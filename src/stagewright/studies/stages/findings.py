@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagewright.studies.shared.values import Findings, Results
+from stagewright.studies.framework.study import Findings, Results
 from stagewright.studies.stages.answers import answers
 from stagewright.studies.stages.measured import measured_runs
 from stagewright.studies.stages.tables import drawings, tables

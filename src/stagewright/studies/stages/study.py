@@ -17,8 +17,8 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
-from stagewright.studies.shared.measurements import calibration, measured_data, measured_of, prepared_for
-from stagewright.studies.shared.values import Bench, Part, Study
+from stagewright.studies.parts.measurements import calibration, measured_data, measured_of, prepared_for
+from stagewright.studies.framework.study import Bench, Part, Study
 from stagewright.studies.stages.answers import QUESTIONS
 from stagewright.studies.stages.findings import conclude
 from stagewright.studies.stages.measured import measured_runs
@@ -226,7 +226,7 @@ def _same_as(splits: Mapping[str, Any], count: int, policy: str) -> str | None:
 
 def _forecast(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
     """The forecast of every split; one that can't be has its reason."""
-    from stagewright.simulator.what_if import explain_parts
+    from stagewright.simulator.what_if import explain_speedup
 
     saved = bench.results[f"profile-{mode}"]
     measured, splits = measured_of(saved["measured"]), saved["splits"]
@@ -240,7 +240,7 @@ def _forecast(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
             except UsageError as error:
                 data[str(count)][policy] = {"error": str(error)}
                 continue
-            found, parts = prepared.forecast(), explain_parts(prepared.costs)
+            found, parts = prepared.forecast(), explain_speedup(prepared.costs)
             data[str(count)][policy] = {
                 "samples_per_s": found.samples_per_s,
                 "step_s": found.step_s,
@@ -268,7 +268,7 @@ def _explain(options: Options, mode: str, bench: Bench) -> dict[str, Any]:
     """The waterfall of the fastest pipeline with most stages, and where its steps' time went beside serial's."""
     from stagewright.planner.explain import explain_run
     from stagewright.runs.run_folder import RunFolder
-    from stagewright.studies.shared.executed import shares_of
+    from stagewright.studies.parts.traces import shares_of
 
     runs = [one for one in measured_runs(bench.results, asdict(options), mode) if one.speedup is not None]
     if not runs:

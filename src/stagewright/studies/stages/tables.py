@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.shared.sentence import percent, spread
-from stagewright.studies.shared.values import Drawing, Results, Table
+from stagewright.studies.framework.phrases import percent, spread
+from stagewright.studies.framework.study import Drawing, Results, Table
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,

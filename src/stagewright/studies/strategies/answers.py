@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.shared.sentence import joined, spread, times
-from stagewright.studies.shared.training_recipe import Lesson
-from stagewright.studies.shared.values import Answer, Results
+from stagewright.studies.framework.phrases import joined, spread, times
+from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredWay
 from stagewright.studies.strategies.tables import baseline, large_rows
 

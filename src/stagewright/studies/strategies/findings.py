@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stagewright.studies.shared.values import Findings, Results
+from stagewright.studies.framework.study import Findings, Results
 from stagewright.studies.strategies.answers import answers
 from stagewright.studies.strategies.measured import measured_ways
 from stagewright.studies.strategies.tables import drawings, tables

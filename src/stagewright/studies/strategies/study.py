@@ -20,9 +20,9 @@ from typing import Any, Literal
 from stagewright.errors import RunError, UsageError
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
-from stagewright.studies.shared.measurements import calibration, measured_data, measured_of, prepared_for
-from stagewright.studies.shared.training_recipe import Lesson, choose_lesson, keep_samples, samples_folder
-from stagewright.studies.shared.values import Bench, Part, Study
+from stagewright.studies.parts.measurements import calibration, measured_data, measured_of, prepared_for
+from stagewright.studies.parts.training_recipe import Lesson, choose_lesson, keep_samples, samples_folder
+from stagewright.studies.framework.study import Bench, Part, Study
 from stagewright.studies.strategies.answers import QUESTIONS
 from stagewright.studies.strategies.findings import conclude
 from stagewright.studies.strategies.measured import LARGE_KINDS, Way, ways_of
@@ -267,7 +267,7 @@ def _profile(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     """The model measured with few, with many and with serial's most samples, and the cuts of every pipeline."""
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.split import split
-    from stagewright.planner.costs.source import at_size
+    from stagewright.planner.costs.source import interpolate_at
 
     batch = options.lesson(task).batch
     few = max(2, batch // 8)  # one sample alone is too few for batch norm
@@ -283,11 +283,11 @@ def _profile(options: Options, task: str, bench: Bench) -> dict[str, Any]:
         if way.strategy != "pipeline":
             continue
         pieces = options.plan(task, way, 0).batch // way.microbatches
-        profile = at_size(models, pieces).profile
+        profile = interpolate_at(models, pieces).profile
         policy, count = ("client-server", 3) if way.cut == "client" else ("time", way.workers)
         found = split(profile, count, policy, Conditions(num_microbatches=way.microbatches))
         cuts[way.name] = list(found.cut_names)
-    large_cuts = split(at_size(models, options.piece).profile, 2, "time", Conditions()).cut_names
+    large_cuts = split(interpolate_at(models, options.piece).profile, 2, "time", Conditions()).cut_names
     return {"measured": measured, "cuts": cuts, "large_cuts": list(large_cuts)}
 
 
@@ -297,13 +297,13 @@ def _cuts(bench: Bench, task: str, way: Way | None) -> tuple[str, ...]:
 
 def _forecast(options: Options, task: str, bench: Bench) -> dict[str, Any]:
     """Every experiment with a device for each worker; one that can't be has its reason."""
-    from stagewright.planner.costs.measure import chunk_sizes
-    from stagewright.planner.costs.source import at_size
+    from stagewright.planner.costs.measure import plan_microbatch_sizes
+    from stagewright.planner.costs.source import interpolate_at
 
     models = [measured_of(one) for one in bench.results[f"profile-{task}"]["measured"]]
 
     def rate(plan: Plan) -> float:
-        measured = at_size(models, max(chunk_sizes(plan)))
+        measured = interpolate_at(models, max(plan_microbatch_sizes(plan)))
         return prepared_for(plan, measured, bench.results["calibration"]).forecast().samples_per_s
 
     found = {}
@@ -320,7 +320,7 @@ def _speed(options: Options, task: str, way: Way | None, workers: int, bench: Be
 
 
 def _train(options: Options, task: str, way: Way, seed: int, bench: Bench) -> dict[str, Any]:
-    from stagewright.studies.shared.finetune import by_pipeline
+    from stagewright.studies.parts.training import by_pipeline
 
     plan = options.plan(task, way, seed, _cuts(bench, task, way))
     plan = replace(plan, task=task, epochs=options.epochs, steps=1, warmup=0)
@@ -330,8 +330,8 @@ def _train(options: Options, task: str, way: Way, seed: int, bench: Bench) -> di
 
 def _limit(options: Options, bench: Bench) -> dict[str, Any]:
     """What each large batch needs by forecast, and the limit."""
-    from stagewright.planner.costs.measure import chunk_sizes
-    from stagewright.planner.costs.source import at_size
+    from stagewright.planner.costs.measure import plan_microbatch_sizes
+    from stagewright.planner.costs.source import interpolate_at
     from stagewright.planner.fit import peak_bytes
 
     saved = bench.results[f"profile-{options.tasks[0]}"]
@@ -340,7 +340,7 @@ def _limit(options: Options, bench: Bench) -> dict[str, Any]:
     for kind in LARGE_KINDS:
         for batch in options.large_batches:
             plan = options.large_plan(kind, batch, tuple(saved["large_cuts"]))
-            needed = peak_bytes(plan, at_size(models, max(chunk_sizes(plan))))
+            needed = peak_bytes(plan, interpolate_at(models, max(plan_microbatch_sizes(plan))))
             needs.setdefault(kind, {})[str(batch)] = needed
     ordered = sorted(needs["data"].values())
     limit = options.memory_bytes

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.shared.training_recipe import Lesson
-from stagewright.studies.shared.values import Drawing, Results, Table
+from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.framework.study import Drawing, Results, Table
 from stagewright.studies.strategies.measured import LARGE_KINDS, PUBLISHED, PUBLISHED_LARGE, MeasuredWay
 
 __all__ = ["baseline", "drawings", "large_rows", "tables"]

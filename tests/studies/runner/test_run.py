@@ -12,8 +12,8 @@ from tests.studies.conftest import small_study
 
 from stagewright.errors import RunError, UsageError
 from stagewright.studies import Bench, Study, run_study
-from stagewright.studies.conduct.folder import StudyFolder
-from stagewright.studies.conduct.run import MISSING
+from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.runner.run import MISSING
 
 NewFolder = Callable[[Study], StudyFolder]
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
 from stagewright.spec.plan import ModelSpec
-from stagewright.studies.shared.values import Bench
+from stagewright.studies.framework.study import Bench
 from stagewright.zoo import tasks
 
 __all__ = [

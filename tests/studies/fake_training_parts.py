@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagewright.studies.codecs.measured import part_name
-from stagewright.studies.shared.training_recipe import LESSONS
+from stagewright.studies.parts.training_recipe import LESSONS
 from stagewright.studies.strategies.measured import LARGE_KINDS, ways_of
 
 MIB = 2**20

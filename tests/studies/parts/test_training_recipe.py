@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
-from stagewright.studies.shared.training_recipe import choose_lesson, data_folder, keep_samples, tasks_in
+from stagewright.studies.parts.training_recipe import choose_lesson, data_folder, keep_samples, tasks_in
 
 
 def cifar(folder: Path, num_train: int = 60, num_test: int = 30) -> Path:

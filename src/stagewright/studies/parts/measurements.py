@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
-from stagewright.studies.shared.values import Bench, Part
+from stagewright.studies.framework.study import Bench, Part
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
-    from stagewright.planner.costs.measure import MeasuredModel
+    from stagewright.planner.costs.measure import ModelCosts
     from stagewright.planner.forecast import Prepared
 
 __all__ = ["calibration", "measured_data", "measured_of", "prepared_for"]
@@ -62,17 +62,17 @@ def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:
     }
 
 
-def measured_of(data: Mapping[str, Any]) -> MeasuredModel:
+def measured_of(data: Mapping[str, Any]) -> ModelCosts:
     """What `measured_data` saved."""
-    from stagewright.planner.costs.measure import MeasuredModel
+    from stagewright.planner.costs.measure import ModelCosts
     from stagewright.profiler.profile import Profile
     from stagewright.simulator.costs import TensorTraffic
-    from stagewright.simulator.overheads import ModelTerms
+    from stagewright.simulator.overheads import ModelOverheads
 
     tensor = data["tensor"]
-    return MeasuredModel(
+    return ModelCosts(
         profile=Profile.from_dict(data["profile"]),
-        terms=ModelTerms.from_dict(data["terms"]),
+        terms=ModelOverheads.from_dict(data["terms"]),
         num_tensor=data["num_tensor"],
         tensor=None
         if tensor is None
@@ -84,20 +84,20 @@ def measured_of(data: Mapping[str, Any]) -> MeasuredModel:
 
 
 def prepared_for(
-    plan: Plan, measured: MeasuredModel, calibration: Mapping[str, Any], cluster_file: str | None = None
+    plan: Plan, measured: ModelCosts, calibration: Mapping[str, Any], cluster_file: str | None = None
 ) -> Prepared:
     """A plan ready to be forecast: on this machine with as many devices as it needs, or on a cluster from a file."""
     from stagewright.cluster.file import read_cluster
     from stagewright.planner.calibration.calibrate import Calibration
     from stagewright.planner.forecast import prepare
-    from stagewright.simulator.overheads import EngineTerms
+    from stagewright.simulator.overheads import EngineOverheads
 
     links = {name: _endless(calibration[name]) for name in ("link", "collective")}
     here = Calibration.from_dict({**calibration, **links})
     cluster = here.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
     alike = here.kind == cluster.devices[0].kind
     # The executor's work is the same everywhere; how cores slow each other down is this machine's.
-    terms = here.terms if alike else EngineTerms(action_s=here.terms.action_s)
+    terms = here.terms if alike else EngineOverheads(action_s=here.terms.action_s)
     return prepare(replace(plan, devices=()), measured, cluster, terms)
 
 

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.studies.conduct.folder import StudyFolder
-from stagewright.studies.shared.values import Study
+from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.framework.study import Study
 
 __all__ = ["STUDIES", "choose_study", "default_devices_of_study", "load_study", "study_of_folder"]
 

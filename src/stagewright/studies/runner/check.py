@@ -7,7 +7,7 @@ weights are looked for where a lesson is chosen (``lesson.py``).
 from __future__ import annotations
 
 from stagewright.errors import UsageError
-from stagewright.studies.shared.values import Study
+from stagewright.studies.framework.study import Study
 
 __all__ = ["check_study"]
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
-from stagewright.studies.shared.values import Results, Study
+from stagewright.studies.framework.study import Results, Study
 
 __all__ = ["StudyFolder", "as_json"]
 

@@ -58,12 +58,12 @@ def by_one_process(
 ) -> dict[str, Any]:
     """Train in this process on one device, to whose cores it keeps; epochs, metric and samples/s."""
     from stagewright.cluster.device import Device
-    from stagewright.engine.pipeline.link_codec import fake_links
+    from stagewright.engine.pipeline.link_codec import fake_link_codecs
 
     with Device.parse(device).pinned():
         # What codecs are on the links changes neither the model nor how it is cut.
         lesson = _prepared(replace(plan, codec="none", codec_backward=None), data, device)
-        return lesson.learn(fake_links(plan), tell)
+        return lesson.learn(fake_link_codecs(plan), tell)
 
 
 @lru_cache(maxsize=1)

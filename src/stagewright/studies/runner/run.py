@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import StagewrightError
-from stagewright.studies.conduct.folder import StudyFolder
-from stagewright.studies.conduct.page import write_page
-from stagewright.studies.conduct.write import write_findings
-from stagewright.studies.shared.values import Answer, Bench, Findings, Part, Results, Study
+from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.runner.page import write_page
+from stagewright.studies.runner.write import write_findings
+from stagewright.studies.framework.study import Answer, Bench, Findings, Part, Results, Study
 
 __all__ = ["MISSING", "Outcome", "run_study"]
 

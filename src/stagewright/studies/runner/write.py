@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stagewright.files.atomic import save_text
-from stagewright.studies.conduct.folder import StudyFolder
-from stagewright.studies.shared.values import Answer, Findings, Study, Table
+from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.framework.study import Answer, Findings, Study, Table
 
 __all__ = ["answers_markdown", "table_markdown", "tables_markdown", "write_findings"]
 

@@ -1,0 +1,1 @@
+"""Work that the parts of several studies share: measurements, training, traces."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from stagewright.errors import UsageError
-from stagewright.spec.plan import Plan
 from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Plan
 
 __all__ = ["SerialRun", "begun_s", "folders_beside", "is_alike", "own_serial", "serial_beside", "serial_runs"]
 
@@ -62,17 +62,17 @@ def serial_runs(folders: Iterable[RunFolder]) -> tuple[SerialRun, ...]:
     found = []
     for folder in folders:
         try:
-            plan, result = folder.plan(), folder.result() or {}
+            plan, result = folder.plan(), folder.result()
         except UsageError:
             continue
-        if plan.mesh.num_workers == 1 and "latency_s" in result:
+        if plan.mesh.num_workers == 1 and result is not None and result.latency_s:
             found.append(
                 SerialRun(
                     folder=folder,
                     plan=plan,
                     begun_s=begun_s(folder),
                     machine=_machine(folder),
-                    latency_s=float(result["latency_s"]),
+                    latency_s=result.latency_s,
                 )
             )
     return tuple(found)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
 __all__ = ["INDEX_NAME", "RunIndex", "RunRow"]
 
 INDEX_NAME = ".stagewright-runs.sqlite"
 _VERSION = 2  # of the table below; another one means: build it again
-_FROM_RESULT = ("ended", "samples_per_s", "speedup", "equal", "peak_memory_bytes", "loss", "accuracy", "error")
 # The file is right, but can't be written, or another process holds it.
 _NOT_OURS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL")
 _PLAN, _FABRIC = "plan.toml", "fabric.json"  # which of them a run folder has says what was run
@@ -191,11 +191,10 @@ def _describe(folder: RunFolder, name: str) -> RunRow:
         plan, environment, result = folder.plan(), folder.environment(), folder.result()
     except UsageError as error:
         return RunRow(name=name, status="damaged", error=str(error))
-    found = {key: _plain(value) for key, value in (result or {}).items() if key in _FROM_RESULT}
     begun = environment.get("begun")
     return RunRow(
         name=name,
-        status=str(result.get("status", "done")) if result is not None else "unfinished",
+        status=result.status if result is not None else "unfinished",
         begun=begun if isinstance(begun, str) else None,
         model=plan.model.name,
         strategy=plan.mesh.strategy,
@@ -205,8 +204,25 @@ def _describe(folder: RunFolder, name: str) -> RunRow:
         microbatches=plan.microbatches,
         schedule=plan.schedule if plan.mesh.pipeline > 1 else None,
         training=plan.training,
-        **found,
+        **_result_columns(result),
     )
+
+
+def _result_columns(result: RunResult | None) -> dict[str, Any]:
+    """The columns that come from result.json; empty while the run goes on."""
+    if result is None:
+        return {}
+    is_accuracy = result.history is not None and result.history.metric == "accuracy"
+    return {
+        "ended": result.ended,
+        "samples_per_s": _cell(result.samples_per_s or None),
+        "speedup": _cell(result.speedup),
+        "equal": result.equal,
+        "peak_memory_bytes": _cell(result.peak_memory_bytes),
+        "loss": _cell(result.extra.get("loss")),
+        "accuracy": _cell(result.history.score if is_accuracy and result.history else result.extra.get("accuracy")),
+        "error": result.error,
+    }
 
 
 def _fabric(folder: Path, name: str) -> RunRow:
@@ -224,17 +240,17 @@ def _fabric(folder: Path, name: str) -> RunRow:
             model=str(workload["name"]),
             strategy="fabric",
             workers=int(workload["num_ranks"]),
-            p50_s=_plain(total.get("p50_s")),
+            p50_s=_cell(total.get("p50_s")),
             error=error if isinstance(error, str) else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         return RunRow(name=name, status="damaged", error=f"{folder / _FABRIC} can't be read: {problem}")
 
 
-def _plain(value: Any) -> Any:
-    """One value for a cell: of a list (one number a worker) the largest."""
-    if isinstance(value, list):
-        numbers = [one for one in value if isinstance(one, int | float)]
+def _cell(value: Any) -> Any:
+    """Reduce a value to one cell: the largest of a sequence (one number for each worker), None for NaN."""
+    if isinstance(value, list | tuple):
+        numbers = [number for number in value if isinstance(number, int | float)]
         return max(numbers) if numbers else None
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -24,17 +24,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from stagewright.files.atomic import save_text
 from stagewright.errors import UnknownName, UsageError
-from stagewright.spec.plan_file import plan_to_toml, read_plan, write_plan
-from stagewright.spec.plan import AXES, Plan
+from stagewright.files.atomic import save_text
+from stagewright.runs.result import RunResult, Status
 from stagewright.runs.worker_folder import WorkerFolder
+from stagewright.spec.plan import AXES, Plan
+from stagewright.spec.plan_file import plan_to_toml, read_plan, write_plan
 
 __all__ = ["RunFolder", "Status", "run_name"]
-
-Status: TypeAlias = Literal["done", "failed", "refused", "interrupted"]
 
 _MAKE_ONE = "`stagewright runs` lists those that there are, `stagewright compare mlp-mnist --devices 2` makes some"
 
@@ -110,19 +109,26 @@ class RunFolder:
         """What a worker has measured so far, step by step."""
         return self.worker(rank).metrics()
 
-    def finish(self, status: Status, result: Mapping[str, Any] | None = None) -> None:
-        """Writes the result, at once; the last word on the run."""
-        ended = datetime.now().astimezone().isoformat(timespec="milliseconds")
-        save_text(_json({"status": status, "ended": ended, **(result or {})}), self.path / "result.json")
+    def finish(self, status: Status, result: RunResult | Mapping[str, Any] | None = None) -> None:
+        """Write result.json, which ends the run; user-defined jobs may pass a mapping with their keys."""
+        if not isinstance(result, RunResult):
+            result = RunResult.from_dict(result or {})
+        ended = result.ended or datetime.now().astimezone().isoformat(timespec="milliseconds")
+        save_text(_json({"status": status, "ended": ended, **result.to_dict()}), self.path / "result.json")
 
     def give_up(self, error: BaseException) -> None:
         """The last word on a run that raised: it failed, or was refused where what was asked for can't be."""
         refused = isinstance(error, UsageError)
         self.finish("refused" if refused else "failed", {"error": str(error)})
 
-    def result(self) -> dict[str, Any] | None:
-        """What came of it; None where the run has not ended."""
-        return _read_json(self.path / "result.json")
+    def result(self) -> RunResult | None:
+        """Read result.json; None where the run has not ended."""
+        path = self.path / "result.json"
+        content = _read_json(path)
+        try:
+            return None if content is None else RunResult.from_dict(content)
+        except (TypeError, ValueError, KeyError) as error:
+            raise UsageError(f"{path} is not the result of a run: {error}") from None
 
 
 def run_name(plan: Plan, begun: datetime) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from stagewright.files.atomic import save_text
 from stagewright.errors import RunError
+from stagewright.files.atomic import save_text
 from stagewright.runs.journal import read_journal, remove_journal, rows_of
 
 __all__ = ["UNFINISHED", "WorkerFolder"]

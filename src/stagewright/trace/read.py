@@ -133,15 +133,15 @@ def _finished(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _has_failed(folder: RunFolder) -> bool:
     result = folder.result()
-    return result is not None and result.get("status") != "done"
+    return result is not None and result.status != "done"
 
 
 def _missing(folder: RunFolder, plan: Plan, rank: int) -> str:
     result = folder.result()
     if result is None:
         return f"{folder.path} has no events of worker {rank} yet: no step that is recorded has ended"
-    if result.get("status") != "done":
-        ended = "was interrupted" if result.get("status") == "interrupted" else "failed"
+    if result.status != "done":
+        ended = "was interrupted" if result.status == "interrupted" else "failed"
         return (
             f"{folder.path} has no events of worker {rank}: the run {ended} before one of its recorded steps had ended"
         )

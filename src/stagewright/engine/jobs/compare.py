@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stagewright.engine.jobs.measure import merge_results
 from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.resolve import resolve_plan
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import RunError, UsageError
+from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, Plan
 
@@ -58,7 +58,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
 
 def run_plan(
     plan: Plan, root: str | Path, *, progress: Progress | None = None, hang_s: float = HANG_S
-) -> dict[str, Any]:
+) -> RunResult:
     """Resolve and run one plan in a new run folder; its merged result."""
     tell = progress or (lambda text: None)
     tell("resolving")
@@ -85,64 +85,63 @@ def compare(
     rounds: int = 1,
     progress: Callable[[Plan, str], None] | None = None,
     hang_s: float = HANG_S,
-) -> list[dict[str, Any]]:
+) -> list[RunResult]:
     """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial).
 
     In several rounds plans take turns, so that a slow phase of the machine hits all of them: see ``median_rows``.
     """
-    found = [[_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
+    found = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
     serial = next((at for at, plan in enumerate(plans) if plan.mesh.num_workers == 1), None)
     rows = median_rows(found, serial)
     for row in [*(row for one in found for row in median_rows([one], serial)), *rows]:
-        _keep(row)
+        _save_row(row)
     return rows
 
 
-def median_rows(rounds: Sequence[Sequence[dict[str, Any]]], serial: int | None) -> list[dict[str, Any]]:
-    """For each plan, the run of median throughput; its speed-up is the median over rounds, each over its own serial."""
+def median_rows(rounds: Sequence[Sequence[RunResult]], serial: int | None) -> list[RunResult]:
+    """For each plan, take the run of median throughput; its speed-up is the median over rounds.
+
+    Each round's speed-up is over the single-device baseline of the same round.
+    """
     rows = []
-    for at in range(len(rounds[0])):
-        failed = next((one[at] for one in rounds if "error" in one[at]), None)
+    for index in range(len(rounds[0])):
+        runs = [results[index] for results in rounds]
+        failed = next((run for run in runs if run.error is not None), None)
         if failed is not None:
             rows.append(failed)
             continue
-        runs = [one[at] for one in rounds]
-        row = dict(sorted(runs, key=lambda one: float(one["samples_per_s"]))[len(runs) // 2])
-        row["equal"] = all(one["equal"] for one in runs)
+        median = sorted(runs, key=lambda run: run.samples_per_s)[len(runs) // 2]
+        equal = all(run.equal for run in runs)
         ratios = [
-            one[at]["samples_per_s"] / one[serial]["samples_per_s"]
-            for one in rounds
-            if serial is not None and "error" not in one[serial]
+            results[index].samples_per_s / results[serial].samples_per_s
+            for results in rounds
+            if serial is not None and results[serial].error is None
         ]
-        row["speedup"] = statistics.median(ratios) if ratios and row["equal"] else None
-        row["share_of_bound"] = row["speedup"] / row["bound"] if row["speedup"] is not None else None
-        if len(rounds) > 1:
-            row["speedups"] = ratios if row["equal"] else []
-        rows.append(row)
+        speedup = statistics.median(ratios) if ratios and equal else None
+        rows.append(
+            replace(
+                median,
+                equal=equal,
+                is_compared=True,
+                speedup=speedup,
+                share_of_bound=None if speedup is None else speedup / median.bound,
+                speedups=None if len(rounds) == 1 else tuple(ratios) if equal else (),
+            )
+        )
     return rows
 
 
-def _keep(row: dict[str, Any]) -> None:
-    """Write the row over the run's own result, which was there before its speed-up was known."""
-    if "run" in row:
-        folder = RunFolder(Path(row["run"]))
-        folder.finish("done", {**(folder.result() or {}), **row})
+def _save_row(row: RunResult) -> None:
+    """Write the row to the run folder, whose result was saved before the speed-up was known."""
+    if row.run is not None:
+        folder = RunFolder(Path(row.run))
+        saved = folder.result()
+        folder.finish("done", replace(row, ended=None if saved is None else saved.ended))
 
 
-def _row(plan: Plan, root: str | Path, progress: Callable[[Plan, str], None] | None, hang_s: float) -> dict[str, Any]:
-    """What one run of a plan gave, or why it gave nothing."""
+def _run_row(plan: Plan, root: str | Path, progress: Callable[[Plan, str], None] | None, hang_s: float) -> RunResult:
+    """Run a plan; the result says why where it was refused or failed."""
     try:
         return run_plan(plan, root, progress=partial(progress, plan) if progress is not None else None, hang_s=hang_s)
     except (UsageError, RunError) as error:
-        return {
-            "strategy": plan.mesh.strategy,
-            "shard": plan.shard,
-            "workers": plan.mesh.num_workers,
-            "batch": plan.batch,
-            "microbatches": plan.microbatches,
-            "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
-            "refused": isinstance(error, UsageError),
-            "error": str(error),
-            "equal": None,
-            "speedup": None,
-        }
+        return RunResult.of_failure(plan, error)

@@ -30,14 +30,14 @@ from torch import nn
 
 from stagewright.errors import RunError
 from stagewright.machine.out_of_memory import wanted_of
-from stagewright.profiler.allocations import Made
+from stagewright.profiler.allocations import AllocationCounter
 from stagewright.quantity import format_bytes
+from stagewright.runs.result import MemoryUse
 
 __all__ = [
     "Category",
     "MemoryReport",
     "MemoryTracker",
-    "MemoryUse",
     "held_bytes",
     "process_peak_bytes",
     "reset_process_peak",
@@ -45,34 +45,6 @@ __all__ = [
 
 Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "other"]
 _CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """Bytes of a worker's own tensors at one moment."""
-
-    parameters: int = 0
-    """Of the modules' parameters."""
-    gradients: int = 0
-    """Of the parameters' gradients."""
-    optimizer: int = 0
-    """Of the optimiser's states."""
-    activations: int = 0
-    """Kept for backward; in an inference, whatever its operations made and somebody still held."""
-    buffers: int = 0
-    """Of the modules' buffers."""
-    other: int = 0
-    """Of whatever else is followed."""
-
-    @property
-    def total_bytes(self) -> int:
-        """All together."""
-        return sum(asdict(self).values())
-
-    def __str__(self) -> str:
-        """The largest first: ``activations 1.70 GiB, parameters 420 MiB``."""
-        sizes = sorted(asdict(self).items(), key=lambda one: -one[1])
-        return ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes if size) or "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +161,7 @@ class MemoryTracker:
 
         before = self._kept_bytes
         try:
-            with nullcontext() if self._device.type == "cuda" else Made(watch):
+            with nullcontext() if self._device.type == "cuda" else AllocationCounter(watch):
                 yield
         finally:
             self._kept_bytes = before
@@ -229,8 +201,8 @@ class MemoryTracker:
         self._row(doing, time.perf_counter(), self._walked, self._new_gradients, self._kept_bytes)
         self._most = None
 
-    def _row(self, doing: str, time_s: float, walked: dict[Category, int], new_gradients: int, kept_bytes: int) -> None:
-        self.rows.append({"time_s": time_s, **asdict(_use(walked, new_gradients, kept_bytes)), "doing": doing})
+    def _row(self, doing: str, time_s: float, walked: dict[Category, int], new_gradients: int, saved_bytes: int) -> None:
+        self.rows.append({"time_s": time_s, **asdict(_use(walked, new_gradients, saved_bytes)), "doing": doing})
 
     def report(self) -> MemoryReport:
         """Current and peak use."""
@@ -383,10 +355,10 @@ def _storage_of(tensor: torch.Tensor) -> tuple[int, int, object]:
         return id(tensor), tensor.numel() * tensor.element_size(), tensor
 
 
-def _use(walked: dict[Category, int], new_gradients: int, kept_bytes: int) -> MemoryUse:
+def _use(walked: dict[Category, int], new_gradients: int, saved_bytes: int) -> MemoryUse:
     counted = dict(walked)
     counted["gradients"] += new_gradients
-    counted["activations"] += kept_bytes
+    counted["activations"] += saved_bytes
     return MemoryUse(**counted)
 
 

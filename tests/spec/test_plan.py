@@ -51,6 +51,11 @@ def test_mesh_as_text(mesh: Mesh) -> None:
     assert Mesh.parse(str(mesh)) == mesh
 
 
+def test_mesh_accepts_short_axis_names() -> None:
+    assert Mesh.parse("dp=2,tp=3,pp=4") == Mesh(data=2, tensor=3, pipeline=4)
+    assert Mesh.parse("data=2, pp=2") == Mesh(data=2, pipeline=2)
+
+
 def test_strategies_have_names() -> None:
     texts = ["serial", "data=2", "tensor=3", "pipeline=2", "data=2,pipeline=2", "pipeline=2, tensor=2, data=2"]
     assert [Mesh.parse(text).strategy for text in texts] == [
@@ -68,7 +73,8 @@ def test_strategies_have_names() -> None:
     [
         ("pipelin=2", "unknown axis of a mesh 'pipelin'; did you mean 'pipeline'?"),
         ("data=two", "data needs a whole number, not 'two'"),
-        ("data=2,data=2", "data is there twice"),
+        ("data=2,data=2", "data is given twice"),
+        ("data=2,dp=2", "data is given twice"),
         ("data=0", "data = 0, but every axis has at least 1 worker"),
         ("", "unknown axis of a mesh ''"),
     ],

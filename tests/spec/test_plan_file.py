@@ -138,7 +138,10 @@ def test_the_plan_in_the_docstring_style(tmp_path: Path) -> None:
         ("[mesh]\ndata = 0", "{path}: mesh: data = 0, but every axis has at least 1 worker"),
         ("[optimizer]\nlearning_rate = 'x'", '{path}: optimizer: learning_rate must be a number, not "x"'),
         ("batch = ", "{path} is not TOML: Invalid value (at "),
-        ("batch = 1\nmicrobatches = 2\n[model]\nname = 'x'", "{path}: a batch of 1 can't be cut into 2 micro-batches"),
+        (
+            "batch = 1\nmicrobatches = 2\n[model]\nname = 'x'",
+            "{path}: a batch of 1 can't be split into 2",
+        ),
     ],
 )
 def test_wrong_files(tmp_path: Path, content: str, message: str) -> None:
@@ -149,13 +152,21 @@ def test_wrong_files(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there is no plan .*none.toml; `stagewright plan MODEL -o"):
+    with pytest.raises(UsageError, match=r"no plan .*none.toml; create it with `stagewright plan MODEL -o"):
         read_plan(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"a = '\xff'")
     with pytest.raises(UsageError, match=r"binary.toml is not TOML: .* save it as UTF-8"):
         read_plan(tmp_path / "binary.toml")
     with pytest.raises(UsageError, match=r"can't write .*nowhere/plan.toml: No such file"):
         write_plan(Plan(model=ModelSpec(name="x"), batch=1), tmp_path / "nowhere" / "plan.toml")
+
+
+def test_mesh_accepts_short_axis_names(tmp_path: Path) -> None:
+    plan = read(tmp_path, 'batch = 8\nmicrobatches = 2\n[model]\nname = "x"\n[mesh]\ndp = 2\ntp = 2\npp = 2')
+    assert plan.mesh == Mesh(data=2, tensor=2, pipeline=2)
+    assert plan_to_table(plan)["mesh"] == {"data": 2, "tensor": 2, "pipeline": 2}
+    with pytest.raises(UsageError, match="mesh: data is given twice"):
+        read(tmp_path, "batch = 8\n[mesh]\ndp = 2\ndata = 2")
 
 
 def test_unknown_keys_have_their_class(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Pipeline schedules: their names and rules, and the order of actions on every worker."""
+"""Pipeline schedules: their names and rules, and each worker's order of actions."""

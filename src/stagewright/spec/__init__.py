@@ -1,4 +1,4 @@
-"""The plan: everything that a run needs, its rules and its file."""
+"""The plan: what a run does, the rules it must satisfy, and its TOML file."""
 
 from __future__ import annotations
 

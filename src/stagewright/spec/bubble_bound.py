@@ -1,4 +1,4 @@
-"""How much faster than serial a plan can be at best."""
+"""The upper bound on a plan's speed-up that the pipeline bubble leaves."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ __all__ = ["bubble_bound"]
 
 
 def bubble_bound(plan: Plan) -> float:
-    """The best speed-up that the plan can have with perfect balance and free links.
+    """Compute the best speed-up over one device, with perfect load balance and free communication.
 
-    Serial on n workers at best n; a pipeline of p workers and m micro-batches p · m / (m + p - 1) (fill and drain; v
-    stages on each worker shorten them v-fold); a stream fills once for all its micro-batches.
+    Without a pipeline, n workers reach at most n. A pipeline of p workers and m micro-batches reaches
+    p · m / (m + p - 1); v stages on each worker shorten the warm-up and drain v-fold. Inference over several steps is
+    one stream, so the pipeline fills only once.
     """
     mesh = plan.mesh
-    rounds = max(1, plan.num_stages // mesh.pipeline)
-    count = plan.microbatches if plan.training else plan.microbatches * plan.steps
-    fill = (mesh.pipeline - 1) / rounds
-    return mesh.data * mesh.tensor * mesh.pipeline * count / (count + fill)
+    stages_per_worker = max(1, plan.num_stages // mesh.pipeline)
+    num_microbatches = plan.microbatches if plan.training else plan.microbatches * plan.steps
+    bubble = (mesh.pipeline - 1) / stages_per_worker
+    return mesh.data * mesh.tensor * mesh.pipeline * num_microbatches / (num_microbatches + bubble)

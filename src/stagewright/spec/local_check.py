@@ -1,9 +1,9 @@
-"""What a plan names that must be on this machine: its model, the model's weights, its devices.
+"""Whether a plan can run on this machine: its model, the model's weights, its devices.
 
-    read_plan ─► check_plan: can it run anywhere? ─► check_here: can it run here? ─► folder, workers
+    read_plan ─► check_plan: valid anywhere? ─► check_on_this_machine: valid here? ─► run folder, workers
 
-Asked before a run has a folder or a process. `check_named` imports neither torch nor a module of the user's, so that a
-worker may ask before it is pinned; `check_here` imports both.
+These checks run before a run folder or a process exists. `check_names_exist` imports neither torch nor user code, so a
+worker can call it before it is pinned; `check_on_this_machine` imports both.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from stagewright.zoo.check import check_model, check_name
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint
 
-__all__ = ["check_devices", "check_here", "check_named"]
+__all__ = ["check_devices", "check_names_exist", "check_on_this_machine"]
 
 
-def check_named(model: ModelSpec, device: str | None = None) -> None:
-    """UsageError where there is no such model, no such folder of weights, or no GPU at all for the device."""
+def check_names_exist(model: ModelSpec, device: str | None = None) -> None:
+    """Raise UsageError if the model or its weights folder is unknown, or if a GPU is requested and there is none."""
     check_name(model.name, model.weights)
     if device is not None and Device.parse(device).kind == "cuda" and not has_gpu():
-        raise UsageError(f"{device} is asked for, but this machine shows no GPU; use another device, like cpu:0")
+        raise UsageError(f"device {device} requested, but this machine has no GPU; use another device, like cpu:0")
 
 
-def check_here(plan: Plan) -> Blueprint | None:
-    """UsageError where the plan's model, its options, its weights or a device is not to be had on this machine.
+def check_on_this_machine(plan: Plan) -> Blueprint | None:
+    """Raise UsageError if this machine lacks the plan's model, model options, weights or devices.
 
-    Returns how the model will be built; None where only a user's factory knows.
+    Return how the model will be built, or None if only a user's factory knows.
     """
     from stagewright.zoo.blueprint import Options
 
@@ -47,6 +47,6 @@ def check_here(plan: Plan) -> Blueprint | None:
 
 
 def check_devices(devices: tuple[str, ...]) -> None:
-    """UsageError where one of them is not on this machine: a core, a GPU."""
+    """Raise UsageError if a core or GPU does not exist on this machine."""
     for device in dict.fromkeys(devices):
         Device.parse(device).torch_device()

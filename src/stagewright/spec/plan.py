@@ -1,10 +1,11 @@
-"""The plan: everything that a run needs, as plain values.
+"""The plan: everything a run needs, as plain values without torch.
 
-Pure Python, no torch. A plan says what was wanted (`split = "optimal"`, `placement = "auto"`); a resolved plan also
-says what came of it (`cuts`, `devices`) and runs again as it did. The rules are in `check`, the file in `file`.
+A plan states what the user wants (`split = "optimal"`, `placement = "auto"`). A resolved plan also records the
+outcome (`cuts`, `devices`), so it can be rerun unchanged. `plan_rules` validates plans, `plan_file` reads and writes
+them.
 
     world rank = (data · T + tensor) · P + pipeline        data=2, pipeline=2:   replica 0: workers 0 1
-    (pipeline innermost: neighbours in a pipeline are neighbours in rank)        replica 1: workers 2 3
+    (pipeline is innermost: adjacent stages have adjacent ranks)                 replica 1: workers 2 3
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ if TYPE_CHECKING:
 
     from stagewright.zoo import Model
 
-__all__ = ["AXES", "Axis", "Mesh", "ModelSpec", "OptimizerSpec", "Plan", "Recompute"]
+__all__ = ["AXES", "AXIS_ALIASES", "Axis", "Mesh", "ModelSpec", "OptimizerSpec", "Plan", "Recompute"]
 
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
+AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "tp": "tensor", "pp": "pipeline"}
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Which model, and of which size: what `zoo.load` takes."""
+    """A model and its size: the arguments of `zoo.load`."""
 
     name: str
-    """A name from the catalogue, `hf:org/name`, `hf:folder` or `package.module:factory`."""
+    """A name from the catalog, `hf:org/name`, `hf:folder` or `package.module:factory`."""
     weights: str | None = None
-    """A folder of safetensors, or "random"; None: the model's own."""
+    """A folder of safetensors, or "random"; None: the model's default."""
     image_size: int | None = None
-    """Pixels a side; None: the model's own, as for all that follow."""
+    """Height and width in pixels; None: the model's default, as for the options below."""
     sequence_length: int | None = None
-    """Tokens a sample."""
+    """Tokens per sample."""
     num_classes: int | None = None
-    """Classes of a classifier."""
     padded: bool | None = None
-    """Whether texts have different lengths, with an attention mask."""
+    """Whether text samples have different lengths, with an attention mask."""
     seed: int = 0
-    """Of random weights and of the example batch."""
+    """Seed of random weights and of the example batch."""
 
     def load(self, batch: int | None = None, dtype: torch.dtype | str | None = None) -> Model:
         """Build the model with an example of `batch` samples."""
@@ -65,14 +66,14 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """How many workers along each axis; 1 × 1 × 1 is serial."""
+    """Number of workers along each axis; 1 × 1 × 1 is a single device."""
 
     data: int = 1
-    """Replicas that each take a share of the batch."""
+    """Data parallel (DP) replicas, each with a share of the batch."""
     tensor: int = 1
-    """Workers that share the matrices of each layer."""
+    """Tensor parallel (TP) workers, which split the matrices of each layer."""
     pipeline: int = 1
-    """Workers that hold different stages."""
+    """Pipeline parallel (PP) workers, which hold different stages."""
 
     def __post_init__(self) -> None:
         for axis in AXES:
@@ -81,14 +82,15 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """Reads `data=2,pipeline=2` or `serial`; an axis that is left out is 1."""
+        """Parse `data=2,pipeline=2`, `dp=2,pp=2` or `serial`; a missing axis has size 1."""
         sizes: dict[str, int] = {}
         for part in [] if text.strip() == "serial" else text.split(","):
-            axis, _, number = (word.strip() for word in part.partition("="))
+            name, _, number = (word.strip() for word in part.partition("="))
+            axis = AXIS_ALIASES.get(name, name)
             if axis not in AXES:
-                raise UnknownName("axis of a mesh", axis, AXES, hint=f"(in {text!r}; write data=2,pipeline=2)")
+                raise UnknownName("axis of a mesh", name, AXES, hint=f"(in {text!r}; write data=2,pipeline=2)")
             if axis in sizes or not (number.isascii() and number.isdigit()):
-                wrong = f"{axis} is there twice" if axis in sizes else f"{axis} needs a whole number, not {number!r}"
+                wrong = f"{axis} is given twice" if axis in sizes else f"{axis} needs a whole number, not {number!r}"
                 raise UsageError(f"{text!r} is not a mesh: {wrong}; write data=2,pipeline=2")
             sizes[axis] = int(number)
         return cls(**sizes)
@@ -98,112 +100,107 @@ class Mesh:
 
     @property
     def num_workers(self) -> int:
-        """Workers in all."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def strategy(self) -> str:
-        """The axes that have more than one worker: "serial", "pipeline", "data×pipeline"."""
+        """The axes with more than one worker: "serial", "pipeline", "data×pipeline"."""
         return "×".join(axis for axis in AXES if self.size(axis) > 1) or "serial"
 
     def size(self, axis: Axis) -> int:
-        """Workers along an axis."""
+        """Return the number of workers along an axis."""
         return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}[axis]
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """The place of a worker along data, tensor and pipeline."""
+        """Return a worker's index along data, tensor and pipeline."""
         if not 0 <= rank < self.num_workers:
             raise UsageError(f"worker {rank} is not on the mesh {self}, which has workers 0 to {self.num_workers - 1}")
         rest, pipeline = divmod(rank, self.pipeline)
         return (*divmod(rest, self.tensor), pipeline)
 
     def rank(self, data: int, tensor: int, pipeline: int) -> int:
-        """The worker at a place: the inverse of `coordinates`."""
+        """Return the rank of a worker from its coordinates."""
         return (data * self.tensor + tensor) * self.pipeline + pipeline
 
     def ranks_along(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """The workers that differ from this one along one axis alone, itself among them, in order."""
-        place = dict(zip(AXES, self.coordinates(rank), strict=True))
-        return tuple(self.rank(**{**place, axis: index}) for index in range(self.size(axis)))
+        """Return the ranks of the process group of `rank` along an axis, including `rank`, in order."""
+        coordinates = dict(zip(AXES, self.coordinates(rank), strict=True))
+        return tuple(self.rank(**{**coordinates, axis: index}) for index in range(self.size(axis)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """How parameters are changed."""
+    """An optimizer and its hyperparameters."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Its name."""
     learning_rate: float = 0.01
-    """The step size."""
     momentum: float = 0.0
-    """Of sgd: the share of the last change that is kept."""
+    """Only for sgd."""
     weight_decay: float = 0.0
-    """Decay of the weights; adamw's is decoupled."""
+    """L2 penalty for sgd and adam, decoupled weight decay for adamw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a run needs."""
+    """Everything a run needs."""
 
     model: ModelSpec
-    """The model."""
     batch: int
-    """Samples in a step, over all replicas."""
+    """Global batch: samples per step over all replicas."""
     mesh: Mesh = field(default_factory=Mesh)
-    """Workers along each axis."""
     microbatches: int = 1
-    """Chunks into which each replica cuts its share of the batch."""
+    """Micro-batches per replica and step."""
     schedule: ScheduleName = "1f1b"
-    """The order of micro-batches on stages."""
+    """Order of micro-batches on the pipeline stages."""
     split: str = "optimal"
-    """The policy that chooses the cuts; not asked where `cuts` are given."""
+    """Policy that chooses the cuts; unused if `cuts` are given."""
     cuts: tuple[str, ...] = ()
-    """The units after which the model is cut, in order; a resolved plan has these."""
+    """Units after which the model is cut, in order. Always set in a resolved plan."""
     units: str = "auto"
-    """What is placed as a whole: auto (blocks), leaf, or names of modules with commas."""
+    """Modules that are never split: auto (blocks), leaf, or comma-separated module names."""
     placement: Placement | Literal["auto"] = "auto"
-    """Which worker of a pipeline holds which stage; auto: as the policy or the schedule wants it."""
+    """Which pipeline worker holds which stage; auto: the default of the policy or the schedule."""
     stages: int | None = None
-    """Stages of a pipeline; None: as many as schedule and placement want at least."""
+    """Pipeline stages; None: the minimum that schedule and placement need."""
     recompute: Recompute = "none"
-    """Whether stages keep their inputs only and run forward again in the backward pass; or one answer a stage."""
+    """Activation checkpointing: stages save only their inputs and recompute forward in backward; or one flag per
+    stage."""
     shard: bool = False
-    """Whether replicas share parameters, gradients and optimiser states (FSDP2) instead of each having all."""
+    """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
     codec: str | tuple[str, ...] = "none"
-    """How activations are written on the links between workers, and their gradients unless the next key says otherwise:
-    a codec's name, "auto" (what pays, measured on the first batch), or one for each cut."""
+    """Compression of activations between stages, and of their gradients unless `codec_backward` is set: a codec name,
+    "auto" (chosen on the first batch by measured benefit), or one per cut."""
     codec_backward: str | tuple[str, ...] | None = None
-    """The same for gradients; None: as `codec`."""
+    """Compression of gradients between stages; None: same as `codec`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of parameters and activations."""
+    """Data type of parameters and activations."""
     batch_norm: Literal["plain", "deferred"] = "plain"
-    """Batch norm's running statistics: of each micro-batch (plain), or as of the full batch (deferred)."""
+    """Batch norm's running statistics: per micro-batch (plain), or of the full batch (deferred)."""
     training: bool = True
-    """Forward and backward, or forward alone in eval mode."""
+    """Forward and backward; False: forward only, in eval mode."""
     devices: tuple[str, ...] = ()
-    """The device of each worker, by rank: "cpu:0", "cuda:1"; empty: chosen when the run starts."""
+    """Device of each worker, by rank: "cpu:0", "cuda:1"; empty: chosen when the run starts."""
     memory_bytes: int | None = None
-    """Memory that each device may use; None: not limited."""
+    """Memory limit per device; None: no limit."""
     seed: int = 0
-    """Of dropout and of the order of samples."""
+    """Seed of dropout and of the sample order."""
     steps: int = 10
-    """Steps that are measured."""
+    """Measured steps."""
     warmup: int = 3
-    """Steps before these that are not."""
+    """Unmeasured steps before them."""
     task: str | None = None
-    """The task to train; None: the model's example batch, again and again."""
+    """Task to train; None: repeat the model's example batch."""
     epochs: int | None = None
-    """Passes over the task's training samples; None: `steps` decide."""
+    """Passes over the task's training samples; None: use `steps`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
-    """How parameters are changed."""
     clip: float | None = None
-    """The largest norm of the whole model's gradient: a longer one is scaled down to it; None: as it is."""
+    """Maximum gradient norm of the whole model (gradient clipping); None: no clipping."""
     checkpoint_every: int | None = None
     """Steps between two checkpoints; None: no checkpoints."""
 
     @property
     def resolved_placement(self) -> Placement:
-        """The placement, where auto is what the policy or the schedule wants."""
+        """The placement, with auto replaced by the default of the policy or the schedule."""
         if self.placement != "auto":
             return self.placement
         if self.split == "client-server" and self.mesh.pipeline > 1:
@@ -213,7 +210,7 @@ class Plan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline."""
+        """Pipeline stages."""
         if self.stages is not None:
             return self.stages
         if self.cuts:
@@ -227,27 +224,29 @@ class Plan:
 
     @property
     def stage_workers(self) -> tuple[int, ...]:
-        """The place along the pipeline of the worker that holds each stage."""
+        """For each stage, the pipeline index of the worker that holds it."""
         return PLACEMENTS[self.resolved_placement](self.num_stages, self.mesh.pipeline)
 
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
-        """The stages that the worker at a place along the pipeline holds."""
+        """Return the stages held by the worker at a pipeline index."""
         return tuple(stage for stage, worker in enumerate(self.stage_workers) if worker == pipeline)
 
     def codec_of(self, cut: int, *, backward: bool = False) -> str:
-        """How what crosses a cut is written on its link."""
-        chosen = self.codec if not backward or self.codec_backward is None else self.codec_backward
-        return chosen if isinstance(chosen, str) else chosen[cut]
+        """Return the codec of a cut's activations, or of their gradients."""
+        codec = self.codec if not backward or self.codec_backward is None else self.codec_backward
+        return codec if isinstance(codec, str) else codec[cut]
 
     @property
     def has_codecs(self) -> bool:
-        """Whether anything is compressed."""
+        """Whether any cut has a codec."""
         return any(
-            self.codec_of(at, backward=way) != "none" for at in range(self.num_stages - 1) for way in (False, True)
+            self.codec_of(cut, backward=backward) != "none"
+            for cut in range(self.num_stages - 1)
+            for backward in (False, True)
         )
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage runs forward again in the backward pass, for all micro-batches or all but the last."""
+        """Whether a stage uses activation checkpointing, for all micro-batches or all but the last."""
         if isinstance(self.recompute, tuple):
             return self.recompute[stage]
         return self.recompute != "none"

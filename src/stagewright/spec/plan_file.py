@@ -1,12 +1,12 @@
-"""The plan's file: TOML in and out, the same values after a round trip.
+"""The plan file format: TOML, lossless in both directions.
 
     batch = 32                       [model]                     [mesh]
     microbatches = 4                 name = "deit-small"         pipeline = 2
     schedule = "1f1b"                                            [optimizer]
     memory = "2GiB"                                              name = "adamw"
 
-Only `batch` and the model's name must be there. A written plan has every key, so that it runs as it did even where a
-default changes.
+Only `batch` and the model's name are required. `write_plan` writes every key, so the plan still runs the same way after
+a default changes. The mesh also accepts `dp`, `tp` and `pp`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stagewright.files.toml_table import (
     write_size,
 )
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
-from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, OPTIMIZERS, RECOMPUTES, check_plan
 
 __all__ = ["plan_from_table", "plan_to_table", "plan_to_toml", "read_plan", "write_plan"]
@@ -82,30 +82,30 @@ _PLAN: dict[str, Reader] = {
     "clip": number,
     "checkpoint_every": integer,
     "model": lambda value, where: ModelSpec(**read_table(value, _MODEL, where, required=['name = "digits-vit"'])),
-    "mesh": lambda value, where: _mesh(read_table(value, _MESH, where), where),
+    "mesh": lambda value, where: _read_mesh(value, where),
     "optimizer": lambda value, where: OptimizerSpec(**read_table(value, _OPTIMIZER, where)),
 }
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, checked."""
+    """Read and check a plan file."""
     if not Path(path).exists():
-        raise UsageError(f"there is no plan {path}; `stagewright plan MODEL -o {shlex.quote(str(path))}` makes one")
+        raise UsageError(f"no plan {path}; create it with `stagewright plan MODEL -o {shlex.quote(str(path))}`")
     return plan_from_table(load_toml(path), str(path))
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Writes the plan with every key, at once."""
+    """Write the plan with every key, atomically."""
     save_text(plan_to_toml(plan), path)
 
 
 def plan_to_toml(plan: Plan) -> str:
-    """The plan as the text of its file."""
+    """Format the plan as TOML text."""
     return to_toml(plan_to_table(plan))
 
 
 def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
-    """The plan in a table as TOML or JSON give it, checked; errors name the place where it was found."""
+    """Build and check a plan from a TOML or JSON table; error messages start with `where`."""
     values = read_table(table, _PLAN, where, required=["batch = 32", "[model]"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
@@ -118,14 +118,14 @@ def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
 
 
 def plan_to_table(plan: Plan) -> dict[str, Any]:
-    """The plan as a table; what is None is left out."""
+    """Convert the plan to a table, without keys that are None."""
     table: dict[str, Any] = {}
     for key in _PLAN:
         value: Any
         if key == "memory":
             value = None if plan.memory_bytes is None else write_size(plan.memory_bytes)
         elif key in ("model", "mesh", "optimizer"):
-            value = {name: one for name, one in asdict(getattr(plan, key)).items() if one is not None}
+            value = {name: entry for name, entry in asdict(getattr(plan, key)).items() if entry is not None}
         else:
             value = getattr(plan, key)
         if value is not None:
@@ -133,7 +133,13 @@ def plan_to_table(plan: Plan) -> dict[str, Any]:
     return table
 
 
-def _mesh(sizes: dict[str, Any], where: str) -> Mesh:
+def _read_mesh(value: object, where: str) -> Mesh:
+    if isinstance(value, Mapping):
+        names = [AXIS_ALIASES.get(key, key) for key in value]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"{where}: {repeated} is given twice")
+        value = dict(zip(names, value.values(), strict=True))
+    sizes = read_table(value, _MESH, where)
     try:
         return Mesh(**sizes)
     except UsageError as error:

@@ -1,7 +1,7 @@
-"""What every plan must satisfy, whatever it is read from: each rule refuses with one sentence and a way out.
+"""The rules every plan must satisfy. Each violation raises UsageError with one sentence and a fix.
 
-Rules that need the model (are there so many units, can its heads be shared) are the engine's. Nothing here imports
-torch: a plan is checked before its worker is pinned.
+The engine checks rules that need the model (enough units, divisible attention heads). Nothing here imports torch: a
+plan is checked before its worker is pinned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable
 
-from stagewright.codecs.name import check_codec
+from stagewright.codecs.registry import check_codec
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -28,7 +28,7 @@ _DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+)?")
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises UsageError where the plan can't run."""
+    """Raise UsageError if the plan can't run."""
     _check_names(plan)
     _check_numbers(plan)
     _check_optimizer(plan.optimizer)
@@ -48,20 +48,20 @@ def _check_names(plan: Plan) -> None:
     check_choice("dtype", plan.dtype, DTYPES)
     check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
     if isinstance(plan.recompute, str):
-        check_choice("way to recompute", plan.recompute, RECOMPUTES)
+        check_choice("recompute mode", plan.recompute, RECOMPUTES)
     if not plan.model.name:
         raise UsageError("the model has no name; write one that `stagewright models` lists")
 
 
 def check_choice(kind: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones."""
+    """Raise UnknownName unless the name is a known one."""
     known = list(known)
     if name not in known:
         raise UnknownName(kind, name, known)
 
 
 def _check_policy(name: str) -> None:
-    """A policy of a user's own, `package.module:function`, is imported."""
+    """Check a policy name; a user-defined policy, `package.module:function`, is imported."""
     if is_own(name):
         from stagewright.partition.registry import find_policy
 
@@ -71,13 +71,13 @@ def _check_policy(name: str) -> None:
 
 
 def _policies() -> list[str]:
-    """The policies of the house, and those that a user registered (then the registry is loaded)."""
+    """List the built-in policies and, if the registry is loaded, those a user registered."""
     registry = sys.modules.get("stagewright.partition.registry")
     return list(dict.fromkeys((*POLICIES, *(registry.policy_names() if registry else ()))))
 
 
 def _check_numbers(plan: Plan) -> None:
-    least_one = {
+    at_least_one = {
         "batch": plan.batch,
         "microbatches": plan.microbatches,
         "steps": plan.steps,
@@ -89,14 +89,14 @@ def _check_numbers(plan: Plan) -> None:
         "sequence_length": plan.model.sequence_length,
         "num_classes": plan.model.num_classes,
     }
-    for name, number in least_one.items():
+    for name, number in at_least_one.items():
         if number is not None and number < 1:
             raise UsageError(f"{name} = {number}, but must be at least 1")
     if plan.warmup < 0:
         raise UsageError(f"warmup = {plan.warmup}, but must be at least 0")
     if plan.clip is not None and not (math.isfinite(plan.clip) and plan.clip > 0):
         raise UsageError(
-            f"clip = {plan.clip}, but the largest norm of the gradient must be above 0: use clip = 1.0, or leave it out"
+            f"clip = {plan.clip}, but the maximum gradient norm must be above 0: use clip = 1.0, or leave it out"
         )
     for name, seed in (("seed", plan.seed), ("the model's seed", plan.model.seed)):
         if not 0 <= seed < 2**32:
@@ -120,12 +120,12 @@ def _check_batch(plan: Plan) -> None:
     if plan.batch < least:
         if plan.microbatches == 1:
             raise UsageError(
-                f"a batch of {plan.batch} can't be shared by {plan.mesh.data} replicas: use batch = {least} or more, "
+                f"a batch of {plan.batch} can't be split over {plan.mesh.data} replicas: use batch = {least} or more, "
                 "or fewer replicas"
             )
         replicas = f" on each of {plan.mesh.data} replicas" if plan.mesh.data > 1 else ""
         raise UsageError(
-            f"a batch of {plan.batch} can't be cut into {plan.microbatches} micro-batches{replicas}: "
+            f"a batch of {plan.batch} can't be split into {plan.microbatches} micro-batches{replicas}: "
             f"use batch = {least} or more, or fewer micro-batches"
         )
 
@@ -142,14 +142,14 @@ def _check_devices(plan: Plan) -> None:
             raise UsageError(f"{device!r} is not a device; write cpu:0, cpu:0-1, cpu:0,2 or cuda:0")
     kinds = sorted({device.partition(":")[0] for device in plan.devices})
     if len(kinds) > 1:
-        raise UsageError(f"devices of {' and '.join(kinds)} in one plan can't talk to each other: use one kind")
+        raise UsageError(f"devices of {' and '.join(kinds)} in one plan can't communicate: use one kind")
 
 
 def _check_stages(plan: Plan) -> None:
     num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
     repeated = [name for name in plan.cuts if plan.cuts.count(name) > 1]
     if repeated:
-        raise UsageError(f"the cut after {repeated[0]!r} is there twice: name each cut once")
+        raise UsageError(f"the cut after {repeated[0]!r} is given twice: name each cut once")
     if plan.cuts and len(plan.cuts) + 1 != num_stages:
         raise UsageError(
             f"{len(plan.cuts)} cuts make {len(plan.cuts) + 1} stages, not {num_stages}: "
@@ -162,7 +162,7 @@ def _check_stages(plan: Plan) -> None:
         )
     if isinstance(plan.recompute, tuple) and len(plan.recompute) != num_stages:
         raise UsageError(
-            f"recompute has {len(plan.recompute)} answers for {num_stages} stages: give one for each stage, "
+            f"recompute has {len(plan.recompute)} flags for {num_stages} stages: give one for each stage, "
             'or "none", "always" or "except-last"'
         )
 
@@ -180,14 +180,14 @@ def _check_schedule(plan: Plan) -> None:
     elif rule.any_number_of_stages:
         if num_stages % num_workers:
             raise UsageError(
-                f"{num_stages} stages can't be shared evenly by {num_workers} workers: use a multiple of {num_workers}"
+                f"{num_stages} stages can't be split evenly over {num_workers} workers: use a multiple of {num_workers}"
             )
     elif num_stages != rule.stages_per_worker * num_workers:
         each = f"{rule.stages_per_worker} stage{'s' if rule.stages_per_worker > 1 else ''}"
-        way_out = "" if rule.placement == "v" else ', or schedule = "interleaved" for more'
+        fix = "" if rule.placement == "v" else ', or schedule = "interleaved" for more'
         raise UsageError(
             f"schedule {plan.schedule!r} places exactly {each} on each worker, so {num_workers} workers hold "
-            f"{rule.stages_per_worker * num_workers} stages, not {num_stages}: leave out stages{way_out}"
+            f"{rule.stages_per_worker * num_workers} stages, not {num_stages}: leave out stages{fix}"
         )
     if plan.training:
         _check_microbatches(plan)
@@ -201,19 +201,19 @@ def _check_client_server(plan: Plan) -> None:
         raise UsageError(f'placement client-server runs with schedule "gpipe" or "1f1b", not {plan.schedule!r}')
     if num_stages != num_workers + 1:
         raise UsageError(
-            f"placement client-server has the first and the last stage at the client and one on each server: "
+            f"placement client-server puts the first and the last stage on the client and one on each server: "
             f"{num_workers} workers hold {num_workers + 1} stages, not {num_stages}"
         )
     if plan.split == "client-server" and not plan.cuts and num_workers != 2:
         raise UsageError(
-            f"policy client-server cuts for one client and one server, not for {num_workers} workers: "
+            f"policy client-server supports one client and one server, not {num_workers} workers: "
             "use pipeline = 2, or name the cuts"
         )
 
 
 def _check_microbatches(plan: Plan) -> None:
     rule, num_workers, microbatches = SCHEDULES[plan.schedule], plan.mesh.pipeline, plan.microbatches
-    least = rule.least_microbatches(plan.num_stages, num_workers)
+    least = rule.min_microbatches(plan.num_stages, num_workers)
     if microbatches < least:
         raise UsageError(
             f"schedule {plan.schedule!r} with {plan.num_stages} stages on {num_workers} workers needs at least {least} "
@@ -222,7 +222,7 @@ def _check_microbatches(plan: Plan) -> None:
     if rule.rounds and microbatches % num_workers:
         above = -(-microbatches // num_workers) * num_workers
         raise UsageError(
-            f"schedule {plan.schedule!r} takes micro-batches in rounds of {num_workers}, one for each worker, and "
+            f"schedule {plan.schedule!r} runs micro-batches in rounds of {num_workers}, one per worker, and "
             f"{microbatches} is not a multiple of {num_workers}: use microbatches = {above}"
         )
 
@@ -230,13 +230,13 @@ def _check_microbatches(plan: Plan) -> None:
 def _check_features(plan: Plan) -> None:
     if plan.shard and plan.mesh.data == 1:
         raise UsageError(
-            "shard shares parameters among replicas, and there is only one: use a mesh with data=2 or more"
+            "shard (FSDP) shards parameters over replicas, and there is only one: use a mesh with data=2 or more"
         )
     if plan.shard and (plan.mesh.pipeline > 1 or not plan.training):
-        what = f"a pipeline ({plan.mesh})" if plan.mesh.pipeline > 1 else "inference"
+        unsupported = f"a pipeline ({plan.mesh})" if plan.mesh.pipeline > 1 else "inference"
         raise UsageError(
-            f"shard divides the parameters of replicas with one stage in training, and this is {what}: leave it out, "
-            "or train with data alone"
+            f"shard (FSDP) works for training without a pipeline, and this is {unsupported}: leave it out, "
+            "or train with data parallelism only"
         )
     if plan.task is None and plan.epochs is not None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
@@ -248,13 +248,13 @@ def _check_features(plan: Plan) -> None:
 
 def _check_codecs(plan: Plan) -> None:
     num_cuts = plan.num_stages - 1
-    for key, chosen in (("codec", plan.codec), ("codec_backward", plan.codec_backward)):
-        names = [chosen] if isinstance(chosen, str) else chosen or []
+    for key, codec in (("codec", plan.codec), ("codec_backward", plan.codec_backward)):
+        names = [codec] if isinstance(codec, str) else codec or []
         for name in names:
             check_codec(name)
-        if isinstance(chosen, tuple) and len(chosen) != num_cuts:
+        if isinstance(codec, tuple) and len(codec) != num_cuts:
             raise UsageError(
-                f"{key} has {len(chosen)} codecs for {num_cuts} cuts: give one for each cut, or one for all"
+                f"{key} has {len(codec)} codecs for {num_cuts} cuts: give one for each cut, or one for all"
             )
         if plan.mesh.pipeline == 1 and any(name != "none" for name in names):
             raise UsageError(

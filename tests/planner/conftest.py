@@ -10,15 +10,15 @@ import numpy as np
 
 from made_profiles import profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
-from stagewright.planner.forecast import Prepared, prepare
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.profiler.profile import Amount, Time, UnitProfile
-from stagewright.simulator.costs import TensorTraffic
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 SLOW = Link(bandwidth_bytes_per_s=100.0, latency_s=0.05)
-TERMS = ModelTerms(loss_forward_s=0.1, loss_backward_s=0.1, loss_kept_bytes=8, optimizer_s_per_byte=1e-3)
+TERMS = ModelOverheads(loss_forward_s=0.1, loss_backward_s=0.1, loss_kept_bytes=8, optimizer_s_per_byte=1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class MadeSource:
     # Numbers of workers that may share a layer.
     tensors: tuple[int, ...] = (1,)
     # Loss for one sample, and optimiser.
-    terms: ModelTerms = TERMS
+    terms: ModelOverheads = TERMS
 
     @property
     def num_units(self) -> int:
@@ -39,15 +39,15 @@ class MadeSource:
     def tensor_sizes(self, most: int) -> list[int]:
         return [size for size in self.tensors if size <= most]
 
-    def sharpen(self, size: int, tensor: int) -> bool:
+    def measure_size(self, size: int, tensor: int) -> bool:
         return False
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         profile = profile_of([sized_unit(one, size, tensor) for one in self.units], batch_size=size)
         if tensor == 1:
-            return MeasuredModel(profile=profile, terms=self._terms(size))
+            return ModelCosts(profile=profile, terms=self._terms(size))
         once = (10 * size,)
-        return MeasuredModel(
+        return ModelCosts(
             profile=profile,
             terms=self._terms(size),
             tensor=(TensorTraffic(forward_bytes=once, backward_bytes=once),) * len(self.units),
@@ -55,7 +55,7 @@ class MadeSource:
             whole=self.model(size, 1).profile,
         )
 
-    def _terms(self, size: int) -> ModelTerms:
+    def _terms(self, size: int) -> ModelOverheads:
         terms = self.terms
         return replace(
             terms,
@@ -64,9 +64,9 @@ class MadeSource:
             loss_kept_bytes=size * terms.loss_kept_bytes,
         )
 
-    def prepared(self, plan: Plan, cluster: Cluster, **more: Any) -> Prepared:
+    def prepared(self, plan: Plan, cluster: Cluster, **more: Any) -> PreparedPlan:
         """A plan over this model, with what its forecast needs."""
-        return prepare(plan, self.model(max(chunk_sizes(plan)), plan.mesh.tensor), cluster, source=self, **more)
+        return prepare_plan(plan, self.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor), cluster, source=self, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class FixedSource(MadeSource):
     # Those samples.
     more: int = 6
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         found, longer = super().model(size, tensor), super().model(size + self.more, tensor)
         pairs = zip(found.profile.units, longer.profile.units, strict=True)
         names = ("forward", "backward_input", "backward_weight")
@@ -95,8 +95,8 @@ def sized_unit(one: UnitProfile, size: int, tensor: int = 1) -> UnitProfile:
         backward_input=times(one.backward_input),
         backward_weight=times(one.backward_weight),
         parameter_bytes=Amount(total=one.parameter_bytes.total // tensor),
-        kept_bytes=Amount(total=size * one.kept_bytes.total // tensor),
-        recompute_kept_bytes=size * one.recompute_kept_bytes,
+        saved_bytes=Amount(total=size * one.saved_bytes.total // tensor),
+        recompute_saved_bytes=size * one.recompute_saved_bytes,
         crossing_bytes=size * one.crossing_bytes,
         output_bytes=size * one.output_bytes,
     )
@@ -111,7 +111,7 @@ def random_units(count: int, seed: int) -> tuple[UnitProfile, ...]:
             float(draw.uniform(0.2, 2)),
             (float(draw.uniform(0.2, 2)), float(draw.uniform(0.2, 2))),
             parameter_bytes=Amount(total=int(draw.integers(8, 2000)) // 8 * 8),
-            kept_bytes=Amount(total=int(draw.integers(20, 400)) // 4 * 4),
+            saved_bytes=Amount(total=int(draw.integers(20, 400)) // 4 * 4),
             crossing_bytes=int(draw.integers(1, 20)),
         )
         for at in range(count)
@@ -129,5 +129,5 @@ def plan_of(mesh: Mesh | None = None, batch: int = 8, **fields: Any) -> Plan:
 
 def equal_amounts(units: Sequence[UnitProfile]) -> list[dict[str, Any]]:
     """All of units that is counted and not timed, for comparing models of different origin."""
-    names = ("parameters", "parameter_bytes", "kept_bytes", "buffer_bytes", "macs", "output_bytes", "crossing_bytes")
-    return [{name: getattr(one, name) for name in (*names, "recompute_kept_bytes")} for one in units]
+    names = ("parameters", "parameter_bytes", "saved_bytes", "buffer_bytes", "macs", "output_bytes", "crossing_bytes")
+    return [{name: getattr(one, name) for name in (*names, "recompute_saved_bytes")} for one in units]

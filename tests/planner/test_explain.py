@@ -12,18 +12,18 @@ from made_profiles import equal_units, unit
 from made_runs import SERIAL_S, make_run
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import MeasuredModel
-from stagewright.planner.costs.source import source_around
-from stagewright.planner.explain import Change, _changes, _stage_as_measured, explain_plan, explain_run, tried_changes
-from stagewright.planner.forecast import Prepared, prepare
+from stagewright.planner.costs.measure import ModelCosts
+from stagewright.planner.costs.source import source_for_plan
+from stagewright.planner.explain import Change, _changes, _stage_as_measured, explain_plan, explain_run, rank_changes
+from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.planner.search.search import search
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import step_seconds
-from stagewright.simulator.what_if import PARTS
+from stagewright.simulator.what_if import LOSSES
 from stagewright.spec.plan import Mesh, Plan
 
-ENGINE = EngineTerms(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, crowding=0.1)
+ENGINE = EngineOverheads(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, crowding=0.1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -42,7 +42,7 @@ def test_parts_add_up(schedule: str, mesh: Mesh) -> None:
     assert [name for name, _ in lost] == [one.name for one in parts.parts]
     assert 4 - sum(speed for _, speed in lost) == pytest.approx(parts.speedup)
     named = {one.name: one.seconds for one in parts.parts}
-    assert set(named) <= set(PARTS)
+    assert set(named) <= set(LOSSES)
     own = 2 * ENGINE.action_s + ENGINE.step_s  # of one device's step, which is in the ideal
     assert all(seconds >= -own / 4 - 1e-9 for seconds in named.values()), "nothing is gained by what is lost"
     assert (named["collectives"] > 0) == (mesh.data * mesh.tensor > 1)
@@ -83,11 +83,11 @@ def test_a_part_alone() -> None:
     assert named["transfer"] == named["collectives"] == pytest.approx(0)
 
 
-def best_change(prepared: Prepared) -> Change | None:
+def best_change(prepared: PreparedPlan) -> Change | None:
     return explain_plan(prepared).change
 
 
-def offered(prepared: Prepared) -> dict[str, float]:
+def offered(prepared: PreparedPlan) -> dict[str, float]:
     """Each change that is offered and fits, with its step; those that are refused are left out."""
     found = {}
     for what, plan in _changes(prepared):
@@ -163,7 +163,7 @@ def test_what_other_sizes_take() -> None:
     source = FixedSource(units=equal_units(8).units)
     plan = plan_of(Mesh(pipeline=2), batch=32, microbatches=8)
     prepared = source.prepared(plan, cluster_of(2, FREE))
-    tried = {one.what: one.step_s for one in tried_changes(prepared)}
+    tried = {one.what: one.step_s for one in rank_changes(prepared)}
     for what, other in dict(_changes(prepared)).items():
         if what in tried:
             assert tried[what] == pytest.approx(source.prepared(other, cluster_of(2, FREE)).forecast().step_s), what
@@ -178,16 +178,16 @@ def test_what_other_sizes_take() -> None:
 
 def test_the_best_change_is_measured() -> None:
     """By the line through 4 and 8 samples, replicas of 16 would be the best; measured, these take as long as 48."""
-    fixed = FixedSource(units=equal_units(8, 1e-3, (1e-3, 1e-3)).units, terms=ModelTerms())
+    fixed = FixedSource(units=equal_units(8, 1e-3, (1e-3, 1e-3)).units, terms=ModelOverheads())
     asked = []
 
-    def measure(plan: Plan, size: int) -> MeasuredModel:
+    def measure(plan: Plan, size: int) -> ModelCosts:
         asked.append((size, plan.mesh.tensor))
         found = fixed.model(48 if size == 16 else size, 1)
         return replace(found, profile=replace(found.profile, batch_size=size))
 
     plan, own = plan_of(Mesh(pipeline=2), batch=32, microbatches=8), fixed.model(4, 1)
-    prepared = prepare(plan, own, cluster_of(2, FREE), source=source_around(plan, own, measure))
+    prepared = prepare_plan(plan, own, cluster_of(2, FREE), source=source_for_plan(plan, own, measure))
     found = explain_plan(prepared)
     assert found.change is not None
     assert found.change.what == "4 micro-batches instead of 8"
@@ -216,7 +216,7 @@ def test_changes_are_tried_without_stages_too(mesh: Mesh) -> None:
     found = explain_plan(prepared)
     assert found.num_tried >= 2
     assert found.to_dict()["num_tried"] == found.num_tried
-    tried = {one.what for one in tried_changes(prepared)}
+    tried = {one.what for one in rank_changes(prepared)}
     assert {"2 micro-batches instead of 4", "8 micro-batches instead of 4"} <= tried
     count = mesh.num_workers
     assert (f"data={count} instead of {mesh}" in tried) == (mesh.tensor > 1)
@@ -237,10 +237,10 @@ def test_a_codec_goes_with_its_links() -> None:
     assert "data=2 instead of pipeline=2" in offered(prepared)
 
 
-def of_the_run(plan: Plan) -> Prepared:
+def of_the_run(plan: Plan) -> PreparedPlan:
     """A run's plan over units that a profile took to be a hundred times as long as they were."""
     units = [replace(unit(name, 0.1, (0.05, 0.05)), name=name) for name in ("layers.0", "head")]
-    return MadeSource(units=tuple(units), terms=ModelTerms()).prepared(replace(plan, devices=()), cluster_of(2, FREE))
+    return MadeSource(units=tuple(units), terms=ModelOverheads()).prepared(replace(plan, devices=()), cluster_of(2, FREE))
 
 
 @pytest.mark.parametrize("recompute", ["none", "always"])
@@ -266,10 +266,10 @@ def test_a_run_is_explained_by_its_own_events(recompute: str, tmp_path: Path) ->
 def test_stages_are_those_of_their_actions(schedule: str, recompute: str) -> None:
     """A forecast of each action, taken for a measurement, gives the same stages: whole backwards and halves."""
     plan = plan_of(Mesh(pipeline=2), microbatches=4, schedule=schedule, recompute=recompute)
-    terms = ModelTerms(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
+    terms = ModelOverheads(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
     costs = MadeSource(units=tuple(random_units(4, 3)), terms=terms).prepared(plan, cluster_of(2, FREE)).costs
     for index, stage in enumerate(costs.stages):
-        loss = costs.model_terms.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
+        loss = costs.model_overheads.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
         again = stage.forward_s if recompute == "always" else 0.0
         both = stage.backward_input_s + stage.backward_weight_s
         if schedule == "1f1b":

@@ -9,9 +9,9 @@ from tests.planner.conftest import MadeSource, plan_of, random_units
 
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
-from stagewright.planner.costs.more_layers import grown_layers
-from stagewright.planner.fit import MEMORY, Fit, Most, SizedModel, fit_strategies, peak_bytes
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.costs.layer_scaling import with_num_layers
+from stagewright.planner.fit import MEMORY, StrategyFit, SizeLimit, SizedModel, fit_strategies, peak_bytes
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 
@@ -19,28 +19,28 @@ BASE = plan_of(batch=8, optimizer=OptimizerSpec(name="adam"))
 
 
 def batches(source: MadeSource) -> SizedModel:
-    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
+    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
         if plan.mesh.tensor not in source.tensors:
             raise UsageError("no heads to share")
         chosen = replace(plan, batch=size)
-        return chosen, source.model(max(chunk_sizes(chosen)), plan.mesh.tensor)
+        return chosen, source.model(max(plan_microbatch_sizes(chosen)), plan.mesh.tensor)
 
     return sized
 
 
 def layers(source: MadeSource) -> SizedModel:
-    def sized(plan: Plan, size: int) -> tuple[Plan, MeasuredModel]:
-        return plan, grown_layers(source.model(max(chunk_sizes(plan)), plan.mesh.tensor), size)
+    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
+        return plan, with_num_layers(source.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor), size)
 
     return sized
 
 
-def rows_of(limit: int, sized: SizedModel, what: str = "batch") -> dict[tuple[str, bool], Fit]:
+def rows_of(limit: int, sized: SizedModel, what: str = "batch") -> dict[tuple[str, bool], StrategyFit]:
     found = fit_strategies(BASE, 2, limit, sized, what, now=8, microbatches=4)  # type: ignore[arg-type]
     return {(row.strategy, row.recompute): row for row in found}
 
 
-def largest_by_trying(row: Fit, limit: int, sized: SizedModel) -> int:
+def largest_by_trying(row: StrategyFit, limit: int, sized: SizedModel) -> int:
     """Every size around the one that was found, one after the other."""
     assert row.plan is not None
     fitting = 0
@@ -95,7 +95,7 @@ def test_a_row_says_what_ends_it() -> None:
     limit = peak_bytes(*sized(replace(BASE, recompute="none"), 7))
     found = {}
     for size in (6, 7, 8, 1):
-        most = Most(size=size, reason=f"{size} at most")
+        most = SizeLimit(size=size, reason=f"{size} at most")
         row = fit_strategies(BASE, 1, limit, sized, "batch", now=8, microbatches=4, most=most)[0]
         found[size] = row.largest, row.bound, row.above_bytes > limit
     assert found == {
@@ -106,7 +106,7 @@ def test_a_row_says_what_ends_it() -> None:
     }
     endless = fit_strategies(BASE, 1, 2**60, sized, "batch", now=8, microbatches=4)[0]
     assert (endless.largest, endless.bound) == (2**20, "no size above 1048576 was tried")
-    pipeline = fit_strategies(BASE, 2, limit, sized, "batch", now=8, microbatches=4, most=Most(size=3, reason="3"))[-1]
+    pipeline = fit_strategies(BASE, 2, limit, sized, "batch", now=8, microbatches=4, most=SizeLimit(size=3, reason="3"))[-1]
     assert pipeline.refused == "at least 4 are needed, but 3", "as many samples as micro-batches"
 
 
@@ -152,11 +152,11 @@ def test_memory_is_compared_at_one_size() -> None:
     """A pipeline of two has two layers at least, so that the others are asked for two as well."""
     blocks = [replace(one, block=one.name) for one in equal_units(4).units]
     sized = layers(MadeSource(units=tuple(blocks)))
-    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, most=Most(size=9, reason="9"))
+    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, most=SizeLimit(size=9, reason="9"))
     assert {row.now for row in rows} == {2}
     serial = next(row for row in rows if row.strategy == "serial" and not row.recompute)
     assert serial.now_bytes == peak_bytes(*sized(replace(BASE, recompute="none"), 2))
-    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, most=Most(size=9, reason="9"))
+    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, most=SizeLimit(size=9, reason="9"))
     assert {row.now for row in alone} == {1}
 
 
@@ -179,7 +179,7 @@ def test_a_worker_alone_has_one_strategy() -> None:
 
 def test_a_pipeline_s_fullest_worker_counts() -> None:
     """1F1B over two equal stages: the first holds two micro-batches and the batch, the second one and its loss."""
-    measured = MeasuredModel(profile=profile_of(equal_units(2).units), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of(equal_units(2).units), terms=MadeSource(units=()).terms)
     plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
     assert peak_bytes(plan, measured) == 100 + 2 * (1000 - 10) + 4 * 10 + 100
     gpipe = replace(plan, schedule="gpipe")
@@ -188,16 +188,16 @@ def test_a_pipeline_s_fullest_worker_counts() -> None:
 
 def test_gradients_rise_above_activations() -> None:
     """Where parameters outweigh what is kept; a tied weight's gradient comes with its first use."""
-    small = [replace(one, kept_bytes=Amount(total=10)) for one in equal_units(3).units]
+    small = [replace(one, saved_bytes=Amount(total=10)) for one in equal_units(3).units]
     terms = MadeSource(units=()).terms
     plan = plan_of(Mesh(), batch=1, microbatches=1)
-    free = peak_bytes(plan, MeasuredModel(profile=profile_of(tuple(small)), terms=terms))
+    free = peak_bytes(plan, ModelCosts(profile=profile_of(tuple(small)), terms=terms))
     assert free == 300 + 300, "all gradients, and no activations"
-    large = [replace(one, kept_bytes=Amount(total=1000)) for one in small[:2]]
+    large = [replace(one, saved_bytes=Amount(total=1000)) for one in small[:2]]
     head = replace(small[2], parameter_bytes=Amount(total=500))
     tied = replace(head, parameter_bytes=Amount(total=500, shares=((0, 100),)))
     held = {
-        name: peak_bytes(plan, MeasuredModel(profile=profile_of((*large, one)), terms=terms))
+        name: peak_bytes(plan, ModelCosts(profile=profile_of((*large, one)), terms=terms))
         for name, one in {"free": head, "tied": tied}.items()
     }
     assert held["free"] == 700 + 2010 + 8 + (500 - 10 - 8), "the head's gradient comes before the rest goes"
@@ -206,13 +206,13 @@ def test_gradients_rise_above_activations() -> None:
 
 def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
     """Cut into blocks to be recomputed one by one, a worker still has one copy and one gradient of it."""
-    units = [replace(one, kept_bytes=Amount(total=10)) for one in equal_units(3).units]
+    units = [replace(one, saved_bytes=Amount(total=10)) for one in equal_units(3).units]
     tied = replace(units[2], parameter_bytes=Amount(total=100, shares=((0, 100),)))
     cuts = tuple(one.name for one in units[:2])
     plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
     terms = MadeSource(units=()).terms
     free, shared = (
-        peak_bytes(plan, MeasuredModel(profile=profile_of(tuple(made)), terms=terms))
+        peak_bytes(plan, ModelCosts(profile=profile_of(tuple(made)), terms=terms))
         for made in (units, [*units[:2], tied])
     )
     assert free == 3 * 100 + 3 * 100
@@ -220,7 +220,7 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
 
 
 def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
-    measured = MeasuredModel(profile=profile_of(equal_units(3).units), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of(equal_units(3).units), terms=MadeSource(units=()).terms)
     plan = plan_of(Mesh(), batch=1, microbatches=1)
     assert peak_bytes(plan, measured) == 300 + 3 * 1000 + 8
     assert peak_bytes(replace(plan, recompute="always"), measured) == 300 + 3 * 1000, "without what the loss kept"
@@ -229,14 +229,14 @@ def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
 def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None:
     """Cut after the first block and the next; the embedding, before the first block, is the head's weight too.
 
-    Most is held in the last backward, when the first block's gradient has come and its activations have gone: what the
+    SizeLimit is held in the last backward, when the first block's gradient has come and its activations have gone: what the
     head made of the embedding's is there since the first.
     """
-    small = [replace(one, kept_bytes=Amount(total=30)) for one in equal_units(4).units]
+    small = [replace(one, saved_bytes=Amount(total=30)) for one in equal_units(4).units]
     embedding = replace(small[0], parameter_bytes=Amount(total=500))
     head = replace(small[3], parameter_bytes=Amount(total=500, shares=((0, 500),)))
     cuts = tuple(one.name for one in small[1:3])
     plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
-    measured = MeasuredModel(profile=profile_of((embedding, *small[1:3], head)), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of((embedding, *small[1:3], head)), terms=MadeSource(units=()).terms)
     parameters, gradients = 500 + 2 * 100, 500 + 100
     assert peak_bytes(plan, measured) == parameters + gradients + 2 * 30 + (100 - 30)

@@ -10,7 +10,7 @@ from tests.planner.conftest import MadeSource, cluster_of, plan_of, random_units
 from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup
 from stagewright.errors import UsageError
-from stagewright.planner.forecast import prepare
+from stagewright.planner.forecast import prepare_plan
 from stagewright.spec.plan import Mesh
 
 SOURCE = MadeSource(units=random_units(8, 0), tensors=(1, 2))
@@ -36,7 +36,7 @@ def test_a_faster_device_takes_less() -> None:
         before, after = (getattr(one.costs.stages[0], name) for one in (slow, fast))
         assert before == pytest.approx(4 * after)
     assert slow.costs.serial_s == pytest.approx(4 * fast.costs.serial_s)
-    assert slow.costs.stages[0].kept_bytes == fast.costs.stages[0].kept_bytes
+    assert slow.costs.stages[0].saved_bytes == fast.costs.stages[0].saved_bytes
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 5])
@@ -63,10 +63,10 @@ def test_refused() -> None:
     with pytest.raises(UsageError, match="cuts after 'u7'"):
         SOURCE.prepared(plan_of(Mesh(pipeline=2), microbatches=4, cuts=("u7",)), cluster_of(2))
     with pytest.raises(UsageError, match="measured for tensor=2, but the plan has tensor=1"):
-        prepare(plan_of(), SOURCE.model(8, 2), cluster_of(1))
+        prepare_plan(plan_of(), SOURCE.model(8, 2), cluster_of(1))
     with pytest.raises(UsageError, match="measured on cpu:0, but the cluster has cuda devices"):
         SOURCE.prepared(plan_of(), Cluster(devices=(DeviceGroup(kind="cuda", count=1),)))
-    with pytest.raises(UsageError, match="can't be cut into 9 micro-batches"):
+    with pytest.raises(UsageError, match="can't be split into 9 micro-batches"):
         SOURCE.prepared(plan_of(batch=8, microbatches=9), cluster_of(1))
 
 

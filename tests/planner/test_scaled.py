@@ -10,15 +10,15 @@ from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_un
 
 from made_profiles import unit
 from stagewright.errors import UsageError
-from stagewright.planner import scaled as sizing
-from stagewright.planner.costs.measure import MeasuredModel, measure_model
-from stagewright.planner.scaled import most_of, sized_models
+from stagewright.planner import scaled_models as sizing
+from stagewright.planner.costs.measure import ModelCosts, measure_model
+from stagewright.planner.scaled_models import size_limit, scaled_models
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 def test_samples_of_a_real_model(tmp_path: Path) -> None:
     plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
-    chosen, found = sized_models("batch", "mlp-mnist", cache=tmp_path)(plan, 32)
+    chosen, found = scaled_models("batch", "mlp-mnist", cache=tmp_path)(plan, 32)
     assert chosen == replace(plan, batch=32)
     real = measure_model(chosen, cache=tmp_path, repeats=1)
     assert found.profile.batch_size == real.profile.batch_size == 32
@@ -28,7 +28,7 @@ def test_samples_of_a_real_model(tmp_path: Path) -> None:
 
 def test_what_a_model_can_be_made_to() -> None:
     plan = Plan(model=ModelSpec(name="gpt-layers:1"), batch=8)
-    tokens, blocks, samples = (most_of(what, plan) for what in ("sequence", "layers", "batch"))
+    tokens, blocks, samples = (size_limit(what, plan) for what in ("sequence", "layers", "batch"))
     assert (tokens.size, tokens.reason) == (1024, "gpt-layers:1 takes sequences of at most 1024 tokens")
     assert (blocks.size, samples.size) == (10_000, 2**20)
     with pytest.raises(UsageError, match="at most 1024 tokens"):
@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """A family of models made of numbers: blocks by its name, all of it by its tokens; and what was measured of it."""
     found = []
 
-    def measure(plan: Plan, *, size: int, **_: object) -> MeasuredModel:
+    def measure(plan: Plan, *, size: int, **_: object) -> ModelCosts:
         found.append((plan.model.name, size, plan.mesh.tensor))
         return family(plan).model(size, plan.mesh.tensor)
 
@@ -57,7 +57,7 @@ def family(plan: Plan) -> MadeSource:
     layers = int(plan.model.name.partition(":")[2])
     blocks = [replace(one, name=f"b{at}", block=f"b{at}") for at in range(layers)]
     units = [
-        replace(each, kept_bytes=replace(each.kept_bytes, total=tokens * each.kept_bytes.total))
+        replace(each, saved_bytes=replace(each.saved_bytes, total=tokens * each.saved_bytes.total))
         for each in (ends[0], *blocks, ends[1])
     ]
     return MadeSource(units=tuple(units))
@@ -68,7 +68,7 @@ BASE = replace(plan_of(batch=12, microbatches=2), model=ModelSpec(name="made:12"
 
 @pytest.mark.parametrize("layers", [2, 9, 40])
 def test_layers(layers: int, asked: list[tuple[str, int, int]]) -> None:
-    chosen, found = sized_models("layers", "made")(BASE, layers)
+    chosen, found = scaled_models("layers", "made")(BASE, layers)
     assert chosen.model.name == f"made:{layers}"
     assert chosen.batch == 12
     real = family(chosen).model(6, 1)
@@ -80,7 +80,7 @@ def test_layers(layers: int, asked: list[tuple[str, int, int]]) -> None:
 
 
 def test_each_stage_has_a_layer(asked: list[tuple[str, int, int]]) -> None:
-    sized = sized_models("layers", "made")
+    sized = scaled_models("layers", "made")
     chosen, found = sized(replace(BASE, mesh=Mesh(pipeline=6), microbatches=6), 1)
     assert chosen.model.name == "made:6"
     assert len(found.profile.units) == 8
@@ -93,7 +93,7 @@ def test_each_stage_has_a_layer(asked: list[tuple[str, int, int]]) -> None:
 @pytest.mark.parametrize("tokens", [16, 96, 1000])
 def test_tokens(tokens: int, asked: list[tuple[str, int, int]]) -> None:
     plan = replace(BASE, model=ModelSpec(name="made:3"))
-    chosen, found = sized_models("sequence", "made")(plan, tokens)
+    chosen, found = scaled_models("sequence", "made")(plan, tokens)
     assert chosen.model.sequence_length == tokens
     real = family(chosen).model(6, 1)
     assert found.profile.batch_size == 6
@@ -102,7 +102,7 @@ def test_tokens(tokens: int, asked: list[tuple[str, int, int]]) -> None:
 
 
 def test_a_batch_is_measured_once_for_all_strategies(asked: list[tuple[str, int, int]]) -> None:
-    sized = sized_models("batch", "made")
+    sized = scaled_models("batch", "made")
     for mesh, batch, largest in ((Mesh(), 7, 4), (Mesh(data=2), 7, 2), (Mesh(pipeline=2), 64, 32)):
         chosen, found = sized(replace(BASE, mesh=mesh), batch)
         assert chosen.batch == batch

@@ -14,7 +14,7 @@ from made_profiles import equal_units, make_costs
 from stagewright.profiler.profile import Amount
 from stagewright.simulator.memory import held_microbatches, worker_memory
 from stagewright.simulator.simulate import step_seconds
-from stagewright.simulator.times import pipeline_times
+from stagewright.simulator.step_times import pipeline_times
 from stagewright.spec.plan import Mesh, OptimizerSpec
 
 durations = st.floats(0.01, 10.0)
@@ -104,7 +104,7 @@ def test_what_is_held(p: int, more: int) -> None:
 
 def test_memory_of_a_worker_by_hand() -> None:
     """Stage 0 of 1F1B on 3 workers holds 3 of 4 micro-batches; parameters, Adam's two states, gradients, receives."""
-    profile = equal_units(3, parameter_bytes=Amount(total=100), kept_bytes=Amount(total=1000), crossing_bytes=10)
+    profile = equal_units(3, parameter_bytes=Amount(total=100), saved_bytes=Amount(total=1000), crossing_bytes=10)
     costs = make_costs(profile, mesh=Mesh(pipeline=3), microbatches=4, optimizer=OptimizerSpec(name="adam"))
     memory = worker_memory(costs, pipeline_times(costs), 0)
     assert (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (100, 100, 200)

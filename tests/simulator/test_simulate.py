@@ -11,12 +11,12 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.profiler.profile import Amount, Time
-from stagewright.simulator.costs import TensorTraffic
-from stagewright.simulator.gradient_allreduce import data_sums
-from stagewright.simulator.link_codec import LinkCodec
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.gradient_allreduce import predict_gradient_allreduce
+from stagewright.simulator.costs.link_codec import LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import predict, step_seconds
-from stagewright.simulator.times import _by_wavefront, pipeline_times
+from stagewright.simulator.step_times import _by_wavefront, pipeline_times
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh
 
@@ -64,22 +64,22 @@ def test_data_sums_hide_behind_the_backward() -> None:
     units = [unit(f"u{at}", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=8 * mebibyte)) for at in range(2)]
     links = Links(intra_host=Link(bandwidth_bytes_per_s=2 * mebibyte, latency_s=0.0))
     costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links)
-    sums = data_sums(costs, pipeline_times(costs), 0)
+    sums = predict_gradient_allreduce(costs, pipeline_times(costs), 0)
     assert sums.spans_s == ((7.0, 11.0), (12.0, 16.0))
     assert step_seconds(costs) == pytest.approx(16.0), "and the loss of both replicas"
     # Where the device is busy with its sums, what they overlap with takes longer by that.
     busy = make_costs(
-        profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": EngineTerms(collective_share=1.0)}
+        profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_overheads": EngineOverheads(collective_share=1.0)}
     )
     assert step_seconds(busy) == pytest.approx(20.0, rel=0.02)
     # At half the pace beside computing, 5 s until that ends do 2.5 s of the first; the rest takes 1.5 s alone.
-    slow = EngineTerms(collective_pace=0.5)
-    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": slow})
-    assert data_sums(costs, pipeline_times(costs), 0).spans_s == ((7.0, 13.5), (13.5, 17.5))
+    slow = EngineOverheads(collective_pace=0.5)
+    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_overheads": slow})
+    assert predict_gradient_allreduce(costs, pipeline_times(costs), 0).spans_s == ((7.0, 13.5), (13.5, 17.5))
     # Both: each second beside each other costs computing 0.25 s.
-    both = EngineTerms(collective_share=0.25, collective_pace=0.8)
-    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_terms": both})
-    sums = data_sums(costs, pipeline_times(costs), 0)
+    both = EngineOverheads(collective_share=0.25, collective_pace=0.8)
+    costs = make_costs(profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_overheads": both})
+    sums = predict_gradient_allreduce(costs, pipeline_times(costs), 0)
     assert sums.slowed_s == pytest.approx(0.25 * 5, rel=0.05), "the first is done in its 5 s"
     assert both.collective_cost == pytest.approx(0.25 / 0.8)
 
@@ -92,27 +92,27 @@ def test_a_gradient_leaves_when_its_unit_is_done() -> None:
         unit("block", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=size)),
     ]
     links = Links(intra_host=Link(bandwidth_bytes_per_s=float(size), latency_s=0.0))
-    sums = data_sums(costs := make_costs(profile_of(units), mesh=Mesh(data=2), links=links), pipeline_times(costs), 0)
+    sums = predict_gradient_allreduce(costs := make_costs(profile_of(units), mesh=Mesh(data=2), links=links), pipeline_times(costs), 0)
     assert sums.spans_s == ((7.0, 8.0), (12.0, 13.0), (13.0, 14.0), (14.0, 15.0))
     # A head that is tied to the embedding brings nothing of its own: its gradient is there when the embedding's is.
     tied = unit("head", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=3 * size, shares=((0, 3 * size),)))
     costs = make_costs(profile_of([*units, tied]), mesh=Mesh(data=2), links=links)
-    assert [begin for begin, _ in data_sums(costs, pipeline_times(costs), 0).spans_s] == [13.0, 18.0, 19.0, 20.0]
+    assert [begin for begin, _ in predict_gradient_allreduce(costs, pipeline_times(costs), 0).spans_s] == [13.0, 18.0, 19.0, 20.0]
 
 
 def test_halves_of_a_backward_take_longer_than_the_whole() -> None:
     """Four stages on two workers: F = I = W = 1 s; all but the first do their backward in halves."""
-    profile, terms = equal_units(4, 1.0, (1.0, 1.0)), ModelTerms(split_input=1.25, split_weight=1.5)
+    profile, terms = equal_units(4, 1.0, (1.0, 1.0)), ModelOverheads(split_input=1.25, split_weight=1.5)
     shape = {"mesh": Mesh(pipeline=2), "microbatches": 4, "schedule": "zbv", "stages": 4}
 
-    def computing(terms: ModelTerms, **more: str) -> list[float]:
-        found = predict(make_costs(profile, terms={"model_terms": terms}, **shape, **more))  # type: ignore[arg-type]
+    def computing(terms: ModelOverheads, **more: str) -> list[float]:
+        found = predict(make_costs(profile, terms={"model_overheads": terms}, **shape, **more))  # type: ignore[arg-type]
         return [worker.compute_s for worker in found.workers]
 
-    assert computing(ModelTerms()) == [24.0, 24.0]
+    assert computing(ModelOverheads()) == [24.0, 24.0]
     assert computing(terms) == [24.0 + 4 * 0.75, 24.0 + 2 * 4 * 0.75]
     again = {"recompute": "always"}
-    assert computing(terms, **again) == computing(ModelTerms(), **again), "a stage that runs again does it in one piece"
+    assert computing(terms, **again) == computing(ModelOverheads(), **again), "a stage that runs again does it in one piece"
 
 
 def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
@@ -126,28 +126,28 @@ def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
 
 
 def test_terms_are_added_where_they_belong() -> None:
-    engine = EngineTerms(action_s=0.1, step_s=1.0, chunk_s=0.5)
-    model = ModelTerms(loss_forward_s=0.2, loss_backward_s=0.3, optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.001)
+    engine = EngineOverheads(action_s=0.1, step_s=1.0, chunk_s=0.5)
+    model = ModelOverheads(loss_forward_s=0.2, loss_backward_s=0.3, optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.001)
     costs = make_costs(
-        equal_units(1), mesh=Mesh(), microbatches=3, terms={"engine_terms": engine, "model_terms": model}
+        equal_units(1), mesh=Mesh(), microbatches=3, terms={"engine_overheads": engine, "model_overheads": model}
     )
     computed = 3 * (3 + 0.5) + 6 * 0.1 + 2 * 100 * 0.001
     assert step_seconds(costs) == pytest.approx(computed + 100 * 0.01 + 1.0 + 3 * 0.5)
 
 
 def test_crowded_cores_take_longer() -> None:
-    costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_terms": EngineTerms(crowding=0.25)})
+    costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_overheads": EngineOverheads(crowding=0.25)})
     assert step_seconds(costs) == pytest.approx(6 * 1.25)
-    four = make_costs(equal_units(2), mesh=Mesh(data=4), terms={"engine_terms": EngineTerms(crowding=0.25)})
+    four = make_costs(equal_units(2), mesh=Mesh(data=4), terms={"engine_overheads": EngineOverheads(crowding=0.25)})
     assert step_seconds(four) == step_seconds(costs)  # measured with two; not multiplied
 
 
 def test_replicas_copy_gradients_into_buckets() -> None:
-    model = ModelTerms(accumulate_s_per_byte=0.001)
+    model = ModelOverheads(accumulate_s_per_byte=0.001)
     plain = step_seconds(make_costs(equal_units(2), mesh=Mesh(data=2)))
-    copied = step_seconds(make_costs(equal_units(2), mesh=Mesh(data=2), terms={"model_terms": model}))
+    copied = step_seconds(make_costs(equal_units(2), mesh=Mesh(data=2), terms={"model_overheads": model}))
     assert copied == pytest.approx(plain + 2 * 100 * 0.001)
-    alone = step_seconds(make_costs(equal_units(2), mesh=Mesh(), terms={"model_terms": model}))
+    alone = step_seconds(make_costs(equal_units(2), mesh=Mesh(), terms={"model_overheads": model}))
     assert alone == pytest.approx(step_seconds(make_costs(equal_units(2), mesh=Mesh())))
 
 
@@ -193,7 +193,7 @@ def test_long_pipelines_are_forecast_alike(schedule: str, recompute: str) -> Non
         unit(f"u{at}", *generator.random(1), tuple(generator.random(2)), crossing_bytes=int(generator.integers(1, 9)))
         for at in range(4)
     ]
-    terms = {"model_terms": ModelTerms(accumulate_s_per_byte=0.001), "engine_terms": EngineTerms(action_s=0.01)}
+    terms = {"model_overheads": ModelOverheads(accumulate_s_per_byte=0.001), "engine_overheads": EngineOverheads(action_s=0.01)}
     costs = make_costs(
         profile_of(units),
         mesh=Mesh(pipeline=4),
@@ -214,7 +214,7 @@ def test_a_profile_without_backward_trains_nothing() -> None:
 
 def test_replicas_average_the_statistics_of_batch_norm() -> None:
     """2 s of work and 40 bytes to sum, 4 s, when all gradients are summed; two workers of a pipeline have half each."""
-    terms = {"model_terms": ModelTerms(statistics_s=2.0, statistics_bytes=40)}
+    terms = {"model_overheads": ModelOverheads(statistics_s=2.0, statistics_bytes=40)}
     profile = equal_units(2, buffer_bytes=16)
 
     def steps(mesh: Mesh, **more: str) -> tuple[float, float]:

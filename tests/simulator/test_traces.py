@@ -13,10 +13,10 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
 from stagewright.profiler.profile import Amount
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs import TensorTraffic
+from stagewright.simulator.costs.plan_costs import TensorTraffic
 from stagewright.simulator.export.chakra import write_chakra
 from stagewright.simulator.export.chrome import write_chrome_trace
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.simulate import optimizer_s, predict
 from stagewright.spec.plan import Mesh
 
@@ -131,7 +131,7 @@ def test_chakra_ends_with_the_optimiser_of_each_worker(tmp_path: Path) -> None:
     proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     tied = unit("head", 1.0, (1.0, 1.0), parameter_bytes=Amount(total=150, shares=((0, 100),)))
     profile = profile_of([*equal_units(3, buffer_bytes=8).units, tied])
-    terms = {"model_terms": ModelTerms(optimizer_s_per_byte=0.01, statistics_bytes=64)}
+    terms = {"model_overheads": ModelOverheads(optimizer_s_per_byte=0.01, statistics_bytes=64)}
     costs = make_costs(profile, mesh=Mesh(data=2, pipeline=2), microbatches=2, links=LINKS, terms=terms)
     for worker, path in enumerate(write_chakra(costs, tmp_path / "step")[:2]):
         nodes = read(proto, path.read_bytes())

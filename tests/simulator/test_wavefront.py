@@ -9,10 +9,10 @@ import pytest
 
 from made_profiles import equal_units, make_costs
 from stagewright.cluster.cluster import Link, Links
-from stagewright.simulator.order import FORWARD, schedule_order
+from stagewright.simulator.action_graph import FORWARD, training_graph
 from stagewright.simulator.simulate import predict, step_seconds
-from stagewright.simulator.times import pipeline_times
-from stagewright.simulator.wavefront import plain_pipeline
+from stagewright.simulator.step_times import pipeline_times
+from stagewright.simulator.wavefront import simulate_wavefront
 from stagewright.spec.plan import Mesh
 
 
@@ -24,21 +24,21 @@ def test_equal_to_the_order(schedule: str, p: int, m: int) -> None:
     forward, backward = generator.random((2, p, candidates))
     ahead, back = generator.random((2, max(p - 1, 0), candidates))
     last = generator.random((p, candidates))
-    order = schedule_order(schedule, tuple(range(p)), m)
+    order = training_graph(schedule, tuple(range(p)), m)
     duration = np.zeros((order.num_nodes, candidates))
     for node in range(order.num_nodes):
         stage, is_forward = order.stage[node], order.kind[node] == FORWARD
-        if order.is_message[node]:
+        if order.is_p2p[node]:
             duration[node] = ahead[stage] if is_forward else back[stage - 1]
         elif is_forward:
             duration[node] = forward[stage]
         else:
             duration[node] = last[stage] if order.microbatch[node] == m - 1 else backward[stage]
     _, end = order.times(duration)
-    found = plain_pipeline(schedule, m, forward, backward, ahead, back, backward_last_s=last, history=True)
+    found = simulate_wavefront(schedule, m, forward, backward, ahead, back, backward_last_s=last, history=True)
     np.testing.assert_allclose(found.step_s, end.max(axis=0), rtol=1e-12)
     assert found.forward_end_s is not None
-    for node in np.flatnonzero(~order.is_message & (order.kind == FORWARD)):
+    for node in np.flatnonzero(~order.is_p2p & (order.kind == FORWARD)):
         np.testing.assert_allclose(found.forward_end_s[order.stage[node], order.microbatch[node]], end[node])
 
 
@@ -47,7 +47,7 @@ def test_messages_of_a_large_pipeline_are_those_of_the_order(schedule: str, monk
     links = Links(intra_host=Link(bandwidth_bytes_per_s=20.0, latency_s=0.1))
     costs = make_costs(equal_units(5), mesh=Mesh(pipeline=5), microbatches=9, schedule=schedule, links=links)
     listed = predict(costs)
-    monkeypatch.setattr("stagewright.simulator.times._MOST_NODES", 0)
+    monkeypatch.setattr("stagewright.simulator.step_times._MOST_NODES", 0)
     found = predict(costs)
     assert found.step_s == pytest.approx(listed.step_s)
     assert step_seconds(costs) == pytest.approx(listed.step_s)
@@ -78,6 +78,6 @@ def test_rows_of_each_worker(schedule: str, stages: int) -> None:
 def test_a_long_pipeline_is_a_matter_of_seconds() -> None:
     """The benchmark has the figure; this only sees that nothing is quadratic."""
     begin = time.process_time()
-    found = plain_pipeline("1f1b", 512, np.ones(256), np.ones(256), np.zeros(255), np.zeros(255))
+    found = simulate_wavefront("1f1b", 512, np.ones(256), np.ones(256), np.zeros(255), np.zeros(255))
     assert found.step_s == 2 * (512 + 255)
     assert time.process_time() - begin < 20

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import FREE, Link, Links
 from stagewright.profiler.profile import Amount
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import optimizer_s, step_seconds
 from stagewright.simulator.what_if import (
-    PARTS,
-    explain_parts,
-    perfectly_balanced,
+    LOSSES,
+    explain_speedup,
+    with_perfect_balance,
     with_links,
     without_communication,
 )
@@ -24,8 +24,8 @@ from stagewright.spec.plan import Mesh
 
 SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))
 TERMS = {
-    "engine_terms": EngineTerms(action_s=0.01, step_s=0.1, crowding=0.1, collective_share=0.3),
-    "model_terms": ModelTerms(optimizer_s_per_byte=0.001, accumulate_s_per_byte=0.001, loss_forward_s=0.1),
+    "engine_overheads": EngineOverheads(action_s=0.01, step_s=0.1, crowding=0.1, collective_share=0.3),
+    "model_overheads": ModelOverheads(optimizer_s_per_byte=0.001, accumulate_s_per_byte=0.001, loss_forward_s=0.1),
 }
 
 
@@ -41,22 +41,22 @@ def test_parts_add_up(p: int, data: int, m: int, recompute: str, times: list[flo
     profile = profile_of([unit(f"u{at}", one, (one, one)) for at, one in enumerate(times)])
     mesh = Mesh(pipeline=p, data=data)
     costs = make_costs(profile, mesh=mesh, microbatches=m, links=SLOW, recompute=recompute, terms=TERMS)
-    found = explain_parts(costs)
-    assert {one.name for one in found.parts} <= set(PARTS)
+    found = explain_speedup(costs)
+    assert {one.name for one in found.parts} <= set(LOSSES)
     assert found.ideal_s + sum(one.seconds for one in found.parts) == pytest.approx(step_seconds(costs))
     assert found.num_devices - sum(lost for _, lost in found.lost_speedup()) == pytest.approx(found.speedup)
-    measured = explain_parts(costs, measured_s=100.0)
+    measured = explain_speedup(costs, measured_s=100.0)
     assert measured.ideal_s + sum(one.seconds for one in measured.parts) == pytest.approx(100.0)
 
 
 def seconds(costs: object, name: str) -> float:
-    return {one.name: one.seconds for one in explain_parts(costs).parts}[name]  # type: ignore[arg-type]
+    return {one.name: one.seconds for one in explain_speedup(costs).parts}[name]  # type: ignore[arg-type]
 
 
 def test_each_part_alone() -> None:
     """Balanced stages with free links lose by the bubble alone: (p − 1)(F + B)."""
     balanced = make_costs(equal_units(4), mesh=Mesh(pipeline=4), microbatches=8)
-    found = {one.name: one.seconds for one in explain_parts(balanced).parts}
+    found = {one.name: one.seconds for one in explain_speedup(balanced).parts}
     assert found.pop("bubble") == pytest.approx(3 * 3)
     assert all(abs(value) < 1e-9 for value in found.values())
     uneven = profile_of([unit("a", 1, (1, 1)), unit("b", 3, (3, 3))])
@@ -70,7 +70,7 @@ def test_each_part_alone() -> None:
     # One bucket of 200 bytes, and the loss's 8.
     assert seconds(summed, "collectives") == pytest.approx(20 + 0.8)
     repeated = make_costs(
-        equal_units(1), mesh=Mesh(data=2), terms={"model_terms": ModelTerms(optimizer_s_per_byte=0.01)}
+        equal_units(1), mesh=Mesh(data=2), terms={"model_overheads": ModelOverheads(optimizer_s_per_byte=0.01)}
     )
     assert seconds(repeated, "repeated work") == pytest.approx(0.5), "each replica steps, one alone would step once"
 
@@ -78,7 +78,7 @@ def test_each_part_alone() -> None:
 def test_a_pipeline_repeats_nothing() -> None:
     """Micro-batches take 3 s on each of two workers; of the whole batch one device alone would take 2 s for each."""
     costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=8)
-    slower = explain_parts(replace(costs, serial_s=costs.serial_s * 2 / 3))
+    slower = explain_speedup(replace(costs, serial_s=costs.serial_s * 2 / 3))
     found = {one.name: one.seconds for one in slower.parts}
     assert "repeated work" not in found
     assert found["smaller pieces"] == pytest.approx(8 * 3 / 3)
@@ -86,7 +86,7 @@ def test_a_pipeline_repeats_nothing() -> None:
 
 
 def test_halves_are_no_recomputation() -> None:
-    terms = {"model_terms": ModelTerms(split_input=1.5, split_weight=2.0)}
+    terms = {"model_overheads": ModelOverheads(split_input=1.5, split_weight=2.0)}
     costs = make_costs(equal_units(4), mesh=Mesh(pipeline=2), microbatches=8, schedule="zbv", terms=terms)
     assert seconds(costs, "recomputation") == pytest.approx(0)
     assert seconds(costs, "split backward") > 1
@@ -99,7 +99,7 @@ def test_what_if() -> None:
     free = make_costs(equal_units(2), mesh=Mesh(pipeline=2), microbatches=4)
     assert step_seconds(without_communication(costs)) == step_seconds(free) == 15
     uneven = profile_of([unit("a", 1, (1, 1)), unit("b", 3, (3, 3))])
-    assert step_seconds(perfectly_balanced(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=4))) == 30
+    assert step_seconds(with_perfect_balance(make_costs(uneven, mesh=Mesh(pipeline=2), microbatches=4))) == 30
     faster = with_links(costs.topology.cluster, 1e9, None)
     assert faster.links.intra_host == Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
 
@@ -107,9 +107,9 @@ def test_what_if() -> None:
 def test_perfect_balance_leaves_no_imbalance() -> None:
     """The second stage has more to compute, nine times the parameters to step and to add up, and the loss."""
     uneven = [unit("a", 1, (1, 1)), unit("b", 3, (3, 3), parameter_bytes=Amount(total=900))]
-    terms = TERMS | {"model_terms": ModelTerms(optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.01, loss_forward_s=1)}
+    terms = TERMS | {"model_overheads": ModelOverheads(optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.01, loss_forward_s=1)}
     costs = make_costs(profile_of(uneven), mesh=Mesh(pipeline=2), microbatches=4, terms=terms)
-    balanced = perfectly_balanced(costs)
+    balanced = with_perfect_balance(costs)
     assert seconds(costs, "imbalance") > 1
     assert seconds(balanced, "imbalance") == pytest.approx(0)
     assert [optimizer_s(balanced, worker) for worker in (0, 1)] == pytest.approx([5 * 1.1] * 2)
@@ -133,9 +133,9 @@ def test_other_links_do_not_take_what_sums_were_measured_to_take() -> None:
 
 
 def test_averaging_statistics_is_a_collective() -> None:
-    terms = {"model_terms": ModelTerms(statistics_s=2.0, statistics_bytes=40)}
+    terms = {"model_overheads": ModelOverheads(statistics_s=2.0, statistics_bytes=40)}
     profile = equal_units(1, buffer_bytes=8)
-    parts = explain_parts(make_costs(profile, mesh=Mesh(data=2), terms=terms))
+    parts = explain_speedup(make_costs(profile, mesh=Mesh(data=2), terms=terms))
     assert {part.name: part.seconds for part in parts.parts if part.seconds} == {"collectives": pytest.approx(2.0)}
     free = without_communication(make_costs(profile, mesh=Mesh(data=2), terms=terms))
     assert step_seconds(free) == pytest.approx(3.0)

@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.planner.baseline import plain_plan, quickest_serial
-from stagewright.planner.costs.measure import chunk_sizes
-from stagewright.planner.forecast import Prepared, measured_size
+from stagewright.planner.baseline import baseline_plan, fastest_baseline
+from stagewright.planner.costs.measure import plan_microbatch_sizes
+from stagewright.planner.forecast import PreparedPlan, profiled_size
 from stagewright.runs.baseline import serial_beside
 from stagewright.runs.run_folder import RunFolder
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs import PlanCosts, StageCosts
+from stagewright.simulator.costs.plan_costs import PlanCosts, StageCosts
 from stagewright.simulator.simulate import predict, step_seconds
-from stagewright.simulator.what_if import Parts, explain_parts
+from stagewright.simulator.what_if import SpeedupBreakdown, explain_speedup
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["Change", "Explanation", "explain_plan", "explain_run", "serial_of", "tried_changes"]
+__all__ = ["Change", "Explanation", "explain_plan", "explain_run", "baseline_step_s", "rank_changes"]
 
 _LEAST_GAIN = 0.01
 _HALVES = ("backward-input", "backward-weight")
@@ -51,7 +51,7 @@ class Change:
 class Explanation:
     """Why the speed-up is not n."""
 
-    parts: Parts
+    parts: SpeedupBreakdown
     """The parts."""
     is_measured: bool
     """Whether step_s was measured, or forecast."""
@@ -80,35 +80,35 @@ class Explanation:
         }
 
 
-def explain_plan(prepared: Prepared, *, changes: bool = True) -> Explanation:
+def explain_plan(prepared: PreparedPlan, *, changes: bool = True) -> Explanation:
     """A plan's forecast, explained; without `changes` none is looked for (costs that no plan has can't be compared)."""
-    parts = explain_parts(prepared.costs, serial_s=_serial_s(prepared))
-    return _explanation(parts, tried_changes(prepared) if changes else [], is_measured=False)
+    parts = explain_speedup(prepared.costs, serial_s=_serial_s(prepared))
+    return _explanation(parts, rank_changes(prepared) if changes else [], is_measured=False)
 
 
-def explain_run(prepared: Prepared, folder: RunFolder) -> Explanation:
+def explain_run(prepared: PreparedPlan, folder: RunFolder) -> Explanation:
     """A run, explained with the times of its own stages."""
     result = folder.result()
-    if result is None or result.get("status") != "done" or "latency_s" not in result:
+    if result is None or not result.is_timed:
         raise UsageError(f"{folder.path} has no measured steps: explain a run that `stagewright compare` has finished")
-    serial_s = serial_of(folder) or _serial_s(prepared)
-    parts = explain_parts(_as_measured(prepared.costs, folder), float(result["latency_s"]), serial_s)
-    return _explanation(parts, tried_changes(prepared), is_measured=True)
+    serial_s = baseline_step_s(folder) or _serial_s(prepared)
+    parts = explain_speedup(_as_measured(prepared.costs, folder), result.latency_s, serial_s)
+    return _explanation(parts, rank_changes(prepared), is_measured=True)
 
 
-def _explanation(parts: Parts, tried: Sequence[Change], *, is_measured: bool) -> Explanation:
+def _explanation(parts: SpeedupBreakdown, tried: Sequence[Change], *, is_measured: bool) -> Explanation:
     best = tried[0] if tried and tried[0].gain >= _LEAST_GAIN else None
     return Explanation(parts=parts, is_measured=is_measured, change=best, num_tried=len(tried))
 
 
-def _serial_s(prepared: Prepared) -> float | None:
+def _serial_s(prepared: PreparedPlan) -> float | None:
     """The quickest step on one device; None: where other sizes are not known, the same micro-batches there."""
     if prepared.source is None:
         return None
-    return quickest_serial(prepared.plan, prepared.source, prepared.cluster, prepared.terms)[1].step_s
+    return fastest_baseline(prepared.plan, prepared.source, prepared.cluster, prepared.terms)[1].step_s
 
 
-def serial_of(folder: RunFolder) -> float | None:
+def baseline_step_s(folder: RunFolder) -> float | None:
     """A step of the serial run that this one is to be compared with, of those beside it; None where there is none."""
     found = serial_beside(folder)
     return None if found is None else found.latency_s
@@ -135,7 +135,7 @@ def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:
 
 def _stage_as_measured(costs: PlanCosts, index: int, seconds: Mapping[str, float]) -> StageCosts:
     """A stage with what its actions took, by their kind."""
-    stage, terms = costs.stages[index], costs.model_terms
+    stage, terms = costs.stages[index], costs.model_overheads
     forward = seconds["forward"]
     changed: dict[str, Any] = {"forward_s": forward}
     loss = terms.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
@@ -154,7 +154,7 @@ def _stage_as_measured(costs: PlanCosts, index: int, seconds: Mapping[str, float
     return replace(stage, **changed)
 
 
-def tried_changes(prepared: Prepared) -> list[Change]:
+def rank_changes(prepared: PreparedPlan) -> list[Change]:
     """The changes that can be made and fit, the one that gains most first: that one by a measurement of its size."""
     now_s = step_seconds(prepared.costs)
     plans = dict(_changes(prepared))
@@ -169,13 +169,13 @@ def tried_changes(prepared: Prepared) -> list[Change]:
         ranked = sorted(found.values(), key=lambda one: -one.gain)
         if prepared.source is None or not ranked or ranked[0].gain < _LEAST_GAIN:
             return ranked
-        size = measured_size(plans[ranked[0].what])
-        if size == measured_size(prepared.plan) or not prepared.source.sharpen(*size):
+        size = profiled_size(plans[ranked[0].what])
+        if size == profiled_size(prepared.plan) or not prepared.source.measure_size(*size):
             return ranked
-        again = [what for what, plan in plans.items() if measured_size(plan) == size]
+        again = [what for what, plan in plans.items() if profiled_size(plan) == size]
 
 
-def _step_if_fits(prepared: Prepared, plan: Plan) -> float | None:
+def _step_if_fits(prepared: PreparedPlan, plan: Plan) -> float | None:
     """A plan's step by what is known; None where it is refused or does not fit."""
     try:
         forecast = predict(prepared.changed(plan=plan, sharp=False).costs, timeline=False)
@@ -184,9 +184,9 @@ def _step_if_fits(prepared: Prepared, plan: Plan) -> float | None:
     return forecast.step_s if forecast.fits else None
 
 
-def _changes(prepared: Prepared) -> Iterator[tuple[str, Plan]]:
+def _changes(prepared: PreparedPlan) -> Iterator[tuple[str, Plan]]:
     plan, names = prepared.plan, [unit.name for unit in prepared.measured.profile.units]
-    least = min(2, *chunk_sizes(plan))  # samples of a micro-batch: with one not every model can be trained
+    least = min(2, *plan_microbatch_sizes(plan))  # samples of a micro-batch: with one not every model can be trained
     for at, cut in enumerate(plan.cuts):
         place = names.index(cut)
         for moved in (place - 1, place + 1):
@@ -208,11 +208,11 @@ def _changes(prepared: Prepared) -> Iterator[tuple[str, Plan]]:
     data, tensor, pipeline = plan.mesh.data, plan.mesh.tensor, plan.mesh.pipeline
     for mesh in dict.fromkeys((Mesh(data=data * pipeline, tensor=tensor), Mesh(data=plan.mesh.num_workers))):
         if mesh != plan.mesh and plan.batch >= least * mesh.data:
-            other = replace(plain_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard)
+            other = replace(baseline_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard)
             yield f"{mesh} instead of {plan.mesh}", other
     stages = max(data, tensor)
     chunks = 2 * stages * plan.microbatches
     if pipeline == 1 and stages > 1 and chunks * least <= plan.batch and plan.mesh.num_workers == stages:
         mesh = Mesh(pipeline=stages)
-        other = replace(plain_plan(plan, mesh, chunks), recompute=plan.recompute)
+        other = replace(baseline_plan(plan, mesh, chunks), recompute=plan.recompute)
         yield f"{mesh} in {chunks} micro-batches instead of {plan.mesh}", other

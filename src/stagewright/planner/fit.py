@@ -17,26 +17,26 @@ from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
-from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes, cut_places
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes, cut_indices
 from stagewright.profiler.profile import Profile
-from stagewright.simulator.costs import plan_costs
+from stagewright.simulator.costs.plan_costs import plan_costs
 from stagewright.simulator.memory import worker_memory
-from stagewright.simulator.times import pipeline_times
+from stagewright.simulator.step_times import pipeline_times
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
-from stagewright.spec.recompute_blocks import recomputed_by_blocks
+from stagewright.spec.activation_checkpointing import checkpoint_by_block
 
-__all__ = ["MEMORY", "Fit", "Most", "What", "fit_strategies", "peak_bytes"]
+__all__ = ["MEMORY", "StrategyFit", "SizeLimit", "What", "fit_strategies", "peak_bytes"]
 
 What: TypeAlias = Literal["batch", "layers", "sequence"]
 MEMORY = "memory"  # what bounds a size where nothing else does
 # A model at a size: the number of layers, samples or tokens that is asked for, and the plan that it is for.
-SizedModel = Callable[[Plan, int], tuple[Plan, MeasuredModel]]
+SizedModel = Callable[[Plan, int], tuple[Plan, ModelCosts]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Most:
+class SizeLimit:
     """A size that is not passed, however much memory there is."""
 
     size: int = 1 << 20
@@ -45,7 +45,7 @@ class Most:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class StrategyFit:
     """The largest size of one strategy."""
 
     strategy: str
@@ -60,7 +60,7 @@ class Fit:
     """The memory at the size that was given, or the smallest that all strategies can have, and that size."""
     now: int
     bound: str = MEMORY
-    """What keeps it from being larger: memory, or the reason of a `Most`."""
+    """What keeps it from being larger: memory, or the reason of a `SizeLimit`."""
     refused: str = ""
     """Why it can't be used at all."""
     plan: Plan | None = None
@@ -79,7 +79,7 @@ class Fit:
         return data
 
 
-def peak_bytes(plan: Plan, measured: MeasuredModel) -> int:
+def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
     """The memory of a plan's fullest worker, as it counts itself."""
     group = DeviceGroup(kind="cpu", count=plan.mesh.num_workers)
     topology = Topology(mesh=plan.mesh, cluster=Cluster(devices=(group,)))
@@ -91,10 +91,10 @@ def peak_bytes(plan: Plan, measured: MeasuredModel) -> int:
         plan,
         profile,
         topology,
-        cuts=cut_places(profile, plan.cuts),
-        sizes=chunk_sizes(plan),
+        cuts=cut_indices(profile, plan.cuts),
+        sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
-        model_terms=measured.terms,
+        model_overheads=measured.terms,
         whole=measured.whole,
     )
     times = pipeline_times(costs)
@@ -110,10 +110,10 @@ def fit_strategies(
     *,
     now: int,
     microbatches: int,
-    most: Most | None = None,
-) -> list[Fit]:
+    most: SizeLimit | None = None,
+) -> list[StrategyFit]:
     """One row a strategy and way to recompute."""
-    most = most or Most()
+    most = most or SizeLimit()
     bare = replace(base, cuts=(), stages=None, devices=())
     plans = [
         (
@@ -150,10 +150,10 @@ def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
     return found
 
 
-def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int, most: Most) -> Fit:
-    def planned(size: int) -> tuple[Plan, MeasuredModel]:
+def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int, most: SizeLimit) -> StrategyFit:
+    def planned(size: int) -> tuple[Plan, ModelCosts]:
         chosen, measured = sized(plan, size)
-        return recomputed_by_blocks(chosen, _blocks(measured.profile)), measured
+        return checkpoint_by_block(chosen, _blocks(measured.profile)), measured
 
     def need(size: int) -> int:
         chosen, measured = planned(size)
@@ -166,7 +166,7 @@ def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, lea
             raise UsageError(f"at least {least} are needed, but {most.reason}")
         at_now = need(now)
         if need(least) > limit:
-            return Fit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
+            return StrategyFit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
         good, bad = least, min(2 * least, most.size)
         while good < bad and need(bad) <= limit:
             good, bad = bad, min(2 * bad, most.size)
@@ -175,8 +175,8 @@ def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, lea
             middle = (good + bad) // 2
             good, bad = (middle, bad) if need(middle) <= limit else (good, middle)
     except UsageError as error:
-        return Fit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
-    found = Fit(
+        return StrategyFit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
+    found = StrategyFit(
         **row,
         largest=good,
         peak_bytes=need(good),

@@ -13,41 +13,41 @@ from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
 from stagewright.planner.costs.link_codecs import link_codecs
-from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes, cut_places
-from stagewright.planner.costs.source import Source
-from stagewright.simulator.costs import PlanCosts, plan_costs
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes, cut_indices
+from stagewright.planner.costs.source import CostSource
+from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
-from stagewright.simulator.overheads import EngineTerms
+from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["Prepared", "check_kind", "measured_size", "prepare"]
+__all__ = ["PreparedPlan", "check_kind", "profiled_size", "prepare_plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedPlan:
     """A plan with everything that its forecast needs."""
 
     plan: Plan
     """The plan, its cuts chosen."""
-    measured: MeasuredModel
+    measured: ModelCosts
     """Its model, measured."""
     cluster: Cluster
     """Where it would run."""
-    terms: EngineTerms
+    terms: EngineOverheads
     """The engine's own costs there."""
     costs: PlanCosts
     """What each action costs."""
-    source: Source | None = None
+    source: CostSource | None = None
     """What other sizes of micro-batch cost; None: as much for each sample as those that were measured."""
 
     def forecast(self) -> Forecast:
         """The predicted step."""
         return predict(self.costs, self.plan.cuts)
 
-    def changed(self, *, sharp: bool = True, **changes: Any) -> Prepared:
+    def changed(self, *, sharp: bool = True, **changes: Any) -> PreparedPlan:
         """The same with another plan, cluster or terms: what if; what was rescaled once may be again.
 
         Micro-batches of another size are measured, unless they need not be `sharp`: then they are by what is known.
@@ -55,24 +55,24 @@ class Prepared:
         given = {"plan": self.plan, "measured": self.measured, "cluster": self.cluster, "terms": self.terms, **changes}
         rescaled = bool(_other_kinds(self.measured.profile.device, self.cluster))
         check_plan(given["plan"])
-        wanted = measured_size(given["plan"])
-        if self.source is not None and wanted != measured_size(self.plan):
+        wanted = profiled_size(given["plan"])
+        if self.source is not None and wanted != profiled_size(self.plan):
             if sharp:
-                self.source.sharpen(*wanted)
+                self.source.measure_size(*wanted)
             given["measured"] = self.source.model(*wanted)
-        return prepare(**given, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
+        return prepare_plan(**given, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
 
 
-def prepare(
+def prepare_plan(
     plan: Plan,
-    measured: MeasuredModel,
+    measured: ModelCosts,
     cluster: Cluster,
-    terms: EngineTerms | None = None,
+    terms: EngineOverheads | None = None,
     *,
     innermost: Axis = "pipeline",
     rescale: bool = False,
-    source: Source | None = None,
-) -> Prepared:
+    source: CostSource | None = None,
+) -> PreparedPlan:
     """Bring plan, measurements and cluster together; refuses what does not belong together."""
     check_plan(plan)
     profile = measured.profile
@@ -85,30 +85,30 @@ def prepare(
     topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost)
     if not plan.cuts and plan.num_stages > 1:
         plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
-    cuts = cut_places(profile, plan.cuts)
+    cuts = cut_indices(profile, plan.cuts)
     costs = plan_costs(
         plan,
         profile,
         topology,
         cuts=cuts,
         codecs=link_codecs(plan, profile, cuts) if plan.has_codecs else None,
-        sizes=chunk_sizes(plan),
+        sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
-        model_terms=measured.terms,
-        engine_terms=terms,
+        model_overheads=measured.terms,
+        engine_overheads=terms,
         whole=measured.whole,
     )
-    return Prepared(
-        plan=plan, measured=measured, cluster=cluster, terms=terms or EngineTerms(), costs=costs, source=source
+    return PreparedPlan(
+        plan=plan, measured=measured, cluster=cluster, terms=terms or EngineOverheads(), costs=costs, source=source
     )
 
 
-def measured_size(plan: Plan) -> tuple[int, int]:
+def profiled_size(plan: Plan) -> tuple[int, int]:
     """What a plan's model is measured at: samples of its largest micro-batch, workers that share its layers."""
-    return max(chunk_sizes(plan)), plan.mesh.tensor
+    return max(plan_microbatch_sizes(plan)), plan.mesh.tensor
 
 
-def choose_cuts(plan: Plan, measured: MeasuredModel, topology: Topology) -> tuple[str, ...]:
+def choose_cuts(plan: Plan, measured: ModelCosts, topology: Topology) -> tuple[str, ...]:
     """The cuts of the plan's policy, with the speeds of the stages' devices."""
     workers = plan.stage_workers
     speeds = topology.speeds()

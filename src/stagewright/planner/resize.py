@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
-from stagewright.planner.forecast import Prepared
+from stagewright.planner.forecast import PreparedPlan
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["resized", "resized_plan"]
+__all__ = ["resize_prepared", "resize_plan"]
 
 
-def resized(prepared: Prepared, num_devices: int | None) -> Prepared:
+def resize_prepared(prepared: PreparedPlan, num_devices: int | None) -> PreparedPlan:
     """The same on another number of devices, all like the first; None: as many as can be of use."""
-    plan = resized_plan(prepared.plan, num_devices, len(prepared.measured.profile.units))
+    plan = resize_plan(prepared.plan, num_devices, len(prepared.measured.profile.units))
     group = prepared.cluster.devices[0]
     on_host = max(one.count for one in prepared.cluster.devices)
     count = plan.mesh.num_workers
@@ -25,7 +25,7 @@ def resized(prepared: Prepared, num_devices: int | None) -> Prepared:
     return prepared.changed(plan=plan, cluster=cluster)
 
 
-def resized_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
+def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
     """A pipeline gets more stages, up to its units; replicas get fewer samples each, down to one."""
     mesh = plan.mesh
     each = mesh.tensor * (1 if _is_pipeline(plan) else mesh.pipeline)
@@ -51,7 +51,7 @@ def resized_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
             f"use --devices {num_units // on_worker * mesh.tensor}, --infinite-devices, or finer units in the plan "
             '(units = "leaf")'
         )
-    least = SCHEDULES[plan.schedule].least_microbatches(stages, along)
+    least = SCHEDULES[plan.schedule].min_microbatches(stages, along)
     chunks = min(max(plan.microbatches, least), plan.batch)
     schedule = plan.schedule if chunks >= least else "gpipe"
     rounds = SCHEDULES[schedule].rounds

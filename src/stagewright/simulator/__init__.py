@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from stagewright.simulator.costs import PlanCosts, TensorTraffic, plan_costs
+from stagewright.simulator.costs.plan_costs import PlanCosts, TensorTraffic, plan_costs
 from stagewright.simulator.forecast import Forecast
-from stagewright.simulator.link_codec import LinkCodec
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.link_codec import LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import predict, step_seconds
 from stagewright.simulator.topology import Topology
 
 __all__ = [
-    "EngineTerms",
+    "EngineOverheads",
     "Forecast",
     "LinkCodec",
-    "ModelTerms",
+    "ModelOverheads",
     "PlanCosts",
     "TensorTraffic",
     "Topology",

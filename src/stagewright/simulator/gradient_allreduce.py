@@ -17,11 +17,11 @@ from functools import lru_cache
 import numpy as np
 
 from stagewright.simulator.collective import Group, all_reduce_s
-from stagewright.simulator.costs import PlanCosts, scattering_s
-from stagewright.simulator.order import BACKWARD, BACKWARD_WEIGHT
-from stagewright.simulator.times import Times
+from stagewright.simulator.costs.plan_costs import PlanCosts, scattering_s
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_WEIGHT
+from stagewright.simulator.step_times import StepTimes
 
-__all__ = ["BUCKET_BYTES", "DataSums", "data_sums", "least_sums_s", "statistics_bytes"]
+__all__ = ["BUCKET_BYTES", "AllReduceTimes", "predict_gradient_allreduce", "min_exposed_allreduce_s", "statistics_bytes"]
 
 BUCKET_BYTES = 8 << 20  # as the engine's
 _PASSES = 16
@@ -29,7 +29,7 @@ _MOST_BUCKETS = 64  # of more, several that follow each other count as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSums:
+class AllReduceTimes:
     """One worker's sums of gradients."""
 
     spans_s: tuple[tuple[float, float], ...] = ()
@@ -47,26 +47,26 @@ class DataSums:
         return sum(end - start for start, end in self.spans_s)
 
 
-def data_sums(costs: PlanCosts, times: Times, worker: int) -> DataSums:
+def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) -> AllReduceTimes:
     """The sums of the worker at a place along the pipeline."""
     plan = costs.plan
     computed = times.worker_end_s(worker)
     if plan.mesh.data == 1 or not plan.training:
-        return DataSums(end_s=computed)
+        return AllReduceTimes(end_s=computed)
     return _with_statistics(costs, worker, _gradient_sums(costs, times, worker, computed))
 
 
-def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float) -> DataSums:
+def _gradient_sums(costs: PlanCosts, times: StepTimes, worker: int, computed: float) -> AllReduceTimes:
     plan = costs.plan
     if plan.shard:
         exposed = scattering_s(costs, worker)
         num_bytes = _sharded_bytes(costs, worker)
-        return DataSums(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=num_bytes)
+        return AllReduceTimes(spans_s=((computed, computed + exposed),), end_s=computed + exposed, num_bytes=num_bytes)
     group = costs.topology.group("data")
     merged = _merged(costs, worker)
     ready, sizes = _buckets(costs, times, worker, merged * BUCKET_BYTES)
     taken = [_one_by_one_s(group, size, merged) for size in sizes]
-    share, pace = costs.engine_terms.collective_share, costs.engine_terms.collective_pace
+    share, pace = costs.engine_overheads.collective_share, costs.engine_overheads.collective_pace
     slowed = 0.0
     spans: list[tuple[float, float]] = []
     for _ in range(_PASSES):
@@ -81,7 +81,7 @@ def _gradient_sums(costs: PlanCosts, times: Times, worker: int, computed: float)
         if abs(slowed - before) <= 1e-4 * computed:
             break
     end = max([computed + slowed, *(end for _, end in spans)])
-    return DataSums(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
+    return AllReduceTimes(spans_s=tuple(spans), slowed_s=slowed, end_s=end, num_bytes=int(sum(sizes)))
 
 
 def _sharded_bytes(costs: PlanCosts, worker: int) -> int:
@@ -94,7 +94,7 @@ def _sharded_bytes(costs: PlanCosts, worker: int) -> int:
     return found
 
 
-def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
+def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
     """What is sure to come after a worker's last action until its sums are done, however its actions are ordered.
 
     ``backward_s``: the longest backward of its first stage.
@@ -108,7 +108,7 @@ def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
         # All buckets of the stage that ends last leave at its end; of a worker's only stage, inside its last backward.
         own = [stage for stage in costs.stages if stage.worker == worker]
         group, merged = costs.topology.group("data"), _merged(costs, worker)
-        size, pace = merged * BUCKET_BYTES, max(1.0, costs.engine_terms.collective_pace)
+        size, pace = merged * BUCKET_BYTES, max(1.0, costs.engine_overheads.collective_pace)
         taken = []
         for stage in own:
             full, rest = divmod(stage.parameter_bytes, size)
@@ -119,7 +119,7 @@ def least_sums_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
     return found + (_statistics_s(costs, worker, num_bytes) if num_bytes else 0.0)
 
 
-def _with_statistics(costs: PlanCosts, worker: int, sums: DataSums) -> DataSums:
+def _with_statistics(costs: PlanCosts, worker: int, sums: AllReduceTimes) -> AllReduceTimes:
     """The same and, after it, the averages of batch norm's running statistics; deferred ones are no part of this."""
     num_bytes = statistics_bytes(costs, worker)
     if not num_bytes:
@@ -131,14 +131,14 @@ def _with_statistics(costs: PlanCosts, worker: int, sums: DataSums) -> DataSums:
 
 
 def _statistics_s(costs: PlanCosts, worker: int, num_bytes: float) -> float:
-    work_s = costs.model_terms.statistics_s * costs.statistics_share(worker)
+    work_s = costs.model_overheads.statistics_s * costs.statistics_share(worker)
     work_s *= costs.crowded / costs.topology.speeds()[worker]
     return work_s + all_reduce_s(costs.topology.group("data"), num_bytes)
 
 
 def statistics_bytes(costs: PlanCosts, worker: int) -> float:
     """Bytes of batch norm's running statistics that a worker averages with its replicas in a step."""
-    all_bytes = costs.model_terms.statistics_bytes
+    all_bytes = costs.model_overheads.statistics_bytes
     none = not all_bytes or costs.plan.batch_norm == "deferred"
     return 0.0 if none else all_bytes * costs.statistics_share(worker)
 
@@ -162,7 +162,7 @@ def _one_by_one_s(group: Group, num_bytes: float, count: int) -> float:
 
 
 def _buckets(
-    costs: PlanCosts, times: Times, worker: int, bucket_bytes: int
+    costs: PlanCosts, times: StepTimes, worker: int, bucket_bytes: int
 ) -> tuple[tuple[list[float], list[tuple[float, float]]], list[float]]:
     """When each bucket is full, inside which last backward, and how many bytes it has."""
     moments: list[float] = []

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stagewright.simulator.costs import PlanCosts
-from stagewright.simulator.order import (
+from stagewright.simulator.costs.plan_costs import PlanCosts
+from stagewright.simulator.action_graph import (
     AHEAD,
     BACKWARD,
     BACKWARD_INPUT,
@@ -30,14 +30,14 @@ from stagewright.simulator.order import (
     Floats,
     Integers,
 )
-from stagewright.simulator.times import Times
-from stagewright.simulator.working_memory import NO_WORK
+from stagewright.simulator.step_times import StepTimes
+from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 
 __all__ = ["STATES", "WorkerMemory", "held_microbatches", "worker_memory"]
 
 # States of each optimiser, each as large as the parameters.
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}
-# Of StageWork, as `_Nodes.rises` takes them.
+# Of StageWorkingMemory, as `_Nodes.rises` takes them.
 _RISES = (
     "forward_bytes",
     "first_backward_bytes",
@@ -83,7 +83,7 @@ class WorkerMemory:
         return {**asdict(self), "times_s": list(self.times_s), "held_bytes": list(self.held_bytes)}
 
 
-def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
+def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemory:
     """The memory of the worker at a place along the pipeline."""
     plan, stages = costs.plan, costs.stages
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
@@ -95,8 +95,8 @@ def worker_memory(costs: PlanCosts, times: Times, worker: int) -> WorkerMemory:
     buffers = sum(stages[index].buffer_bytes for index in own)
     messages = _posted(costs, own) + _in_flight(costs, own)
     gathered = max((stages[index].gathered_bytes for index in own), default=0)
-    terms = costs.model_terms
-    tells = any(stages[index].work != NO_WORK for index in own)
+    terms = costs.model_overheads
+    tells = any(stages[index].work != NO_WORKING_MEMORY for index in own)
     # Replicas of one stage have their gradients in buckets, which stay.
     bucketed = tells and costs.copies_gradients
     fixed = parameters * (1 + states) + buffers + messages + gathered
@@ -149,7 +149,7 @@ def _in_flight(costs: PlanCosts, own: Sequence[int]) -> int:
 
 
 def _changes(
-    costs: PlanCosts, times: Times, worker: int, own: Sequence[int], divide: int, parts: int, *, bucketed: bool
+    costs: PlanCosts, times: StepTimes, worker: int, own: Sequence[int], divide: int, parts: int, *, bucketed: bool
 ) -> tuple[Floats, Integers, int, int]:
     """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs.
 
@@ -162,7 +162,7 @@ def _changes(
         # Whoever takes results from a stream has the last one while the next is made.
         results = costs.result_bytes if own[-1] == len(costs.stages) - 1 else 0
         work = max(one.forward_bytes for one in works) + results
-        work = int(max(costs.shares) * work) if any(one != NO_WORK for one in works) else 0
+        work = int(max(costs.shares) * work) if any(one != NO_WORKING_MEMORY for one in works) else 0
         changed = [work, -work] if work else []
         return np.zeros(len(changed)), np.array(changed, dtype=np.int64), 0, work
     nodes = _Nodes(costs, times, worker, own)
@@ -208,7 +208,7 @@ class _Nodes:
     the first; the model's first stage, whose inputs need no gradient, in the second. The other half is left out.
     """
 
-    def __init__(self, costs: PlanCosts, times: Times, worker: int, own: Sequence[int]) -> None:
+    def __init__(self, costs: PlanCosts, times: StepTimes, worker: int, own: Sequence[int]) -> None:
         rows = times.actions_of(worker)
         rows = rows[np.argsort(times.start_s[rows], kind="stable")]
         index, kind = times.stage[rows], times.kind[rows]
@@ -230,16 +230,16 @@ class _Nodes:
         ending = np.flatnonzero(self.ends)
         self.first[ending[np.unique(self.index[ending], return_index=True)[1]]] = True
         last = self.index == len(costs.stages) - 1
-        loss = np.where(last, costs.model_terms.loss_kept_bytes, 0)
+        loss = np.where(last, costs.model_overheads.loss_kept_bytes, 0)
         self.loss = self._shared(loss)
         # Inputs of the first stage are parts of what is there as one.
         self.whole = np.where(self.index == 0, costs.batch_bytes, 0)
-        inputs, kept = self.of_stage("input_bytes"), self.of_stage("kept_bytes")
+        inputs, kept = self.of_stage("input_bytes"), self.of_stage("saved_bytes")
         self.kept = self._shared(np.where(self.again, inputs, kept) + loss)
         self.kept -= np.where(self.whole > 0, self._shared(inputs), 0)
         # Between both halves of a backward the weights' gradients wait for those of results.
-        self.waits = self._shared(kept, costs.model_terms.split_held_share)
-        self.extra = np.where(self.again & self.ends, self._shared(self.of_stage("again_bytes")), 0)
+        self.waits = self._shared(kept, costs.model_overheads.split_held_share)
+        self.extra = np.where(self.again & self.ends, self._shared(self.of_stage("recompute_bytes")), 0)
 
     def of_stage(self, name: str) -> Integers:
         """A number of each action's stage."""
@@ -253,7 +253,7 @@ class _Nodes:
 
     def rises(self, makes: npt.NDArray[np.bool_]) -> Integers:
         """How far memory rises while an action runs; some of them make their stage's gradients."""
-        if all(stage.work == NO_WORK for stage in self._stages):
+        if all(stage.work == NO_WORKING_MEMORY for stage in self._stages):
             return np.zeros(len(self.index), dtype=np.int64)
         work = np.array([[getattr(stage.work, name) for name in _RISES] for stage in self._stages], dtype=np.int64)
         forward, first, later, inputs, weights = work[self._place].T
@@ -289,7 +289,7 @@ class _Events:
         return moments[order], activations[order], (activations + rest)[order]
 
 
-def held_microbatches(times: Times, stage: int) -> int:
+def held_microbatches(times: StepTimes, stage: int) -> int:
     """The most micro-batches of a stage that are between their forward and the end of their backward."""
     own = times.stage == stage
     begun = times.end_s[own & (times.kind == FORWARD)]

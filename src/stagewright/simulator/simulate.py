@@ -1,6 +1,6 @@
 """Predict a plan's step: times of its actions, sums of gradients, the optimiser, memory, bytes.
 
-    costs ─► pipeline_times ─► data_sums of each worker ─► tied weights ─► optimiser ─► loss of all ─► step
+    costs ─► pipeline_times ─► predict_gradient_allreduce of each worker ─► tied weights ─► optimiser ─► loss of all ─► step
 
 Peers along data and tensor do the same at the same time, so one of each is simulated.
 """
@@ -12,23 +12,23 @@ from dataclasses import replace
 from typing import Literal
 
 from stagewright.simulator.collective import all_reduce_s, ring_bytes
-from stagewright.simulator.costs import PlanCosts
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.forecast import CollectiveUse, Forecast, LinkUse, Segment, WorkerForecast
-from stagewright.simulator.gradient_allreduce import DataSums, data_sums
+from stagewright.simulator.gradient_allreduce import AllReduceTimes, predict_gradient_allreduce
 from stagewright.simulator.memory import worker_memory
-from stagewright.simulator.order import FORWARD, KINDS
-from stagewright.simulator.times import Times, pipeline_times, worker_ends_s
+from stagewright.simulator.action_graph import FORWARD, KINDS
+from stagewright.simulator.step_times import StepTimes, pipeline_times, worker_ends_s
 
-__all__ = ["MOST_SEGMENTS", "predict", "step_end_s", "step_seconds"]
+__all__ = ["MAX_SEGMENTS", "predict", "step_end_s", "step_seconds"]
 
-MOST_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
+MAX_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
 
 
 def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool = True) -> Forecast:
     """The forecast of a plan; with its timeline or without."""
     plan = costs.plan
     times = pipeline_times(costs)
-    sums = [data_sums(costs, times, worker) for worker in range(plan.mesh.pipeline)]
+    sums = [predict_gradient_allreduce(costs, times, worker) for worker in range(plan.mesh.pipeline)]
     ends = _summed_s(costs, [one.end_s for one in sums])
     step_s = step_end_s(costs, [one.end_s for one in sums])
     repeats = 1 if plan.training else plan.steps
@@ -62,13 +62,13 @@ def step_seconds(costs: PlanCosts) -> float:
         ends = worker_ends_s(costs)
     else:
         times = pipeline_times(costs)
-        ends = [data_sums(costs, times, worker).end_s for worker in range(costs.plan.mesh.pipeline)]
+        ends = [predict_gradient_allreduce(costs, times, worker).end_s for worker in range(costs.plan.mesh.pipeline)]
     return step_end_s(costs, ends) / (1 if costs.plan.training else costs.plan.steps)
 
 
 def step_end_s(costs: PlanCosts, ends: list[float]) -> float:
     """The end of the step, where each worker has computed and summed over its replicas at one of `ends`."""
-    plan, terms = costs.plan, costs.engine_terms
+    plan, terms = costs.plan, costs.engine_overheads
     if not plan.training:
         return max(ends) + terms.step_s * plan.steps
     done = [end + optimizer_s(costs, at) for at, end in enumerate(_summed_s(costs, ends))]
@@ -94,10 +94,10 @@ def optimizer_s(costs: PlanCosts, worker: int) -> float:
     own = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
     divide = costs.plan.mesh.data if costs.plan.shard else 1
     speed = costs.topology.speeds()[worker]
-    return own / divide * costs.model_terms.optimizer_s_per_byte * costs.crowded / speed if costs.plan.training else 0.0
+    return own / divide * costs.model_overheads.optimizer_s_per_byte * costs.crowded / speed if costs.plan.training else 0.0
 
 
-def _worker(costs: PlanCosts, times: Times, sums: DataSums, worker: int, step_s: float, repeats: int) -> WorkerForecast:
+def _worker(costs: PlanCosts, times: StepTimes, sums: AllReduceTimes, worker: int, step_s: float, repeats: int) -> WorkerForecast:
     mine = times.actions_of(worker)
     taken = float((times.end_s[mine] - times.start_s[mine]).sum())
     tensor = float(times.collective_s[mine].sum())
@@ -155,7 +155,7 @@ def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
     return tuple(found)
 
 
-def _collectives(costs: PlanCosts, sums: list[DataSums]) -> tuple[CollectiveUse, ...]:
+def _collectives(costs: PlanCosts, sums: list[AllReduceTimes]) -> tuple[CollectiveUse, ...]:
     """What goes around the rings of each axis; where a library takes another way, about as much."""
     plan, found = costs.plan, []
 
@@ -174,9 +174,9 @@ def _collectives(costs: PlanCosts, sums: list[DataSums]) -> tuple[CollectiveUse,
     return tuple(found)
 
 
-def _segments(costs: PlanCosts, times: Times, sums: list[DataSums], ends: list[float]) -> tuple[Segment, ...]:
+def _segments(costs: PlanCosts, times: StepTimes, sums: list[AllReduceTimes], ends: list[float]) -> tuple[Segment, ...]:
     """The timeline, worker by worker; none where it would be too long to look at."""
-    if len(times.worker) + len(times.sender) > MOST_SEGMENTS:
+    if len(times.worker) + len(times.sender) > MAX_SEGMENTS:
         return ()
     found: list[Segment] = []
 

@@ -18,7 +18,7 @@ import numpy as np
 from stagewright.cluster.cluster import FREE, Cluster, Link
 from stagewright.errors import UsageError
 from stagewright.simulator.collective import Group
-from stagewright.simulator.order import Integers
+from stagewright.simulator.action_graph import Integers
 from stagewright.spec.plan import AXES, Axis, Mesh
 
 __all__ = ["Topology"]

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagewright.simulator.order import AHEAD, Floats
+from stagewright.simulator.action_graph import AHEAD, Floats
 
-__all__ = ["PipelineTimes", "plain_pipeline"]
+__all__ = ["WavefrontTimes", "simulate_wavefront"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PipelineTimes:
+class WavefrontTimes:
     """When everything happens; [stage, micro-batch, …candidates], or only the ends where no history was asked for."""
 
     end_s: Floats
@@ -46,7 +46,7 @@ class PipelineTimes:
         return latest
 
 
-def plain_pipeline(
+def simulate_wavefront(
     schedule: str,
     num_microbatches: int,
     forward_s: Floats,
@@ -57,8 +57,8 @@ def plain_pipeline(
     backward_first_s: Floats | None = None,
     backward_last_s: Floats | None = None,
     history: bool = False,
-) -> PipelineTimes:
-    """Times of one stage a worker, in order. Durations are [stages, …], of links [stages − 1, …].
+) -> WavefrontTimes:
+    """StepTimes of one stage a worker, in order. Durations are [stages, …], of links [stages − 1, …].
 
     ``backward_first_s``: of the first micro-batch, whose gradients are added to none; ``backward_last_s``: of the last,
     where it is not recomputed.
@@ -183,14 +183,14 @@ class _Wavefront:
             stage = line.first
             end[0] += self.last_s[stage] - self.backward_s[stage]
 
-    def result(self) -> PipelineTimes:
+    def result(self) -> WavefrontTimes:
         if self.arrivals is None:
-            return PipelineTimes(end_s=self.free)
+            return WavefrontTimes(end_s=self.free)
         shape = (self.m, self.p, *self.free.shape[1:])
         known = (self.starts, self.ends, self.arrivals)
         found = [one[which, AHEAD * self.p :].reshape(shape) for one in known for which in (0, 1)]
         swapped = [np.swapaxes(one, 0, 1) for one in found]
-        return PipelineTimes(
+        return WavefrontTimes(
             end_s=self.free,
             forward_start_s=swapped[0],
             backward_start_s=swapped[1],

@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import FREE, Cluster, Link, Links
-from stagewright.simulator.costs import PlanCosts
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.plan_costs import PlanCosts
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import optimizer_s, step_seconds
 from stagewright.simulator.topology import Topology
 
-__all__ = ["PARTS", "Part", "Parts", "explain_parts", "perfectly_balanced", "with_links", "without_communication"]
+__all__ = ["LOSSES", "SpeedupLoss", "SpeedupBreakdown", "explain_speedup", "with_perfect_balance", "with_links", "without_communication"]
 
-PARTS: dict[str, str] = {
+LOSSES: dict[str, str] = {
     "imbalance": "the busiest worker has more to compute than the mean of all",
     "bubble": "fill and drain: workers wait for the first micro-batch, and have no more after the last",
     "repeated work": "what every worker does and one alone would do once: the optimiser's step, layers that are not "
@@ -36,17 +36,17 @@ PARTS: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SpeedupLoss:
     """One reason why a step is longer than serial / n."""
 
     name: str
-    """Its name, one of PARTS."""
+    """Its name, one of LOSSES."""
     seconds: float
     """The time that it adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class SpeedupBreakdown:
     """Why the speed-up is not n."""
 
     num_devices: int
@@ -55,7 +55,7 @@ class Parts:
     """The same batch on one device."""
     step_s: float
     """A step."""
-    parts: tuple[Part, ...]
+    parts: tuple[SpeedupLoss, ...]
     """What lies between serial_s / n and step_s; they add up exactly."""
 
     @property
@@ -77,7 +77,7 @@ class Parts:
         return found
 
 
-def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: float | None = None) -> Parts:
+def explain_speedup(costs: PlanCosts, measured_s: float | None = None, serial_s: float | None = None) -> SpeedupBreakdown:
     """Split the distance between serial / n and the forecast (or what was measured) into parts."""
     num_devices = costs.plan.mesh.num_workers
     serial = costs.serial_s if serial_s is None else serial_s
@@ -88,8 +88,8 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
     mean, most = sum(busy) / len(busy) / repeats, max(busy) / repeats
     path = step_seconds(silent)
     ideal = serial / num_devices
-    halved = step_seconds(replace(silent, model_terms=_without_statistics(costs)))
-    rebuilt = replace(_bare(costs, recompute=True), model_terms=costs.model_terms)
+    halved = step_seconds(replace(silent, model_overheads=_without_statistics(costs)))
+    rebuilt = replace(_bare(costs, recompute=True), model_overheads=costs.model_overheads)
     silent_s, linked_s = step_seconds(without_communication(rebuilt)), step_seconds(_links_only(rebuilt))
     rebuilt_s, step = step_seconds(rebuilt), step_seconds(costs)
     # Adding up gradients belongs to the engine's overhead: serial in one piece has none.
@@ -106,11 +106,11 @@ def explain_parts(costs: PlanCosts, measured_s: float | None = None, serial_s: f
     if measured_s is not None:
         steps.append(("unexplained", measured_s - step))
         step = measured_s
-    return Parts(
+    return SpeedupBreakdown(
         num_devices=num_devices,
         serial_s=serial,
         step_s=step,
-        parts=tuple(Part(name=name, seconds=seconds) for name, seconds in steps),
+        parts=tuple(SpeedupLoss(name=name, seconds=seconds) for name, seconds in steps),
     )
 
 
@@ -125,7 +125,7 @@ def _busy(costs: PlanCosts, chunks: float) -> list[float]:
     last = len(costs.stages) - 1
     found = [optimizer_s(costs, worker) for worker in range(costs.plan.mesh.pipeline)]
     for index, stage in enumerate(costs.stages):
-        loss = costs.model_terms.loss_forward_s + costs.model_terms.loss_backward_s if index == last else 0.0
+        loss = costs.model_overheads.loss_forward_s + costs.model_overheads.loss_backward_s if index == last else 0.0
         found[stage.worker] += chunks * (stage.compute_s + loss)
     return found
 
@@ -144,14 +144,14 @@ def _bare(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
     )
     plan = costs.plan if recompute else replace(costs.plan, recompute="none")
     # What a collective takes from computing is a cost of that collective, not of the engine.
-    terms = EngineTerms(
-        collective_share=costs.engine_terms.collective_share,
-        collective_pace=costs.engine_terms.collective_pace,
-        message_s=costs.engine_terms.message_s if recompute else 0.0,
-        message_s_per_byte=costs.engine_terms.message_s_per_byte if recompute else 0.0,
+    terms = EngineOverheads(
+        collective_share=costs.engine_overheads.collective_share,
+        collective_pace=costs.engine_overheads.collective_pace,
+        message_s=costs.engine_overheads.message_s if recompute else 0.0,
+        message_s_per_byte=costs.engine_overheads.message_s_per_byte if recompute else 0.0,
     )
-    halves = replace(costs.model_terms, split_input=1.0, split_weight=1.0)
-    return replace(costs, stages=stages, plan=plan, model_terms=halves, engine_terms=terms, crowded=1.0)
+    halves = replace(costs.model_overheads, split_input=1.0, split_weight=1.0)
+    return replace(costs, stages=stages, plan=plan, model_overheads=halves, engine_overheads=terms, crowded=1.0)
 
 
 def without_communication(costs: PlanCosts) -> PlanCosts:
@@ -160,13 +160,13 @@ def without_communication(costs: PlanCosts) -> PlanCosts:
         replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, sends_bytes=0)
         for stage in costs.stages
     )
-    quiet = replace(costs.engine_terms, message_s=0.0, message_s_per_byte=0.0)
+    quiet = replace(costs.engine_overheads, message_s=0.0, message_s_per_byte=0.0)
     return replace(
         costs,
         stages=stages,
         topology=_free_links(costs.topology),
-        engine_terms=quiet,
-        model_terms=_without_statistics(costs),
+        engine_overheads=quiet,
+        model_overheads=_without_statistics(costs),
         tied_bytes=0,
     )
 
@@ -176,12 +176,12 @@ def _links_only(costs: PlanCosts) -> PlanCosts:
     stages = tuple(replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0) for stage in costs.stages)
     # Between hosts a collective takes the same link as a message: the link stays, collectives cost nothing.
     topology = replace(costs.topology, free_collectives=True)
-    return replace(costs, stages=stages, topology=topology, model_terms=_without_statistics(costs), tied_bytes=0)
+    return replace(costs, stages=stages, topology=topology, model_overheads=_without_statistics(costs), tied_bytes=0)
 
 
-def _without_statistics(costs: PlanCosts) -> ModelTerms:
+def _without_statistics(costs: PlanCosts) -> ModelOverheads:
     """What a device works for a collective is a cost of that collective."""
-    return replace(costs.model_terms, statistics_s=0.0, statistics_bytes=0)
+    return replace(costs.model_overheads, statistics_s=0.0, statistics_bytes=0)
 
 
 def _free_links(topology: Topology) -> Topology:
@@ -215,9 +215,9 @@ def free_links(cluster: Cluster) -> Cluster:
     return with_links(cluster, math.inf, 0.0)
 
 
-def perfectly_balanced(costs: PlanCosts) -> PlanCosts:
+def with_perfect_balance(costs: PlanCosts) -> PlanCosts:
     """The same with every stage taking the mean of all, the loss and the optimiser's step shared by all."""
-    count, loss = len(costs.stages), costs.model_terms
+    count, loss = len(costs.stages), costs.model_overheads
     if count == 1:
         return costs
     names = ("forward_s", "backward_input_s", "backward_weight_s", "tensor_forward_s", "tensor_backward_s")
@@ -227,6 +227,6 @@ def perfectly_balanced(costs: PlanCosts) -> PlanCosts:
     return replace(
         costs,
         stages=tuple(replace(stage, **means) for stage in costs.stages),
-        model_terms=replace(loss, loss_forward_s=0.0, loss_backward_s=0.0),
+        model_overheads=replace(loss, loss_forward_s=0.0, loss_backward_s=0.0),
         even_optimizer=True,
     )

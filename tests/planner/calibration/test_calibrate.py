@@ -24,14 +24,14 @@ from stagewright.planner.calibration.calibrate import (
     load_calibration,
 )
 from stagewright.simulator.collective import Group, all_reduce_s
-from stagewright.simulator.overheads import EngineTerms
+from stagewright.simulator.costs.overheads import EngineOverheads
 
 
 def made(hardware: str = "made") -> Calibration:
     return Calibration(
         link=Link(bandwidth_bytes_per_s=1e9, latency_s=5e-5),
         collective=Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4),
-        terms=EngineTerms(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, crowding=0.1),
+        terms=EngineOverheads(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, crowding=0.1),
         kind="cpu",
         hardware=hardware,
         speeds=(1.0, 1.0),

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
-from stagewright.planner.costs.analytic import HARDWARE, AnalyticModel, Peak, TransformerShape, peak_of
+from stagewright.planner.costs.analytic import HARDWARE, AnalyticModel, DevicePeak, TransformerShape, device_peak
 from stagewright.planner.costs.measure import measure_model
 from stagewright.profiler.profile import Profile
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -38,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": GROUPED,
 }
 EXACT = {"gpt2": 0.0, "opt": 0.0, "gpt_neo": 0.0}
-PEAK = Peak(flops=1e12, bandwidth_bytes_per_s=1e12)
+PEAK = DevicePeak(flops=1e12, bandwidth_bytes_per_s=1e12)
 
 
 def built(family: str, folder: Path) -> tuple[Any, TransformerShape]:
@@ -99,8 +99,8 @@ def test_layers_that_are_shared() -> None:
     for one, other in zip(whole.profile.units[1:-1], half.profile.units[1:-1], strict=True):
         assert one.macs == 2 * other.macs
         assert one.parameter_bytes.total == 2 * other.parameter_bytes.total
-        assert one.kept_bytes.total == 2 * 8 * (18 * 32 + 4 * 88)
-        assert other.kept_bytes.total == 2 * 8 * (10 * 32 + (8 * 32 + 4 * 88) // 2), "what enters layers stays whole"
+        assert one.saved_bytes.total == 2 * 8 * (18 * 32 + 4 * 88)
+        assert other.saved_bytes.total == 2 * 8 * (10 * 32 + (8 * 32 + 4 * 88) // 2), "what enters layers stays whole"
         assert one.crossing_bytes == other.crossing_bytes == 2 * 8 * 32 * 2
     assert half.tensor is not None
     assert [len(one.forward_bytes) for one in half.tensor] == [0, 2, 2, 2, 0]
@@ -126,7 +126,7 @@ def test_what_a_tensor_axis_leaves_whole_is_what_is_measured(tmp_path: Path) -> 
 
 
 def kept_by_block(profile: Profile) -> int:
-    return next(one.kept_bytes.total for one in profile.units if one.block is not None)
+    return next(one.saved_bytes.total for one in profile.units if one.block is not None)
 
 
 def test_times_go_with_peak_and_samples() -> None:
@@ -138,11 +138,11 @@ def test_times_go_with_peak_and_samples() -> None:
     assert block.forward.median_s == pytest.approx(2 * block.macs / 0.5e12), "bound by arithmetic"
     assert block.backward_s == 2 * block.forward.median_s
     # With a memory so slow that it counts: what a block touches, and its parameters.
-    slow = Peak(flops=1e18, bandwidth_bytes_per_s=1e6)
+    slow = DevicePeak(flops=1e18, bandwidth_bytes_per_s=1e6)
     bound = AnalyticModel(name="made", shape=shape, peak=slow).model(8, 1).profile.units[1]
-    assert bound.forward.median_s == pytest.approx((block.kept_bytes.total + block.parameter_bytes.total) / 1e6)
+    assert bound.forward.median_s == pytest.approx((block.saved_bytes.total + block.parameter_bytes.total) / 1e6)
     twice = AnalyticModel(name="made", shape=shape, peak=PEAK, item_bytes=4).model(8, 1)
-    assert twice.profile.units[1].kept_bytes.total == 2 * block.kept_bytes.total
+    assert twice.profile.units[1].saved_bytes.total == 2 * block.saved_bytes.total
     assert twice.profile.dtype == "float32"
     known = AnalyticModel(name="made", shape=shape, peak=PEAK)
     assert known.model(4, 1) is known.model(4, 1), "computed once"
@@ -152,12 +152,12 @@ def test_the_hardware_by_name() -> None:
     def cluster(name: str | None) -> Cluster:
         return Cluster(devices=(DeviceGroup(kind="cuda", count=1, hardware=name),))
 
-    assert peak_of(cluster("NVIDIA H100 80GB HBM3")) == HARDWARE["H100"]
+    assert device_peak(cluster("NVIDIA H100 80GB HBM3")) == HARDWARE["H100"]
     for name in ("GTX 480", None):
         with pytest.raises(
             UsageError, match=f"hardware is {name or ''!r}, of which no peak is known: write one of V100"
         ):
-            peak_of(cluster(name))
+            device_peak(cluster(name))
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.planner.conftest import cluster_of
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.machine.machine import default_devices
 from stagewright.planner.costs.measure import measure_model
-from stagewright.planner.forecast import measured_size, prepare
+from stagewright.planner.forecast import profiled_size, prepare_plan
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
@@ -38,8 +38,8 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     for one in events:
         if one["step"] == 0 and one["kind"] == "collective" and one["note"] in ("data", "tensor"):
             counted[one["note"]] += one["bytes"] or 0
-    measured = measure_model(plan, size=measured_size(plan)[0], repeats=1)
-    forecast = prepare(plan, measured, cluster_of(2)).forecast()
+    measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
+    forecast = prepare_plan(plan, measured, cluster_of(2)).forecast()
     found = {one.axis: one for one in forecast.collectives if one.worker == 0}
     assert set(found) == set(counted)
     for axis, one in found.items():

@@ -10,7 +10,7 @@ from tests.planner.conftest import cluster_of
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.machine.machine import default_devices
 from stagewright.planner.costs.measure import measure_model
-from stagewright.planner.forecast import measured_size, prepare
+from stagewright.planner.forecast import profiled_size, prepare_plan
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
@@ -27,7 +27,7 @@ def test_a_run_counts_the_same(mesh: Mesh, tmp_path: Path) -> None:
         warmup=0,
     )
     counted = run_plan(plan, tmp_path)["peak_memory_bytes"]
-    measured = measure_model(plan, size=measured_size(plan)[0], repeats=1)
-    workers = prepare(plan, measured, cluster_of(2)).forecast().workers
+    measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
+    workers = prepare_plan(plan, measured, cluster_of(2)).forecast().workers
     # Replicas are alike: one is forecast.
     assert [one.memory.counted_bytes for one in workers] == pytest.approx(counted[: len(workers)], rel=0.05)

@@ -11,7 +11,7 @@ import torch
 from made_profiles import equal_units
 from stagewright.errors import UsageError
 from stagewright.machine import cpu_offload as hosted
-from stagewright.planner.costs.measure import _trained, chunk_sizes, cut_places, measure_model
+from stagewright.planner.costs.measure import _trained, plan_microbatch_sizes, cut_indices, measure_model
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
@@ -23,18 +23,18 @@ MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
 )
 def test_the_replica_with_most(batch: int, data: int, microbatches: int, sizes: tuple[int, ...]) -> None:
     plan = Plan(model=MLP.model, batch=batch, mesh=Mesh(data=data), microbatches=microbatches)
-    assert chunk_sizes(plan) == sizes
+    assert plan_microbatch_sizes(plan) == sizes
 
 
 def test_places_of_cuts() -> None:
     profile = equal_units(4)
-    assert cut_places(profile, ["u0", "u2"]) == [0, 2]
-    assert cut_places(profile, []) == []
+    assert cut_indices(profile, ["u0", "u2"]) == [0, 2]
+    assert cut_indices(profile, []) == []
     for wrong in ("u3", "v"):
         with pytest.raises(UsageError, match=f"cuts after '{wrong}'"):
-            cut_places(profile, [wrong])
+            cut_indices(profile, [wrong])
     with pytest.raises(UsageError, match=r"cuts \['u2', 'u0'\] are not in the order of the model"):
-        cut_places(profile, ["u2", "u0"])
+        cut_indices(profile, ["u2", "u0"])
 
 
 def test_a_perceptron(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_perceptron(tmp_path: Path) -> None:
     ):
         assert seconds > 0
     assert (found.tensor, found.num_tensor, found.whole) == (None, 1, None)
-    with pytest.raises(UsageError, match="no module holds query, key and value layers"):
+    with pytest.raises(UsageError, match="no module has query, key and value layers"):
         measure_model(Plan(model=MLP.model, batch=8, mesh=Mesh(tensor=2)), cache=tmp_path, repeats=1)
 
 
@@ -84,8 +84,8 @@ def test_a_model_that_does_not_fit_is_measured_in_parts(monkeypatch: pytest.Monk
     found = measure_model(plan, cache=False, repeats=1)
     assert plain.profile.has_whole
     assert not found.profile.has_whole
-    kept = [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in plain.profile.units]
-    assert [(unit.name, unit.kept_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
+    kept = [(unit.name, unit.saved_bytes, unit.macs, unit.output_bytes) for unit in plain.profile.units]
+    assert [(unit.name, unit.saved_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
     assert found.terms.optimizer_s_per_byte > 0
     assert found.terms.loss_kept_bytes == plain.terms.loss_kept_bytes
 

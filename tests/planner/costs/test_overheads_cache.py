@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from stagewright.planner.costs.overheads_cache import KeptTerms, TermsCache
-from stagewright.planner.costs.split_backward import Halves
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.planner.costs.overheads_cache import CachedOverheads, OverheadsCache
+from stagewright.planner.costs.split_backward import SplitBackwardCost
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 
 measure = importlib.import_module("stagewright.planner.costs.measure")
@@ -24,10 +24,10 @@ KEY = dict.fromkeys(
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    cache = TermsCache(tmp_path)
+    cache = OverheadsCache(tmp_path)
     assert cache.terms(KEY) is None
-    numbers = {one.name: at + 1 for at, one in enumerate(dataclasses.fields(ModelTerms))}
-    kept = KeptTerms(terms=ModelTerms.from_dict(numbers), halves=True)
+    numbers = {one.name: at + 1 for at, one in enumerate(dataclasses.fields(ModelOverheads))}
+    kept = CachedOverheads(terms=ModelOverheads.from_dict(numbers), halves=True)
     cache.save_terms(KEY, kept)
     assert cache.terms(KEY) == kept
     assert cache.terms({**KEY, "optimizer": "b"}) is None
@@ -42,22 +42,22 @@ def other_loss(output: torch.Tensor, target: Any) -> torch.Tensor:
 def test_what_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
-    def terms(*args: Any) -> ModelTerms:
+    def terms(*args: Any) -> ModelOverheads:
         measured.append("terms")
-        return ModelTerms(loss_forward_s=float(len(measured)))
+        return ModelOverheads(loss_forward_s=float(len(measured)))
 
-    def halves(*args: Any) -> Halves:
+    def halves(*args: Any) -> SplitBackwardCost:
         measured.append("halves")
-        return Halves(inputs=2.0, weights=3.0)
+        return SplitBackwardCost(inputs=2.0, weights=3.0)
 
     monkeypatch.setattr(measure, "_terms", terms)
-    monkeypatch.setattr(measure, "split_halves", halves)
+    monkeypatch.setattr(measure, "measure_split_backward", halves)
 
-    def found(plan: Plan = MLP, **options: Any) -> tuple[ModelTerms, list[str]]:
+    def found(plan: Plan = MLP, **options: Any) -> tuple[ModelOverheads, list[str]]:
         measured.clear()
         return measure.measure_model(plan, cache=tmp_path, repeats=1, **options).terms, list(measured)
 
-    first = ModelTerms(loss_forward_s=1.0)
+    first = ModelOverheads(loss_forward_s=1.0)
     both = dataclasses.replace(first, split_input=2.0, split_weight=3.0)
     assert found() == (first, ["terms"])
     assert found() == (first, [])

@@ -8,8 +8,8 @@ import pytest
 from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_units
 
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import MeasuredModel
-from stagewright.planner.costs.source import MeasuredSource, at_size, between, source_around
+from stagewright.planner.costs.measure import ModelCosts
+from stagewright.planner.costs.source import MeasuredCostSource, interpolate_at, between, source_for_plan
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Plan
 
@@ -46,16 +46,16 @@ def test_of_several_the_two_nearest_count(size: int, around: tuple[int, int] | N
     models[1] = replace(models[1], profile=replace(models[1].profile, batch_size=8))
     by_size = {2: models[0], 8: models[1], 64: models[2]}
     wanted = by_size[size] if around is None else between(by_size[around[0]], by_size[around[1]], size)
-    assert at_size([models[2], models[0], models[1]], size) == wanted
-    assert at_size(models[:1], size) is models[0]
+    assert interpolate_at([models[2], models[0], models[1]], size) == wanted
+    assert interpolate_at(models[:1], size) is models[0]
 
 
 def test_what_does_not_grow_stays() -> None:
     """A constant part, such as a mask of a fixed size, is in both measurements and in the line."""
 
-    def with_constant(measured: MeasuredModel) -> MeasuredModel:
+    def with_constant(measured: ModelCosts) -> ModelCosts:
         units = [
-            replace(one, kept_bytes=Amount(total=one.kept_bytes.total + 77, shares=((0, 70),) if at else ()))
+            replace(one, saved_bytes=Amount(total=one.saved_bytes.total + 77, shares=((0, 70),) if at else ()))
             for at, one in enumerate(measured.profile.units)
         ]
         return replace(measured, profile=replace(measured.profile, units=tuple(units)))
@@ -76,14 +76,14 @@ def test_nothing_falls_below_nothing() -> None:
 def test_it_is_measured_once() -> None:
     asked = []
 
-    def measure(plan: Plan, size: int) -> MeasuredModel:
+    def measure(plan: Plan, size: int) -> ModelCosts:
         asked.append((size, plan.mesh.tensor))
         if plan.mesh.tensor not in MADE.tensors:
             raise UsageError(f"no {plan.mesh.tensor}")
         assert plan.mesh.num_workers == plan.mesh.tensor
         return MADE.model(size, plan.mesh.tensor)
 
-    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
     assert source.num_units == 5
     assert source.tensor_sizes(3) == [1, 2]
     assert source.refusal(3) == "no 3"
@@ -91,16 +91,16 @@ def test_it_is_measured_once() -> None:
     for size in (2, 4, 8, 4, 100):
         assert source.model(size, 2).profile.batch_size == size
     assert asked == [(2, 1), (2, 2), (2, 3), (8, 2)]
-    fresh = MeasuredSource(plan=plan_of(), small=2, large=8, measure=lambda plan, size: MADE.model(size, 1))
+    fresh = MeasuredCostSource(plan=plan_of(), small=2, large=8, measure=lambda plan, size: MADE.model(size, 1))
     assert [fresh.model(size, 1).profile.source for size in (8, 2, 8, 4)] == ["measured"] * 3 + ["line"]
-    assert source.sharpen(4, 2)
+    assert source.measure_size(4, 2)
     assert asked[-1] == (4, 2)
     assert source.model(4, 2) == MADE.model(4, 2)
-    assert not source.sharpen(4, 2), "it is known by now"
-    assert not source.sharpen(2, 2)
-    assert not source.sharpen(1000, 2), "that would take long"
+    assert not source.measure_size(4, 2), "it is known by now"
+    assert not source.measure_size(2, 2)
+    assert not source.measure_size(1000, 2), "that would take long"
     assert asked[-1] == (4, 2)
-    lone = MeasuredSource(plan=plan_of(), small=2, large=2, measure=measure)
+    lone = MeasuredCostSource(plan=plan_of(), small=2, large=2, measure=measure)
     assert lone.model(64, 1).profile.batch_size == 2, "one size was measured: shares of it are counted instead"
 
 
@@ -111,7 +111,7 @@ def test_it_is_measured_once() -> None:
 def test_sizes_around_a_plan(batch: int, chunks: int, ends: tuple[int, int]) -> None:
     plan = plan_of(batch=batch, microbatches=chunks)
     own = MADE.model(batch // chunks, 1)
-    found = source_around(plan, own, lambda plan, size: MADE.model(size, 1))
+    found = source_for_plan(plan, own, lambda plan, size: MADE.model(size, 1))
     assert (found.small, found.large) == ends
     assert found.model(batch // chunks, 1) is own
 
@@ -119,15 +119,15 @@ def test_sizes_around_a_plan(batch: int, chunks: int, ends: tuple[int, int]) -> 
 def test_a_size_that_can_not_be_run_stays_on_the_line() -> None:
     asked = []
 
-    def measure(plan: Plan, size: int) -> MeasuredModel:
+    def measure(plan: Plan, size: int) -> ModelCosts:
         asked.append(size)
         if size == 1:
             raise ValueError("Expected more than 1 value per channel when training")
         return MADE.model(size, 1)
 
-    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
-    assert not source.sharpen(1, 1)
-    assert not source.sharpen(1, 1)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    assert not source.measure_size(1, 1)
+    assert not source.measure_size(1, 1)
     assert asked.count(1) == 1
     assert source.model(1, 1).profile.source == "line"
 
@@ -135,16 +135,16 @@ def test_a_size_that_can_not_be_run_stays_on_the_line() -> None:
 def test_a_line_is_through_the_nearest() -> None:
     """From 8 samples on, each takes twice as long."""
 
-    def measure(plan: Plan, size: int) -> MeasuredModel:
+    def measure(plan: Plan, size: int) -> ModelCosts:
         found = MADE.model(max(size, 2 * size - 8), 1)
         return replace(found, profile=replace(found.profile, batch_size=size))
 
-    source = MeasuredSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
     once = MADE.units[0].forward.median_s
 
     def seconds(size: int) -> float:
         return source.model(size, 1).profile.units[0].forward.median_s / once
 
     assert [seconds(size) for size in (1, 4, 12, 16)] == pytest.approx([1, 4, 12, 16])
-    assert source.sharpen(16, 1)
+    assert source.measure_size(16, 1)
     assert [seconds(size) for size in (1, 4, 12, 16, 20)] == pytest.approx([1, 4, 16, 24, 32])

@@ -10,7 +10,7 @@ import torch
 from made_profiles import equal_units
 from stagewright.planner.costs import split_backward
 from stagewright.planner.costs.measure import measure_model
-from stagewright.planner.costs.split_backward import Halves, _factors, split_halves
+from stagewright.planner.costs.split_backward import SplitBackwardCost, _factors, measure_split_backward
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 PERCEPTRON = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
@@ -42,7 +42,7 @@ def test_no_room_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(split_backward, "_round", lambda graph, model: (_ for _ in ()).throw(error))
 
     fails(RuntimeError("can't be split"))
-    assert split_halves(None, None, profile, 1) == Halves()  # type: ignore[arg-type]
+    assert measure_split_backward(None, None, profile, 1) == SplitBackwardCost()  # type: ignore[arg-type]
     fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"))
     with pytest.raises(torch.OutOfMemoryError):
-        split_halves(None, None, profile, 1)  # type: ignore[arg-type]
+        measure_split_backward(None, None, profile, 1)  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from stagewright.engine.tensor.apply import tensor_plan
+from stagewright.engine.tensor.apply import plan_tensor_parallel
 from stagewright.errors import UsageError
 from stagewright.graph import capture
 from stagewright.graph.unit_graph import UnitGraph
-from stagewright.planner.costs.analytic import AnalyticModel, Peak, TransformerShape
-from stagewright.planner.costs.tensor_shard import split_alone, watch_traffic
+from stagewright.planner.costs.analytic import AnalyticModel, DevicePeak, TransformerShape
+from stagewright.planner.costs.tensor_shard import shard_alone, record_traffic
 
 WIDTH, LENGTH, SAMPLES, LAYERS = 32, 6, 2, 2
 IDS = {"input_ids": torch.arange(SAMPLES * LENGTH).view(SAMPLES, LENGTH)}
@@ -36,8 +36,8 @@ def held(graph: UnitGraph) -> int:
 @pytest.mark.parametrize("workers", [2, 4])
 def test_it_holds_its_share(workers: int) -> None:
     graph = gpt()
-    planned = tensor_plan(graph.model, workers)
-    axis = split_alone(graph, workers)
+    planned = plan_tensor_parallel(graph.model, workers)
+    axis = shard_alone(graph, workers)
     assert (axis.num_workers, axis.index) == (workers, 0)
     assert held(graph) == planned.whole_parameters + planned.split_parameters // workers
     logits: Any = graph(**IDS)
@@ -46,8 +46,8 @@ def test_it_holds_its_share(workers: int) -> None:
 
 def test_what_it_would_hand_over() -> None:
     graph = gpt()
-    axis = split_alone(graph, 2)
-    found = watch_traffic(graph, axis, (), IDS)
+    axis = shard_alone(graph, 2)
+    found = record_traffic(graph, axis, (), IDS)
     assert len(found) == len(graph.calls)
     once = (SAMPLES * LENGTH * WIDTH * 4,) * 2
     by_unit = {call.name: one for call, one in zip(graph.calls, found, strict=True)}
@@ -60,17 +60,17 @@ def test_what_it_would_hand_over() -> None:
         vocabulary=40, sequence_length=LENGTH, tied=True,
     )  # fmt: skip
     computed = AnalyticModel(
-        name="gpt", shape=shape, peak=Peak(flops=1e12, bandwidth_bytes_per_s=1e12), item_bytes=4
+        name="gpt", shape=shape, peak=DevicePeak(flops=1e12, bandwidth_bytes_per_s=1e12), item_bytes=4
     ).model(SAMPLES, 2)
     assert computed.tensor is not None
     assert [one for one in computed.tensor if one.forward_bytes] == [one for one in found if one.forward_bytes]
-    assert watch_traffic(graph, axis, (), IDS) == found, "a second look sees the same, not twice as much"
+    assert record_traffic(graph, axis, (), IDS) == found, "a second look sees the same, not twice as much"
 
 
 def test_the_first_share_computes_the_first_share() -> None:
     """Worker 0's partial sums: with the other half of every split layer at 0, whole layers give the same."""
     whole, alone = gpt(), gpt()
-    split_alone(alone, 2)
+    shard_alone(alone, 2)
     block, part = (each.model.get_submodule("transformer.h.0.mlp") for each in (whole, alone))
     with torch.no_grad():
         half = 4 * WIDTH // 2
@@ -82,4 +82,4 @@ def test_the_first_share_computes_the_first_share() -> None:
 
 def test_heads_that_do_not_divide() -> None:
     with pytest.raises(UsageError, match="3"):
-        split_alone(gpt(), 3)
+        shard_alone(gpt(), 3)

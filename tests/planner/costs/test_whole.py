@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from made_profiles import equal_units, make_costs
-from stagewright.planner.costs.measure import MeasuredModel
+from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Time
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.simulate import step_seconds
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
@@ -44,7 +44,7 @@ def test_a_part_of_shared_layers() -> None:
 
 def test_units_are_as_fast_as_the_whole_was() -> None:
     """Two units of 1 s forward and 2 s backward, at a moment when the model took 3 s and 8 s."""
-    measured = MeasuredModel(profile=equal_units(2), terms=ModelTerms())
+    measured = ModelCosts(profile=equal_units(2), terms=ModelOverheads())
     profile = with_whole(measured, (3.0, 8.0)).profile
     assert (profile.whole_forward, profile.units) == (Time(median_s=3.0, spread_s=0.0), measured.profile.units)
     assert step_seconds(make_costs(profile, mesh=Mesh())) == pytest.approx(3.0 + 8.0)

@@ -16,27 +16,27 @@ from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split
-from stagewright.planner.costs.measure import MeasuredModel, chunk_sizes
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.search import search as searching
-from stagewright.planner.search.bounds import least_memory, lower_bound_s, most_saved_s
+from stagewright.planner.search.bounds import memory_overflow, lower_bound_s, max_codec_saving_s
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator import gradient_allreduce as data_sums
-from stagewright.simulator.costs import TensorTraffic
+from stagewright.simulator import gradient_allreduce as predict_gradient_allreduce
+from stagewright.simulator.costs.plan_costs import TensorTraffic
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.gradient_allreduce import BUCKET_BYTES
-from stagewright.simulator.link_codec import LinkCodec
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.link_codec import LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import predict, step_seconds
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
 
 BATCH, COUNT = 8, 4
-PACED = EngineTerms(collective_share=0.5, collective_pace=0.6, crowding=0.1, step_s=0.1, chunk_s=0.01)
-FAST = EngineTerms(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, crowding=0.05)
+PACED = EngineOverheads(collective_share=0.5, collective_pace=0.6, crowding=0.1, step_s=0.1, chunk_s=0.01)
+FAST = EngineOverheads(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, crowding=0.05)
 
 
 def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[Plan, Forecast]]:
@@ -93,7 +93,7 @@ def described(plan: Plan) -> tuple[Any, ...]:
     return plan.mesh, plan.microbatches, plan.schedule, plan.recompute, plan.shard
 
 
-def quick_search(source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any) -> searching.Found:
+def quick_search(source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any) -> searching.SearchResult:
     return search(base or plan_of(batch=BATCH), source, cluster, FAST, **options)
 
 
@@ -134,7 +134,7 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
     optimizer_s=st.sampled_from([0.0, 1e-3, 0.1]),
     training=st.booleans(),
     odd=st.booleans(),
-    terms=st.sampled_from([EngineTerms(), EngineTerms(action_s=0.02, message_s=0.03, message_s_per_byte=1e-3), PACED]),
+    terms=st.sampled_from([EngineOverheads(), EngineOverheads(action_s=0.02, message_s=0.03, message_s_per_byte=1e-3), PACED]),
     bucket_bytes=st.sampled_from([512, BUCKET_BYTES]),
 )
 def test_no_bound_is_above_the_forecast(
@@ -148,7 +148,7 @@ def test_no_bound_is_above_the_forecast(
     optimizer_s: float,
     training: bool,
     odd: bool,
-    terms: EngineTerms,
+    terms: EngineOverheads,
     bucket_bytes: int,
 ) -> None:
     splits = SCHEDULES[schedule].splits_backward
@@ -162,7 +162,7 @@ def test_no_bound_is_above_the_forecast(
         steps=3,
         terms={
             "tensor": [TensorTraffic(forward_bytes=(3,), backward_bytes=(5,))] * 8,
-            "model_terms": ModelTerms(
+            "model_overheads": ModelOverheads(
                 optimizer_s_per_byte=optimizer_s,
                 accumulate_s_per_byte=optimizer_s / 2,
                 loss_forward_s=0.2,
@@ -171,18 +171,18 @@ def test_no_bound_is_above_the_forecast(
                 split_weight=0.9,
                 statistics_bytes=16,
             ),
-            "engine_terms": terms,
+            "engine_overheads": terms,
         },
         links=Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.01)),
     )
     if odd:  # the last micro-batch is half as large
         costs = replace(costs, shares=(*costs.shares[:-1], 0.5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_sums, "BUCKET_BYTES", bucket_bytes)
+        patch.setattr(predict_gradient_allreduce, "BUCKET_BYTES", bucket_bytes)
         bound, step_s = lower_bound_s(costs), step_seconds(costs)
         assert bound <= step_s * (1 + 1e-9)
         coded = replace(costs, codecs=(LinkCodec(ratio=0.01),) * len(costs.codecs))
-        assert bound - most_saved_s(costs) <= lower_bound_s(coded) * (1 + 1e-9)
+        assert bound - max_codec_saving_s(costs) <= lower_bound_s(coded) * (1 + 1e-9)
 
 
 def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
@@ -227,7 +227,7 @@ def test_what_is_refused_early_does_not_fit(
         shard=shard and data > 1 and p == 1,
         cluster=cluster_of(p * data, memory_bytes=memory),
     )
-    if least_memory(costs) is not None:
+    if memory_overflow(costs) is not None:
         assert not predict(costs).fits
 
 
@@ -289,13 +289,13 @@ def test_one_device_stands_beside() -> None:
 class Sharpened(MadeSource):
     """A model whose micro-batches take longer, when they are measured, than the line between two others says."""
 
-    def sharpen(self, size: int, tensor: int) -> bool:
+    def measure_size(self, size: int, tensor: int) -> bool:
         if (size, tensor) in asked:
             return False
         asked.append((size, tensor))
         return True
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         found = super().model(size, tensor)
         slower = 3.0 if (size, tensor) in asked else 1.0
         units = [
@@ -311,10 +311,10 @@ asked: list[tuple[int, int]] = []
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_best_is_by_a_measurement_of_its_own(count: int) -> None:
     asked.clear()
-    found = quick_search(Sharpened(units=random_units(6, 0)), cluster_of(COUNT), num_sharp=count)
+    found = quick_search(Sharpened(units=random_units(6, 0)), cluster_of(COUNT), num_measured=count)
     assert len(asked) > 1, "the first that was measured is no longer the best"
     for one in found.best[:count]:
-        assert (max(chunk_sizes(one.plan)), one.plan.mesh.tensor) in asked
+        assert (max(plan_microbatch_sizes(one.plan)), one.plan.mesh.tensor) in asked
     steps = [one.forecast.step_s for one in found.best]
     assert steps == sorted(steps)
     first = Sharpened(units=random_units(6, 0)).prepared(found.best[0].plan, cluster_of(COUNT), terms=FAST)
@@ -327,7 +327,7 @@ def test_one_device_is_by_a_measurement_of_its_own() -> None:
     source = Sharpened(units=random_units(6, 0))
     found = quick_search(source, cluster_of(COUNT))
     assert found.serial is not None
-    assert (max(chunk_sizes(found.serial.plan)), 1) in asked
+    assert (max(plan_microbatch_sizes(found.serial.plan)), 1) in asked
     again = source.prepared(found.serial.plan, cluster_of(1), terms=FAST).forecast()
     assert found.serial.forecast.step_s == pytest.approx(again.step_s)
     for one in found.best:
@@ -344,7 +344,7 @@ def test_more_than_there_are_devices_is_remarked_on() -> None:
     assert found.serial is not None
     found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=4))
     assert "one device takes 4 micro-batches and adds up their gradients" in plan_remarks(found)[-1]
-    found.is_serial_by_line = True
+    found.is_serial_interpolated = True
     assert "one device was forecast from smaller micro-batches" in plan_remarks(found)[-1]
 
 
@@ -393,7 +393,7 @@ def test_losers_are_told_why() -> None:
     """Data parallel in one piece does not fit, in pieces it does: it loses by its time, not by its memory."""
     units = tuple(
         replace(
-            one, parameter_bytes=replace(one.parameter_bytes, total=800), kept_bytes=replace(one.kept_bytes, total=400)
+            one, parameter_bytes=replace(one.parameter_bytes, total=800), saved_bytes=replace(one.saved_bytes, total=400)
         )
         for one in random_units(8, 2)
     )

@@ -28,10 +28,10 @@ from stagewright.machine.link_fit import LinkPoint, fit_link
 from stagewright.machine.machine import default_devices
 from stagewright.profiler.cache import default_cache_folder
 from stagewright.runs.run_folder import RunFolder
-from stagewright.simulator.overheads import EngineTerms
+from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
-__all__ = ["Calibration", "calibrate", "load_calibration", "with_rounds"]
+__all__ = ["Calibration", "calibrate", "load_calibration", "calibrate_from_rounds"]
 
 # In short; what another way gave is measured anew.
 _METHOD = "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads"
@@ -48,7 +48,7 @@ class Calibration:
     """Between two of its devices."""
     collective: Link
     """What a step of a collective among them gets, by the line through what sums of two took."""
-    terms: EngineTerms
+    terms: EngineOverheads
     """The engine's own costs."""
     kind: str
     """The kind of device that was measured."""
@@ -75,13 +75,13 @@ class Calibration:
         links = Links(intra_host=self.link, collective=self.collective, sums=self.sums)
         return Cluster(devices=groups, links=links)
 
-    def terms_on(self, cluster: Cluster) -> EngineTerms:
+    def overheads_on(self, cluster: Cluster) -> EngineOverheads:
         """The engine's own costs on a cluster.
 
         The executor's work is the same everywhere; how cores slow each other down is this machine's.
         """
         alike = self.kind == cluster.devices[0].kind
-        return self.terms if alike else EngineTerms(action_s=self.terms.action_s)
+        return self.terms if alike else EngineOverheads(action_s=self.terms.action_s)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,7 +91,7 @@ class Calibration:
         return cls(
             link=Link(**data["link"]),
             collective=Link(**data["collective"]),
-            terms=EngineTerms.from_dict(data["terms"]),
+            terms=EngineOverheads.from_dict(data["terms"]),
             kind=data["kind"],
             hardware=data["hardware"],
             speeds=tuple(data.get("speeds", ())),
@@ -133,7 +133,7 @@ def calibrate(devices: Sequence[str]) -> Calibration:
     if len(devices) == 1:
         with tempfile.TemporaryDirectory(prefix="stagewright-calibration-") as root:
             action_s, step_s, chunk_s = _executor(devices[0], root)
-        terms = EngineTerms(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
+        terms = EngineOverheads(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
         return Calibration(link=FREE, collective=FREE, terms=terms, kind=kind, hardware=hardware)
     with tempfile.TemporaryDirectory(prefix="stagewright-calibration-") as root:
         plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=64, mesh=Mesh(data=2), devices=tuple(devices[:2]))
@@ -141,12 +141,12 @@ def calibrate(devices: Sequence[str]) -> Calibration:
         launch(plan, folder, job=_JOB)
         found = json.loads((folder.path / "calibration.json").read_text(encoding="utf-8"))
         action_s, step_s, chunk_s = _executor(devices[0], root)
-    executor = EngineTerms(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
+    executor = EngineOverheads(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
     plain = Calibration(link=FREE, collective=FREE, terms=executor, kind=kind, hardware=hardware)
-    return with_rounds(plain, found, alone=devices[0] != devices[1])
+    return calibrate_from_rounds(plain, found, alone=devices[0] != devices[1])
 
 
-def with_rounds(calibration: Calibration, found: Mapping[str, Any], *, alone: bool = True) -> Calibration:
+def calibrate_from_rounds(calibration: Calibration, found: Mapping[str, Any], *, alone: bool = True) -> Calibration:
     """The executor's own work as it is, all else from what two workers found in rounds; each has a device `alone`."""
     both: list[list[dict[str, Any]]] = found["workers"]
     rounds = list(zip(*both, strict=True))
@@ -281,10 +281,10 @@ def _executor(device: str, root: str) -> tuple[float, float, float]:
         model = ModelSpec(name="mlp-mnist")
         plan = Plan(model=model, batch=many, microbatches=chunks, devices=(device,), steps=steps, warmup=3)
         result = run_plan(plan, root)
-        events = [one for one in RunFolder.open(result["run"]).worker(0).events() if one["kind"] in _ACTIONS]
+        events = [one for one in RunFolder.open(str(result.run)).worker(0).events() if one["kind"] in _ACTIONS]
         action_s = statistics.median(after["start_s"] - before["end_s"] for before, after in itertools.pairwise(events))
         spans = [part[-1]["end_s"] - part[0]["start_s"] for part in _chunks(events, len(events) // steps)]
-        around[chunks] = max(0.0, result["latency_s"] - statistics.median(spans))
+        around[chunks] = max(0.0, result.latency_s - statistics.median(spans))
     chunk_s = max(0.0, around[many] - around[few]) / (many - few)
     return action_s, max(0.0, around[few] - chunk_s * few), chunk_s
 

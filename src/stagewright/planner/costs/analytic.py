@@ -26,18 +26,18 @@ import torch
 from stagewright.cluster.cluster import Cluster
 from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import MeasuredModel
+from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs import TensorTraffic
-from stagewright.simulator.link_codec import PLAIN, LinkCodec
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import ModelSpec
 
-__all__ = ["HARDWARE", "AnalyticModel", "Peak", "TransformerShape", "peak_of"]
+__all__ = ["HARDWARE", "AnalyticModel", "DevicePeak", "TransformerShape", "device_peak"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class DevicePeak:
     """What a device can do at best."""
 
     flops: float
@@ -48,11 +48,11 @@ class Peak:
 
 # As the vendors' data sheets say; a part of the hardware's name finds it.
 HARDWARE = {
-    "V100": Peak(flops=125e12, bandwidth_bytes_per_s=0.9e12),
-    "A100": Peak(flops=312e12, bandwidth_bytes_per_s=2.0e12),
-    "H100": Peak(flops=989e12, bandwidth_bytes_per_s=3.35e12),
-    "H200": Peak(flops=989e12, bandwidth_bytes_per_s=4.8e12),
-    "B200": Peak(flops=2250e12, bandwidth_bytes_per_s=8.0e12),
+    "V100": DevicePeak(flops=125e12, bandwidth_bytes_per_s=0.9e12),
+    "A100": DevicePeak(flops=312e12, bandwidth_bytes_per_s=2.0e12),
+    "H100": DevicePeak(flops=989e12, bandwidth_bytes_per_s=3.35e12),
+    "H200": DevicePeak(flops=989e12, bandwidth_bytes_per_s=4.8e12),
+    "B200": DevicePeak(flops=2250e12, bandwidth_bytes_per_s=8.0e12),
 }
 
 # Families whose feed-forward layers have a gate, whatever their activation is called.
@@ -61,7 +61,7 @@ _GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"
 _TIED = ("gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere")
 
 
-def peak_of(cluster: Cluster) -> Peak:
+def device_peak(cluster: Cluster) -> DevicePeak:
     """The peak of the cluster's devices, by their hardware's name."""
     name = cluster.devices[0].hardware or ""
     for part, peak in HARDWARE.items():
@@ -164,7 +164,7 @@ class AnalyticModel:
     """Its name."""
     shape: TransformerShape
     """Its numbers."""
-    peak: Peak
+    peak: DevicePeak
     """The device's peak."""
     kind: str = "cuda"
     """The kind of device: cuda or cpu."""
@@ -172,7 +172,7 @@ class AnalyticModel:
     """Bytes of a number."""
     efficiency: float = 0.5
     """How much of the peak products reach."""
-    _known: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[int, int], ModelCosts] = field(default_factory=dict, repr=False)
     """What was asked before."""
 
     @property
@@ -189,25 +189,25 @@ class AnalyticModel:
             if shape.num_heads % size == 0 and shape.num_key_heads % size == 0 and shape.feed_forward % size == 0
         ]
 
-    def sharpen(self, size: int, tensor: int) -> bool:
+    def measure_size(self, size: int, tensor: int) -> bool:
         return False  # formulas hold at every size
 
     def codec(self, name: str) -> LinkCodec:
         """A codec at the pace of the device's memory: one end reads values and writes fewer bytes, the other back."""
         if name in ("none", "auto"):
-            return PLAIN
+            return NO_CODEC
         shape, dtype = (1 << 10, 1 << 6), torch.bfloat16 if self.item_bytes == 2 else torch.float32
         ratio = get(name).num_bytes(shape, dtype) / (math.prod(shape) * self.item_bytes)
         seconds = (1 + ratio) / self.peak.bandwidth_bytes_per_s
         return LinkCodec(ratio=ratio, encode_s_per_byte=seconds, decode_s_per_byte=seconds)
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         """What a micro-batch of that size costs one of `tensor` workers."""
         if (size, tensor) not in self._known:
             self._known[size, tensor] = self._model(size, tensor)
         return self._known[size, tensor]
 
-    def _model(self, size: int, tensor: int) -> MeasuredModel:
+    def _model(self, size: int, tensor: int) -> ModelCosts:
         shape, item = self.shape, self.item_bytes
         tokens = size * shape.sequence_length
         hidden = tokens * shape.width * item
@@ -241,7 +241,7 @@ class AnalyticModel:
                 2 * logits,
             ),
         ]
-        units[0] = replace(units[0], recompute_kept_bytes=8 * tokens)  # numbers of tokens are what comes in
+        units[0] = replace(units[0], recompute_saved_bytes=8 * tokens)  # numbers of tokens are what comes in
         once = (hidden, hidden)
         traffic = [TensorTraffic(), *[TensorTraffic(forward_bytes=once, backward_bytes=once)] * shape.num_layers]
         forward = sum(unit.forward.median_s for unit in units)
@@ -259,7 +259,7 @@ class AnalyticModel:
             versions={},
             source="analytic",
         )
-        terms = ModelTerms(
+        terms = ModelOverheads(
             loss_forward_s=2 * logits * per_byte,
             loss_backward_s=2 * logits * per_byte,
             loss_kept_bytes=logits,
@@ -268,7 +268,7 @@ class AnalyticModel:
         )
         tensors = (*traffic, TensorTraffic()) if tensor > 1 else None
         whole = self.model(size, 1).profile if tensor > 1 else None
-        return MeasuredModel(profile=profile, terms=terms, tensor=tensors, num_tensor=tensor, whole=whole)
+        return ModelCosts(profile=profile, terms=terms, tensor=tensors, num_tensor=tensor, whole=whole)
 
     def _unit(
         self, name: str, block: str | None, macs: int, held: Amount, kept: int, crossing: int, touched: int
@@ -293,7 +293,7 @@ class AnalyticModel:
             backward_input=time,
             backward_weight=time,
             output_bytes=crossing,
-            kept_bytes=Amount(total=kept),
-            recompute_kept_bytes=crossing,
+            saved_bytes=Amount(total=kept),
+            recompute_saved_bytes=crossing,
             crossing_bytes=crossing,
         )

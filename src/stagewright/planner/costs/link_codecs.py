@@ -13,10 +13,10 @@ import torch
 
 from stagewright.codecs.measure import measure_codec
 from stagewright.profiler.profile import Profile
-from stagewright.simulator.link_codec import PLAIN, LinkCodec
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.spec.plan import Plan
 
-__all__ = ["link_codecs", "measured_codec"]
+__all__ = ["link_codecs", "measure_link_codec"]
 
 _MOST_ELEMENTS = 1 << 20  # more of them cost in proportion
 
@@ -27,7 +27,7 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
     for at, cut in enumerate(cuts):
         ways = (False, True) if plan.training else (False,)
         both = [
-            measured_codec(
+            measure_link_codec(
                 plan.codec_of(at, backward=way),
                 plan.dtype,
                 profile.units[cut].crossing_bytes,
@@ -46,10 +46,10 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
 
 
 @lru_cache(maxsize=64)
-def measured_codec(name: str, dtype: str, num_bytes: int, device: str) -> LinkCodec:
+def measure_link_codec(name: str, dtype: str, num_bytes: int, device: str) -> LinkCodec:
     """What a codec costs on a message of so many bytes, on a device of this kind."""
     if name in ("none", "auto") or not num_bytes:
-        return PLAIN
+        return NO_CODEC
     kind: torch.dtype = getattr(torch, dtype)
     count = min(_MOST_ELEMENTS, max(64, num_bytes // kind.itemsize))
     values = torch.randn(count // 64, 64, generator=torch.Generator().manual_seed(0)).to(device, kind)

@@ -17,44 +17,44 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stagewright.cluster.device import Device
-from stagewright.engine.batch.batch_norm import tracked_norms
-from stagewright.engine.batch.microbatch import microbatch_sizes, shares
-from stagewright.engine.data.data_parallel import DataParallel
+from stagewright.engine.batch.batch_norm import find_tracked_norms
+from stagewright.engine.batch.microbatch import microbatch_sizes, split_sizes
+from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.jobs.measure import make_optimizer
 from stagewright.engine.parallel.replica import capture_for
-from stagewright.engine.tensor.apply import tensor_plan
+from stagewright.engine.tensor.apply import plan_tensor_parallel
 from stagewright.errors import UsageError
 from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine import cpu_offload as hosted
 from stagewright.machine.machine import default_devices
-from stagewright.planner.costs.overheads_cache import KeptTerms, TermsCache
-from stagewright.planner.costs.split_backward import split_halves
-from stagewright.planner.costs.tensor_shard import split_alone, watch_traffic
+from stagewright.planner.costs.overheads_cache import CachedOverheads, OverheadsCache
+from stagewright.planner.costs.split_backward import measure_split_backward
+from stagewright.planner.costs.tensor_shard import shard_alone, record_traffic
 from stagewright.profiler.identity import profile_key
 from stagewright.profiler.measure import profile as measure_units
 from stagewright.profiler.profile import Profile
-from stagewright.profiler.replay import memory_rise
+from stagewright.profiler.replay import peak_memory_increase
 from stagewright.profiler.storage import model_storages, storage_of
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs import TensorTraffic
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
-__all__ = ["REPEATS", "MeasuredModel", "chunk_sizes", "load_captured", "measure_model"]
+__all__ = ["REPEATS", "ModelCosts", "plan_microbatch_sizes", "load_captured", "measure_model"]
 
 Progress = Callable[[int, int, str], None]
 REPEATS = 5  # rounds of measuring, wherever no other number is asked for: so that all take the same profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredModel:
+class ModelCosts:
     """What one device was measured to take for one micro-batch of a model."""
 
     profile: Profile
     """Its units."""
-    terms: ModelTerms
+    terms: ModelOverheads
     """Its loss and optimiser."""
     tensor: tuple[TensorTraffic, ...] | None = None
     """What its units hand to the tensor axis; None: layers are whole."""
@@ -64,9 +64,9 @@ class MeasuredModel:
     """Its units with whole layers, where they are shared: what serial is made of."""
 
 
-def chunk_sizes(plan: Plan) -> tuple[int, ...]:
+def plan_microbatch_sizes(plan: Plan) -> tuple[int, ...]:
     """Samples of each micro-batch of the replica with most."""
-    return microbatch_sizes(max(shares(plan.batch, plan.mesh.data)), plan.microbatches)
+    return microbatch_sizes(max(split_sizes(plan.batch, plan.mesh.data)), plan.microbatches)
 
 
 def measure_model(
@@ -77,7 +77,7 @@ def measure_model(
     repeats: int = REPEATS,
     fresh: bool = False,
     progress: Progress | None = None,
-) -> MeasuredModel:
+) -> ModelCosts:
     """Measure the plan's model at the size of its largest micro-batch, on the plan's first device.
 
     What the cache has is taken from there, unless it is to be `fresh`.
@@ -97,7 +97,7 @@ def _measure(
     repeats: int,
     fresh: bool,
     progress: Progress | None,
-) -> MeasuredModel:
+) -> ModelCosts:
     tensor, whole = None, None
     place = device.torch_device()
     model, graph = load_captured(plan, device, size)
@@ -119,22 +119,22 @@ def _measure(
 
     part = "whole layers"
     if plan.mesh.tensor > 1:
-        tensor_plan(graph.model, plan.mesh.tensor)  # refuses before anything is measured
+        plan_tensor_parallel(graph.model, plan.mesh.tensor)  # refuses before anything is measured
         whole, part = measured(None), f"one of {plan.mesh.tensor} workers"
-        axis = split_alone(graph, plan.mesh.tensor)
+        axis = shard_alone(graph, plan.mesh.tensor)
         with preserved(graph.model), hosted.visiting(graph.model, place):
-            tensor = watch_traffic(graph, axis, model.args, model.kwargs)
+            tensor = record_traffic(graph, axis, model.args, model.kwargs)
         if len(tensor) != len(graph.calls):
             raise UsageError(f"{plan.model.name} calls units inside units: its tensor axis can't be forecast")
     profile = measured(progress, part)
     if not plan.training:
         with device.pinned():
-            terms = ModelTerms(workspace_bytes=_workspace_bytes(place))
-        return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+            terms = ModelOverheads(workspace_bytes=_workspace_bytes(place))
+        return ModelCosts(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
     # A size is given by who asks for many plans, of any schedule.
     halves = size is not None or SCHEDULES[plan.schedule].splits_backward
     terms = _terms_of(plan, model, graph, profile, device, part=part, halves=halves, cache=cache, repeats=repeats)
-    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+    return ModelCosts(profile=profile, terms=terms, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
 
 
 def _terms_of(
@@ -148,12 +148,12 @@ def _terms_of(
     halves: bool,
     cache: str | Path | bool,
     repeats: int,
-) -> ModelTerms:
+) -> ModelOverheads:
     """What training costs beside the profile's units, measured or kept; ``halves``: also of a split backward."""
     name, place = plan.model.name, device.torch_device()
-    store = TermsCache(None if cache is True else Path(cache)) if cache is not False else None
+    store = OverheadsCache(None if cache is True else Path(cache)) if cache is not False else None
     key: dict[str, str] = {}
-    kept: KeptTerms | None = None
+    kept: CachedOverheads | None = None
     if store is not None:
         key = profile_key(
             graph, model.args, model.kwargs, name=name, device=device, repeats=repeats, training=True, part=part
@@ -163,16 +163,16 @@ def _terms_of(
         # Terms of a profile that is no longer there are not of these units.
         kept = store.terms(key) if profile.source == "cache" else None
     with device.pinned(), preserved(graph.model):
-        known = kept or KeptTerms(terms=_terms(graph, model, plan, repeats, place), halves=False)
+        known = kept or CachedOverheads(terms=_terms(graph, model, plan, repeats, place), halves=False)
         if halves and not known.halves and not hosted.is_hosted(graph.model, place):  # which is never there as a whole
-            found = split_halves(graph, model, profile, repeats)
+            found = measure_split_backward(graph, model, profile, repeats)
             terms = dataclasses.replace(
                 known.terms,
                 split_input=found.inputs,
                 split_weight=found.weights,
                 split_held_share=found.held_share,
             )
-            known = KeptTerms(terms=terms, halves=True)
+            known = CachedOverheads(terms=terms, halves=True)
     if store is not None and known != kept:
         store.save_terms(key, known)
     return known.terms
@@ -180,13 +180,13 @@ def _terms_of(
 
 def load_captured(plan: Plan, device: Device, size: int | None = None) -> tuple[Model, UnitGraph]:
     """The plan's model on a device, at that size or that of its largest micro-batch, and its graph."""
-    model = plan.model.load(batch=size or max(chunk_sizes(plan)), dtype=plan.dtype)
+    model = plan.model.load(batch=size or max(plan_microbatch_sizes(plan)), dtype=plan.dtype)
     model.module.train(plan.training)
     model = model.to(device.torch_device(), plan.memory_bytes)
     return model, capture_for(plan, model)
 
 
-def _terms(graph: UnitGraph, model: Model, plan: Plan, repeats: int, place: torch.device) -> ModelTerms:
+def _terms(graph: UnitGraph, model: Model, plan: Plan, repeats: int, place: torch.device) -> ModelOverheads:
     """Loss, optimiser and adding up of gradients, each the median of some rounds."""
     parameters = _trained(model.module, place, plan.memory_bytes)
     num_bytes = sum(one.numel() * one.element_size() for one in parameters)
@@ -216,12 +216,12 @@ def _terms(graph: UnitGraph, model: Model, plan: Plan, repeats: int, place: torc
     working = 0
     if place.type == "cuda":
         begin()
-        working = memory_rise(optimizer.step, place)[1]
+        working = peak_memory_increase(optimizer.step, place)[1]
     for one in parameters:
         one.grad = None
     replica = _LoneReplica(model.module)
-    averages = [_seconds(lambda: replica.synchronise(1.0), place) for _ in range(repeats + 1)]
-    return ModelTerms(
+    averages = [_seconds(lambda: replica.synchronize(1.0), place) for _ in range(repeats + 1)]
+    return ModelOverheads(
         loss_forward_s=loss_forward,
         loss_backward_s=loss_backward,
         loss_kept_bytes=kept,
@@ -255,12 +255,12 @@ def _trained(module: torch.nn.Module, place: torch.device, limit_bytes: int | No
     return [torch.nn.Parameter(one.detach().to(place)) for one in taken]
 
 
-class _LoneReplica(DataParallel):
+class _LoneReplica(DataParallelReplica):
     """A replica that has no others: it averages batch norm's running statistics with nobody's."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module, self.summed_bytes = module, 0
-        self._norms = tracked_norms(module)
+        self._norms = find_tracked_norms(module)
 
     def _sum(self, flat: torch.Tensor) -> torch.Tensor:
         self.summed_bytes = flat.numel() * flat.element_size()
@@ -272,10 +272,10 @@ def _loss_working(model: Model, result: Any) -> tuple[int, int]:
     leaves, inputs = _leaves(result)
     place = inputs[0].device
     with torch.enable_grad():
-        found, forward = memory_rise(lambda: model.loss(leaves, model.target), place)
+        found, forward = peak_memory_increase(lambda: model.loss(leaves, model.target), place)
         if not found.requires_grad:
             return forward, 0
-        _, backward = memory_rise(lambda: torch.autograd.grad(found, inputs, allow_unused=True), place)
+        _, backward = peak_memory_increase(lambda: torch.autograd.grad(found, inputs, allow_unused=True), place)
     return forward, backward
 
 
@@ -352,7 +352,7 @@ def _seconds(call: Callable[[], object], place: torch.device | None) -> float:
     return time.perf_counter() - start
 
 
-def cut_places(profile: Profile, names: Sequence[str]) -> list[int]:
+def cut_indices(profile: Profile, names: Sequence[str]) -> list[int]:
     """The places of a plan's cuts among the profile's units; refuses those of another model."""
     known = {unit.name: index for index, unit in enumerate(profile.units[:-1])}
     for name in names:

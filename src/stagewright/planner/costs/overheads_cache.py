@@ -11,39 +11,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagewright.files.keyed_cache import ASKED, KeyedFiles
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.overheads import ModelOverheads
 
-__all__ = ["KeptTerms", "TermsCache"]
+__all__ = ["CachedOverheads", "OverheadsCache"]
 
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptTerms:
+class CachedOverheads:
     """Terms, as far as they were measured."""
 
-    terms: ModelTerms
+    terms: ModelOverheads
     """The terms."""
     halves: bool
     """Whether the factors of a backward in two halves are among them."""
 
 
-class TermsCache(KeyedFiles):
+class OverheadsCache(KeyedFiles):
     """The kept terms in one folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder, "terms", _FORMAT, (*ASKED, "optimizer"))
 
-    def terms(self, key: Mapping[str, str]) -> KeptTerms | None:
+    def terms(self, key: Mapping[str, str]) -> CachedOverheads | None:
         """What is kept; None where there is nothing that holds."""
         kept, _ = self.load(key)
         if kept is None:
             return None
         try:
-            return KeptTerms(terms=ModelTerms.from_dict(kept.content["terms"]), halves=bool(kept.content["halves"]))
+            return CachedOverheads(terms=ModelOverheads.from_dict(kept.content["terms"]), halves=bool(kept.content["halves"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def save_terms(self, key: Mapping[str, str], kept: KeptTerms) -> None:
+    def save_terms(self, key: Mapping[str, str], kept: CachedOverheads) -> None:
         """Writes them."""
         self.save(key, {"terms": kept.terms.to_dict(), "halves": kept.halves})

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import REPEATS, MeasuredModel, measure_model
+from stagewright.planner.costs.measure import REPEATS, ModelCosts, measure_model
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs import TensorTraffic
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["MeasuredSource", "Source", "at_size", "between", "source_around"]
+__all__ = ["MeasuredCostSource", "CostSource", "interpolate_at", "between", "source_for_plan"]
 
 
-class Source(Protocol):
+class CostSource(Protocol):
     """What a search asks of a model."""
 
     @property
@@ -30,15 +30,15 @@ class Source(Protocol):
     def tensor_sizes(self, most: int) -> list[int]:
         """Numbers of workers that its layers can be divided among."""
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         """What a micro-batch of that size costs."""
 
-    def sharpen(self, size: int, tensor: int) -> bool:
+    def measure_size(self, size: int, tensor: int) -> bool:
         """Take that size from a measurement of its own from now on; False where nothing is changed by that."""
 
 
 @dataclass(slots=True, kw_only=True)
-class MeasuredSource:
+class MeasuredCostSource:
     """A model that is measured when it is asked for."""
 
     plan: Plan
@@ -50,10 +50,10 @@ class MeasuredSource:
     """Measuring a further size may take as long as this, by what is known of it."""
     repeats: int = REPEATS
     """Rounds of measuring."""
-    measure: Callable[[Plan, int], MeasuredModel] = lambda plan, size: measure_model(plan, size=size)
+    measure: Callable[[Plan, int], ModelCosts] = lambda plan, size: measure_model(plan, size=size)
     """Measures a plan's model at a size."""
-    _found: dict[tuple[int, int], MeasuredModel] = field(default_factory=dict)
-    _lines: dict[tuple[int, int, int, int], MeasuredModel] = field(default_factory=dict)
+    _found: dict[tuple[int, int], ModelCosts] = field(default_factory=dict)
+    _lines: dict[tuple[int, int, int, int], ModelCosts] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _failed: set[tuple[int, int]] = field(default_factory=set)
 
@@ -76,7 +76,7 @@ class MeasuredSource:
         """Why layers can't be divided among so many."""
         return self._refused.get(tensor)
 
-    def sharpen(self, size: int, tensor: int) -> bool:
+    def measure_size(self, size: int, tensor: int) -> bool:
         known = (size, tensor) in self._found or (size, tensor) in self._failed
         if known or self.seconds_of(size, tensor) > self.longest_s:
             return False
@@ -93,7 +93,7 @@ class MeasuredSource:
         once = sum(unit.total_s for unit in profile.units) * size / profile.batch_size
         return 3 * (self.repeats + 2) * once
 
-    def model(self, size: int, tensor: int) -> MeasuredModel:
+    def model(self, size: int, tensor: int) -> ModelCosts:
         if (size, tensor) in self._found or size in (self.small, self.large):
             return self._at(size, tensor)
         if self.small == self.large:
@@ -103,7 +103,7 @@ class MeasuredSource:
             self._lines[size, tensor, low, high] = between(self._at(low, tensor), self._at(high, tensor), size)
         return self._lines[size, tensor, low, high]
 
-    def _at(self, size: int, tensor: int) -> MeasuredModel:
+    def _at(self, size: int, tensor: int) -> ModelCosts:
         if (size, tensor) not in self._found:
             plan = replace(
                 self.plan, mesh=Mesh(tensor=tensor), batch=size, microbatches=1, devices=self.plan.devices[:1]
@@ -118,23 +118,23 @@ def _around(size: int, known: list[int]) -> tuple[int, int]:
     return known[at - 1], known[at]
 
 
-def source_around(
-    plan: Plan, measured: MeasuredModel, measure: Callable[[Plan, int], MeasuredModel], *, repeats: int = REPEATS
-) -> MeasuredSource:
+def source_for_plan(
+    plan: Plan, measured: ModelCosts, measure: Callable[[Plan, int], ModelCosts], *, repeats: int = REPEATS
+) -> MeasuredCostSource:
     """Other sizes for a plan that was measured at its own: by the line through that and twice as much, or half."""
     own, tensor = measured.profile.batch_size, plan.mesh.tensor
     half = own // 2 if own >= 4 else own  # of single samples not every model can be trained
     other = 2 * own if 2 * own <= plan.batch else half
 
-    def known(other_plan: Plan, size: int) -> MeasuredModel:
+    def known(other_plan: Plan, size: int) -> ModelCosts:
         return measured if (size, other_plan.mesh.tensor) == (own, tensor) else measure(other_plan, size)
 
-    return MeasuredSource(
+    return MeasuredCostSource(
         plan=plan, small=min(own, other), large=max(own, other), longest_s=30.0, repeats=repeats, measure=known
     )
 
 
-def at_size(models: Sequence[MeasuredModel], size: int) -> MeasuredModel:
+def interpolate_at(models: Sequence[ModelCosts], size: int) -> ModelCosts:
     """What a size costs by measurements of others: its own, or the line through the two nearest."""
     known = {one.profile.batch_size: one for one in models}
     if size in known or len(known) == 1:
@@ -143,7 +143,7 @@ def at_size(models: Sequence[MeasuredModel], size: int) -> MeasuredModel:
     return between(known[low], known[high], size)
 
 
-def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredModel:
+def between(small: ModelCosts, large: ModelCosts, size: int) -> ModelCosts:
     """The line through two measurements, at another size; nothing falls below nothing."""
     first, second = small.profile, large.profile
     share = (size - first.batch_size) / (second.batch_size - first.batch_size)
@@ -170,8 +170,8 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
             backward_input=time(one.backward_input, other.backward_input),
             backward_weight=time(one.backward_weight, other.backward_weight),
             output_bytes=round(line(one.output_bytes, other.output_bytes)),
-            kept_bytes=amount(one.kept_bytes, other.kept_bytes),
-            recompute_kept_bytes=round(line(one.recompute_kept_bytes, other.recompute_kept_bytes)),
+            saved_bytes=amount(one.saved_bytes, other.saved_bytes),
+            recompute_saved_bytes=round(line(one.recompute_saved_bytes, other.recompute_saved_bytes)),
             crossing_bytes=round(line(one.crossing_bytes, other.crossing_bytes)),
             forward_working_bytes=round(line(one.forward_working_bytes, other.forward_working_bytes)),
             backward_working_bytes=round(line(one.backward_working_bytes, other.backward_working_bytes)),
@@ -188,7 +188,7 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
         whole_macs=round(line(first.whole_macs, second.whole_macs)),
     )
     mine, theirs = small.terms, large.terms
-    terms = ModelTerms(
+    terms = ModelOverheads(
         loss_forward_s=line(mine.loss_forward_s, theirs.loss_forward_s),
         loss_backward_s=line(mine.loss_backward_s, theirs.loss_backward_s),
         loss_kept_bytes=round(line(mine.loss_kept_bytes, theirs.loss_kept_bytes)),
@@ -220,8 +220,8 @@ def between(small: MeasuredModel, large: MeasuredModel, size: int) -> MeasuredMo
     whole = None
     if small.whole is not None and large.whole is not None:
         lone = (
-            MeasuredModel(profile=small.whole, terms=small.terms),
-            MeasuredModel(profile=large.whole, terms=large.terms),
+            ModelCosts(profile=small.whole, terms=small.terms),
+            ModelCosts(profile=large.whole, terms=large.terms),
         )
         whole = between(*lone, size).profile
-    return MeasuredModel(profile=profile, terms=terms, tensor=tensor, num_tensor=small.num_tensor, whole=whole)
+    return ModelCosts(profile=profile, terms=terms, tensor=tensor, num_tensor=small.num_tensor, whole=whole)

@@ -16,18 +16,18 @@ from functools import partial
 
 import torch
 
-from stagewright.engine.pipeline.backward import Held, backward_inputs, backward_weights, backward_whole
+from stagewright.engine.pipeline.backward import BackwardState, run_input_backward, run_weight_backward, run_backward
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.out_of_memory import refusal_of
 from stagewright.profiler.profile import Profile, amount_of
 from stagewright.profiler.replay import Stopwatch
 from stagewright.zoo.model import Model
 
-__all__ = ["Halves", "split_halves"]
+__all__ = ["SplitBackwardCost", "measure_split_backward"]
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class SplitBackwardCost:
     """A backward pass in two halves, beside one in one piece."""
 
     inputs: float = 1.0
@@ -37,7 +37,7 @@ class Halves:
     """What is held between them beside what forward kept, as a share of that; 0 where no allocator tells."""
 
 
-def split_halves(graph: UnitGraph, model: Model, profile: Profile, rounds: int) -> Halves:
+def measure_split_backward(graph: UnitGraph, model: Model, profile: Profile, rounds: int) -> SplitBackwardCost:
     """Both halves, measured.
 
     The shortest of some rounds, for a ratio of two of them is spoilt by anything that disturbs one.
@@ -46,18 +46,18 @@ def split_halves(graph: UnitGraph, model: Model, profile: Profile, rounds: int) 
     inputs_s = sum(unit.backward_input.median_s for unit in units)
     weights_s = sum(unit.backward_weight.median_s for unit in units)
     if not inputs_s or not weights_s:
-        return Halves()
+        return SplitBackwardCost()
     try:
         taken = [_round(graph, model) for _ in range(rounds + 1)][1:]
     except RuntimeError as error:  # a backward that torch can't split: a run would say so
         if refusal_of(error, who="this model", doing="backward") is not None:
             raise  # no room is no answer
-        return Halves()
+        return SplitBackwardCost()
     if not all(taken):
-        return Halves()
-    kept = amount_of([unit.kept_bytes for unit in profile.units], 1, len(profile.units) - 1)
+        return SplitBackwardCost()
+    kept = amount_of([unit.saved_bytes for unit in profile.units], 1, len(profile.units) - 1)
     held = max(0.0, taken[0][3] / kept) if kept else 0.0
-    return Halves(*_factors([one[:3] for one in taken], inputs_s, weights_s), held)
+    return SplitBackwardCost(*_factors([one[:3] for one in taken], inputs_s, weights_s), held)
 
 
 def _factors(taken: Sequence[tuple[float, ...]], inputs_s: float, weights_s: float) -> tuple[float, float]:
@@ -86,13 +86,13 @@ def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
         ]
         with torch.enable_grad():
             outputs = [one.clone() for one in stage(*values) if isinstance(one, torch.Tensor) and one.requires_grad]
-        held = Held([one for one in values if isinstance(one, torch.Tensor) and one.requires_grad], list(outputs))
+        held = BackwardState([one for one in values if isinstance(one, torch.Tensor) and one.requires_grad], list(outputs))
         given = [torch.ones_like(one) for one in outputs]
         if not held.inputs or not outputs:
             return ()
-        calls: list[Callable[[], object]] = [partial(backward_whole, held, given)]
+        calls: list[Callable[[], object]] = [partial(run_backward, held, given)]
         if split:
-            calls = [partial(backward_inputs, held, given, parameters), partial(backward_weights, held, parameters)]
+            calls = [partial(run_input_backward, held, given, parameters), partial(run_weight_backward, held, parameters)]
         before = _allocated(place)
         for call in calls:
             results, seconds = stopwatch.time([call])

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from stagewright.engine.tensor.apply import refuse_open_regions, tensor_plan
+from stagewright.engine.tensor.apply import require_whole_regions, plan_tensor_parallel
 from stagewright.engine.tensor.axis import TensorAxis, Traffic
-from stagewright.engine.tensor.layers import Region, split_layer
+from stagewright.engine.tensor.layers import Region, shard_layer
 from stagewright.graph.unit_graph import UnitGraph
-from stagewright.simulator.costs import TensorTraffic
+from stagewright.simulator.costs.plan_costs import TensorTraffic
 
-__all__ = ["LoneAxis", "split_alone", "watch_traffic"]
+__all__ = ["RecordingAxis", "shard_alone", "record_traffic"]
 
 
-class LoneAxis(TensorAxis):
+class RecordingAxis(TensorAxis):
     """The end of an axis that has no other ends."""
 
     def __init__(self, num_workers: int) -> None:
@@ -32,40 +32,40 @@ class LoneAxis(TensorAxis):
         self.forward_bytes: list[int] = []
         self.backward_bytes: list[int] = []
 
-    def copy(self, value: torch.Tensor) -> torch.Tensor:
+    def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
         if torch.is_grad_enabled() and value.requires_grad:
             self.backward_bytes.append(value.numel() * value.element_size())
-        return super().copy(value)
+        return super().copy_to_region(value)
 
-    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
+    def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
         self.forward_bytes.append(partial.numel() * partial.element_size())
-        return super().reduce(partial)
+        return super().reduce_from_region(partial)
 
     def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
         return value
 
 
-def split_alone(graph: UnitGraph, num_workers: int) -> LoneAxis:
+def shard_alone(graph: UnitGraph, num_workers: int) -> RecordingAxis:
     """Split a captured model's layers in place, as worker 0 of `num_workers` holds them."""
     model = graph.model
-    plan = tensor_plan(model, num_workers)
-    refuse_open_regions(plan, [call.target for call in graph.calls])
-    axis = LoneAxis(num_workers)
+    plan = plan_tensor_parallel(model, num_workers)
+    require_whole_regions(plan, [call.target for call in graph.calls])
+    axis = RecordingAxis(num_workers)
     for one in plan.regions:
         owner = model.get_submodule(one.owner)
         region = Region(axis)
-        for name in one.columns:
-            split_layer(model.get_submodule(name), "column", region, one.num_sections)
-        for name in one.shared:
-            split_layer(model.get_submodule(name), "shared", region)
-        split_layer(model.get_submodule(one.row), "row", region)
+        for name in one.column_layers:
+            shard_layer(model.get_submodule(name), "column", region, one.num_sections)
+        for name in one.shared_layers:
+            shard_layer(model.get_submodule(name), "shared", region)
+        shard_layer(model.get_submodule(one.row_layer), "row", region)
         for attribute in one.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // num_workers)
         owner.register_forward_pre_hook(region.begin)
     return axis
 
 
-def watch_traffic(graph: UnitGraph, axis: LoneAxis, args: Any, kwargs: Any) -> tuple[TensorTraffic, ...]:
+def record_traffic(graph: UnitGraph, axis: RecordingAxis, args: Any, kwargs: Any) -> tuple[TensorTraffic, ...]:
     """What each unit call would hand to the axis in one pass."""
     found: list[TensorTraffic] = []
     with _noted(graph, axis, found), torch.enable_grad():
@@ -74,7 +74,7 @@ def watch_traffic(graph: UnitGraph, axis: LoneAxis, args: Any, kwargs: Any) -> t
 
 
 @contextmanager
-def _noted(graph: UnitGraph, axis: LoneAxis, found: list[TensorTraffic]) -> Iterator[None]:
+def _noted(graph: UnitGraph, axis: RecordingAxis, found: list[TensorTraffic]) -> Iterator[None]:
     depth = 0
 
     def begin(_module: nn.Module, _args: Any) -> None:

@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from stagewright.quantity import format_bytes
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs import ActionTimes, PlanCosts
-from stagewright.simulator.gradient_allreduce import least_sums_s
+from stagewright.simulator.costs.plan_costs import ActionTimes, PlanCosts
+from stagewright.simulator.gradient_allreduce import min_exposed_allreduce_s
 from stagewright.simulator.memory import STATES
-from stagewright.simulator.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
 from stagewright.simulator.simulate import step_end_s
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["least_memory", "least_parameters", "lower_bound_s", "most_saved_s"]
+__all__ = ["memory_overflow", "parameter_overflow", "lower_bound_s", "max_codec_saving_s"]
 
 
 def lower_bound_s(costs: PlanCosts) -> float:
@@ -44,16 +44,16 @@ def lower_bound_s(costs: PlanCosts) -> float:
         start = costs.stages[0].worker
         computed[start] = max(one + drain[first[worker]] for worker, one in enumerate(computed))
     longest = _backwards_s(times, max(costs.shares), costs.recomputed)
-    ends = [one + least_sums_s(costs, worker, longest[first[worker]]) for worker, one in enumerate(computed)]
+    ends = [one + min_exposed_allreduce_s(costs, worker, longest[first[worker]]) for worker, one in enumerate(computed)]
     return step_end_s(costs, ends)
 
 
-def most_saved_s(costs: PlanCosts) -> float:
+def max_codec_saving_s(costs: PlanCosts) -> float:
     """How much lower the bound could be at most if messages had no bytes, as no codec makes them."""
     _, carried_s = costs.message_times()
     # On its way each crosses an edge twice; each action of a worker takes or gives at most all of them.
     handled = 8 * sum(costs.shares) * sum(stage.sends_bytes for stage in costs.stages)
-    return 2 * min(costs.shares) * float(carried_s.sum()) + handled * costs.engine_terms.message_s_per_byte
+    return 2 * min(costs.shares) * float(carried_s.sum()) + handled * costs.engine_overheads.message_s_per_byte
 
 
 def _totals_s(costs: PlanCosts, times: ActionTimes, splits: bool) -> Floats:
@@ -97,7 +97,7 @@ def _backwards_s(times: ActionTimes, share: float, again: npt.NDArray[np.bool_])
     return found
 
 
-def least_parameters(plan: Plan, topology: Topology, parameter_bytes: int) -> str | None:
+def parameter_overflow(plan: Plan, topology: Topology, parameter_bytes: int) -> str | None:
     """What parameters, gradients and the optimiser's states alone need on some worker, however the model is cut.
 
     None where a device has as much.
@@ -109,7 +109,7 @@ def least_parameters(plan: Plan, topology: Topology, parameter_bytes: int) -> st
     return None if len(known) < len(limits) else _told(needed, max(known))
 
 
-def least_memory(costs: PlanCosts) -> str | None:
+def memory_overflow(costs: PlanCosts) -> str | None:
     """What a worker needs at the very least, where its device has less; None where it may fit."""
     plan = costs.plan
     chunks = len(costs.shares)
@@ -123,7 +123,7 @@ def least_memory(costs: PlanCosts) -> str | None:
         activations = 0.0
         for index, stage in enumerate(costs.stages):
             if stage.worker == worker:
-                kept = stage.input_bytes if costs.recomputes(index) else stage.kept_bytes
+                kept = stage.input_bytes if costs.recomputes(index) else stage.saved_bytes
                 parameters += stage.parameter_bytes
                 activations += held * kept * min(costs.shares) if plan.training else 0
         # Activations have gone when all gradients are there.

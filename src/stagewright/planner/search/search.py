@@ -20,24 +20,24 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import SplitError, UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
-from stagewright.planner.baseline import microbatch_numbers, plain_plan, quickest_serial
-from stagewright.planner.costs.measure import chunk_sizes, cut_places
-from stagewright.planner.costs.source import Source
-from stagewright.planner.search.bounds import least_memory, least_parameters, lower_bound_s, most_saved_s
+from stagewright.planner.baseline import microbatch_counts, baseline_plan, fastest_baseline
+from stagewright.planner.costs.measure import plan_microbatch_sizes, cut_indices
+from stagewright.planner.costs.source import CostSource
+from stagewright.planner.search.bounds import memory_overflow, parameter_overflow, lower_bound_s, max_codec_saving_s
 from stagewright.profiler.profile import amount_of
 from stagewright.quantity import format_bytes
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs import PlanCosts, plan_costs
+from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
-from stagewright.simulator.link_codec import PLAIN, LinkCodec
-from stagewright.simulator.overheads import EngineTerms
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
-from stagewright.simulator.what_if import explain_parts
+from stagewright.simulator.what_if import explain_speedup
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["Candidate", "Found", "Ranked", "search"]
+__all__ = ["Candidate", "SearchResult", "RankedPlan", "search"]
 
 _MOST_NODES = 40_000  # of a schedule that must be listed node by node
 _MOST_EXACT = 1000
@@ -60,7 +60,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
+class RankedPlan:
     """A candidate with its forecast."""
 
     plan: Plan
@@ -75,29 +75,29 @@ class Ranked:
     @property
     def reason(self) -> str:
         """What keeps it from n ×, the two largest parts."""
-        parts = explain_parts(self.costs)
+        parts = explain_speedup(self.costs)
         step = parts.step_s
         largest = sorted((one for one in parts.parts if one.seconds > 0), key=lambda one: -one.seconds)[:2]
         return ", ".join(f"{one.name} {one.seconds / step:.0%}" for one in largest if one.seconds > 0.01 * step) or "–"
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """What a search came to."""
 
-    best: list[Ranked] = field(default_factory=list)
+    best: list[RankedPlan] = field(default_factory=list)
     """The best, best first."""
-    serial: Ranked | None = None
+    serial: RankedPlan | None = None
     """One device alone, which speed-ups are over: the quickest that fits, or else the quickest."""
-    is_serial_by_line: bool = False
+    is_serial_interpolated: bool = False
     """Whether its step is by a line through smaller micro-batches, since to measure its own would take long."""
-    data_parallel: Ranked | None = None
+    data_parallel: RankedPlan | None = None
     """Plain data parallel over all devices, fitting or not; None where the batch is too small."""
     num_plans: int = 0
     """How many plans there were, how many were forecast exactly, how many did not fit."""
     num_exact: int = 0
     num_unfit: int = 0
-    with_codec: Ranked | None = None
+    with_codec: RankedPlan | None = None
     """The quickest plan with a codec on its links, where that is quicker than the best without; None: none is."""
     losers: dict[str, str] = field(default_factory=dict)
     """For each strategy without a place among the best, why."""
@@ -107,9 +107,9 @@ class Found:
 
 def search(
     base: Plan,
-    source: Source,
+    source: CostSource,
     cluster: Cluster,
-    terms: EngineTerms | None = None,
+    terms: EngineOverheads | None = None,
     *,
     top: int = 10,
     schedules: Sequence[str] = tuple(SCHEDULES),
@@ -120,31 +120,31 @@ def search(
     innermost: Axis = "pipeline",
     most_tensor: int = 64,
     num_devices: int | None = None,
-    num_sharp: int = 1,
+    num_measured: int = 1,
     progress: Callable[[str], None] | None = None,
-) -> Found:
-    """The best plans for a model and a batch on a cluster; the first `num_sharp` by measurements of their own size.
+) -> SearchResult:
+    """The best plans for a model and a batch on a cluster; the first `num_measured` by measurements of their own size.
 
     ``codecs`` are ranked as every other choice is; of those ``beside`` only the best is told, apart from the ranking.
     """
     begun = time.perf_counter()
-    maker = _Maker(base, source, cluster, terms or EngineTerms(), innermost)
+    maker = _Maker(base, source, cluster, terms or EngineOverheads(), innermost)
     count = num_devices or cluster.num_devices
-    known = dict(codecs or {"none": PLAIN})
-    found = Found()
-    costs, forecast = quickest_serial(base, source, cluster, maker.terms)
-    found.serial = Ranked(plan=costs.plan, codec="none", forecast=forecast, costs=costs)
-    found.is_serial_by_line = source.model(max(chunk_sizes(costs.plan)), 1).profile.source == "line"
+    known = dict(codecs or {"none": NO_CODEC})
+    found = SearchResult()
+    costs, forecast = fastest_baseline(base, source, cluster, maker.terms)
+    found.serial = RankedPlan(plan=costs.plan, codec="none", forecast=forecast, costs=costs)
+    found.is_serial_interpolated = source.model(max(plan_microbatch_sizes(costs.plan)), 1).profile.source == "line"
     maker.serial_s = forecast.step_s
     choices = _choices(base, source, count, schedules, recomputes, shards, known, most_tensor)
-    made = (maker.candidate(plan, codec, known.get(codec, PLAIN)) for plan, codec in choices)
+    made = (maker.candidate(plan, codec, known.get(codec, NO_CODEC)) for plan, codec in choices)
     candidates = [one for one in made if one is not None]
     if progress is not None:
         progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begun:.1f} s …")
     nearest = maker.unfit
     most = max(top, _LEAST_RANKED)
     least_s = _rank(maker, candidates, found, most, nearest)
-    _sharpen(maker, found, num_sharp)
+    _sharpen(maker, found, num_measured)
     found.with_codec = _best_with_codec(maker, candidates, found.best, beside or {})
     del found.best[top:]
     found.num_plans = len(candidates) + maker.num_unfit
@@ -161,7 +161,7 @@ def search(
 
 
 def _rank(
-    maker: _Maker, candidates: list[Candidate], found: Found, most: int, nearest: dict[str, str]
+    maker: _Maker, candidates: list[Candidate], found: SearchResult, most: int, nearest: dict[str, str]
 ) -> dict[str, float]:
     """Forecast candidates in the order of their bounds, as long as one can still be among the best.
 
@@ -187,11 +187,11 @@ def _rank(
     return least_s
 
 
-def _sharpen(maker: _Maker, found: Found, count: int) -> None:
+def _sharpen(maker: _Maker, found: SearchResult, count: int) -> None:
     """Measure the sizes of the first plans' own micro-batches, until the first ones are such."""
     while found.best:
-        sizes = dict.fromkeys((max(chunk_sizes(one.plan)), one.plan.mesh.tensor) for one in found.best[:count])
-        sharpened = [one for one in sizes if maker.source.sharpen(*one)]
+        sizes = dict.fromkeys((max(plan_microbatch_sizes(one.plan)), one.plan.mesh.tensor) for one in found.best[:count])
+        sharpened = [one for one in sizes if maker.source.measure_size(*one)]
         if not sharpened:
             return
         again = [maker.again(one) for one in found.best]  # all: sizes beside a measured one lie on other lines now
@@ -199,14 +199,14 @@ def _sharpen(maker: _Maker, found: Found, count: int) -> None:
 
 
 def _best_with_codec(
-    maker: _Maker, candidates: Sequence[Candidate], best: Sequence[Ranked], codecs: Mapping[str, LinkCodec]
-) -> Ranked | None:
+    maker: _Maker, candidates: Sequence[Candidate], best: Sequence[RankedPlan], codecs: Mapping[str, LinkCodec]
+) -> RankedPlan | None:
     """The quickest of all pipelines with one of these codecs on their links, if that is quicker than the best plan."""
     least_s = best[0].forecast.step_s if best else math.inf
-    found: Ranked | None = None
+    found: RankedPlan | None = None
     coded = []
     for one in candidates:
-        if one.codec != "none" or one.plan.mesh.pipeline == 1 or one.bound_s - most_saved_s(one.costs) >= least_s:
+        if one.codec != "none" or one.plan.mesh.pipeline == 1 or one.bound_s - max_codec_saving_s(one.costs) >= least_s:
             continue
         for name, codec in codecs.items():
             costs = replace(one.costs, plan=replace(one.plan, codec=name), codecs=(codec,) * (one.plan.num_stages - 1))
@@ -222,7 +222,7 @@ def _best_with_codec(
 
 def _choices(
     base: Plan,
-    source: Source,
+    source: CostSource,
     count: int,
     schedules: Sequence[str],
     recomputes: Sequence[str],
@@ -243,7 +243,7 @@ def _choices(
             if base.batch < data:
                 continue
             mesh = Mesh(data=data, tensor=tensor, pipeline=pipeline)
-            for chunks in microbatch_numbers(share):
+            for chunks in microbatch_counts(share):
                 for recompute in recomputes if base.training else ("none",):
                     for schedule in schedules if pipeline > 1 else ("1f1b",):
                         for shard in shards if data > 1 and pipeline == 1 and base.training else (False,):
@@ -282,7 +282,7 @@ def _allowed(plan: Plan, num_units: int) -> bool:
 class _Maker:
     """Makes candidates, and remembers what they share."""
 
-    def __init__(self, base: Plan, source: Source, cluster: Cluster, terms: EngineTerms, innermost: Axis) -> None:
+    def __init__(self, base: Plan, source: CostSource, cluster: Cluster, terms: EngineOverheads, innermost: Axis) -> None:
         self.base, self.source, self.cluster, self.terms, self.innermost = base, source, cluster, terms, innermost
         self.serial_s: float | None = None
         self.unfit: dict[str, str] = {}
@@ -294,8 +294,8 @@ class _Maker:
 
     def candidate(self, plan: Plan, codec: str, costs_of: LinkCodec) -> Candidate | None:
         topology = self.topology(plan.mesh)
-        sizes = chunk_sizes(plan)
-        needed = least_parameters(plan, topology, self.parameter_bytes(plan.mesh.tensor, max(sizes)))
+        sizes = plan_microbatch_sizes(plan)
+        needed = parameter_overflow(plan, topology, self.parameter_bytes(plan.mesh.tensor, max(sizes)))
         if needed is not None:
             self._too_much(plan, needed)
             return None
@@ -304,7 +304,7 @@ class _Maker:
             return None
         plan = replace(plan, cuts=cuts)
         costs = self.shared_costs(plan, topology, sizes, costs_of)
-        needed = least_memory(costs)
+        needed = memory_overflow(costs)
         if needed is not None:
             self._too_much(plan, needed)
             return None
@@ -328,17 +328,17 @@ class _Maker:
             self._latest = layout, self.costs(plan, topology, sizes)
         return replace(self._latest[1], plan=plan, codecs=(codec,) * (plan.num_stages - 1))
 
-    def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = PLAIN) -> PlanCosts:
+    def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = NO_CODEC) -> PlanCosts:
         measured = self.source.model(max(sizes), plan.mesh.tensor)
         return plan_costs(
             plan,
             measured.profile,
             topology,
-            cuts=cut_places(measured.profile, plan.cuts),
+            cuts=cut_indices(measured.profile, plan.cuts),
             sizes=sizes,
             tensor=measured.tensor,
-            model_terms=measured.terms,
-            engine_terms=self.terms,
+            model_overheads=measured.terms,
+            engine_overheads=self.terms,
             codecs=[codec] * (plan.num_stages - 1),
             whole=measured.whole,
             serial_s=self.serial_s,
@@ -365,15 +365,15 @@ class _Maker:
                 self._cuts[key] = None
         return self._cuts[key]
 
-    def again(self, one: Ranked) -> Ranked:
+    def again(self, one: RankedPlan) -> RankedPlan:
         """The same plan, by what is known of its size by now."""
         costs = self.costs(
-            one.plan, self.topology(one.plan.mesh), chunk_sizes(one.plan), (one.costs.codecs or (PLAIN,))[0]
+            one.plan, self.topology(one.plan.mesh), plan_microbatch_sizes(one.plan), (one.costs.codecs or (NO_CODEC,))[0]
         )
         return self.exact(Candidate(plan=one.plan, costs=costs, bound_s=0.0, codec=one.codec))
 
-    def exact(self, candidate: Candidate) -> Ranked:
-        return Ranked(
+    def exact(self, candidate: Candidate) -> RankedPlan:
+        return RankedPlan(
             plan=candidate.plan,
             codec=candidate.codec,
             forecast=predict(candidate.costs, candidate.plan.cuts, timeline=False),
@@ -381,19 +381,19 @@ class _Maker:
         )
 
 
-def _data_parallel(maker: _Maker, base: Plan, count: int) -> Ranked | None:
+def _data_parallel(maker: _Maker, base: Plan, count: int) -> RankedPlan | None:
     """Replicas alone: whole if they fit, else with the fewest micro-batches that do, else as they are."""
     if base.batch < count:
         return None
-    found: Ranked | None = None
-    for chunks in microbatch_numbers(-(-base.batch // count)):
-        plan = plain_plan(base, Mesh(data=count), chunks)
+    found: RankedPlan | None = None
+    for chunks in microbatch_counts(-(-base.batch // count)):
+        plan = baseline_plan(base, Mesh(data=count), chunks)
         try:
             check_plan(plan)
         except UsageError:
             continue
         topology = maker.topology(plan.mesh)
-        costs = maker.costs(plan, topology, chunk_sizes(plan))
+        costs = maker.costs(plan, topology, plan_microbatch_sizes(plan))
         found = maker.exact(Candidate(plan=plan, costs=costs, bound_s=0.0))
         if found.forecast.fits:
             return found
@@ -405,7 +405,7 @@ def _needs(forecast: Forecast) -> str:
     return f"{format_bytes(worst.memory.peak_bytes)} of {format_bytes(worst.memory_limit_bytes or 0)}"
 
 
-def _nothing_fits(base: Plan, data_parallel: Ranked | None, nearest: Mapping[str, str], count: int) -> str:
+def _nothing_fits(base: Plan, data_parallel: RankedPlan | None, nearest: Mapping[str, str], count: int) -> str:
     tried = "; ".join(f"{strategy} {why}" for strategy, why in nearest.items())
     if not tried and data_parallel is None:
         return (

@@ -16,9 +16,9 @@ from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import load_calibration
-from stagewright.planner.search.search import Ranked
+from stagewright.planner.search.search import RankedPlan
 
-__all__ = ["NUM_VERIFIED", "Verified", "VerifiedPlan", "verify"]
+__all__ = ["NUM_VERIFIED", "VerifiedPlans", "VerifiedPlan", "verify"]
 
 NUM_VERIFIED = 3  # plans that are run
 _TOLERANCE = 0.1
@@ -57,7 +57,7 @@ class VerifiedPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerifiedPlans:
     """What running came to."""
 
     plans: tuple[VerifiedPlan, ...]
@@ -79,13 +79,13 @@ class Verified:
 
 
 def verify(
-    ranked: Sequence[Ranked],
+    ranked: Sequence[RankedPlan],
     root: str | Path,
     *,
     count: int = NUM_VERIFIED,
     cache: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Verified:
+) -> VerifiedPlans:
     """Run the first few plans where they fit on this machine."""
     tell = progress or (lambda text: None)
     found: list[VerifiedPlan] = []
@@ -108,11 +108,11 @@ def verify(
                 recompute=str(plan.recompute),
                 shard=plan.shard,
                 forecast_s=one.forecast.step_s,
-                measured_s=result["latency_s"],
+                measured_s=result.latency_s,
                 forecast_memory_bytes=max(worker.memory.counted_bytes for worker in one.forecast.workers),
-                measured_memory_bytes=max(result["peak_memory_bytes"]),
-                equal=bool(result["equal"]),
-                run=result["run"],
+                measured_memory_bytes=result.max_memory_bytes,
+                equal=bool(result.equal),
+                run=str(result.run),
             )
         )
     if not found:
@@ -122,4 +122,4 @@ def verify(
     if off:
         tell("forecasts were off by more than a tenth: measuring this machine again …")
         load_calibration(cache, fresh=True)
-    return Verified(plans=tuple(found), left_out=tuple(left_out), regret=regret, recalibrated=off)
+    return VerifiedPlans(plans=tuple(found), left_out=tuple(left_out), regret=regret, recalibrated=off)

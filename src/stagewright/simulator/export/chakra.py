@@ -8,7 +8,7 @@
                   axis; an all-reduce of every stage's gradients or, where it is sharded, an all-gather before each
                   pass and a reduce-scatter
 
-comm_size is what a rank puts in, as simulators read it: of an all-gather its own part, else the whole. Times of
+comm_size is what a rank puts in, as simulators read it: of an all-gather its own part, else the whole. StepTimes of
 computing are the forecast's; how long communication takes is for the simulator to find out. Needs the package
 mlc-chakra: pip install 'stagewright[chakra]'.
 """
@@ -20,11 +20,11 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.chakra import add_attributes, check_chakra, write_ranks
-from stagewright.simulator.costs import PlanCosts
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.gradient_allreduce import statistics_bytes
-from stagewright.simulator.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Floats, Order
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Floats, ActionGraph
 from stagewright.simulator.simulate import optimizer_s
-from stagewright.simulator.times import step_order
+from stagewright.simulator.step_times import step_order
 
 __all__ = ["check_chakra", "write_chakra"]
 
@@ -50,7 +50,7 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
 class _Rank:
     """The nodes of one rank."""
 
-    def __init__(self, costs: PlanCosts, order: Order, compute_s: Floats, rank: int, proto: Any) -> None:
+    def __init__(self, costs: PlanCosts, order: ActionGraph, compute_s: Floats, rank: int, proto: Any) -> None:
         self.costs, self.order, self.compute_s, self.proto = costs, order, compute_s, proto
         self.place = costs.plan.mesh.coordinates(rank)
         self.found: list[Any] = []
@@ -60,7 +60,7 @@ class _Rank:
     def nodes(self) -> list[Any]:
         order, worker = self.order, self.place[2]
         for at in range(order.num_nodes):
-            if order.is_message[at]:
+            if order.is_p2p[at]:
                 if worker in (order.worker[at], order.receiver[at]):
                     self._message(at)
             elif order.worker[at] == worker:

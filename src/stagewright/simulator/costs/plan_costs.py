@@ -21,11 +21,11 @@ import numpy.typing as npt
 from stagewright.errors import UsageError
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile, amount_of
 from stagewright.simulator.collective import all_gather_s, all_reduce_s, reduce_scatter_s
-from stagewright.simulator.link_codec import PLAIN, LinkCodec
-from stagewright.simulator.order import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, Order
-from stagewright.simulator.overheads import EngineTerms, ModelTerms
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats, ActionGraph
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.topology import Topology
-from stagewright.simulator.working_memory import StageWork, stage_work
+from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
 from stagewright.spec.plan import Plan
 
 __all__ = ["ActionTimes", "PlanCosts", "StageCosts", "TensorTraffic", "plan_costs"]
@@ -70,11 +70,11 @@ class StageCosts:
     parameter_bytes: int
     """Bytes of parameters and of buffers."""
     buffer_bytes: int
-    kept_bytes: int
+    saved_bytes: int
     """What autograd keeps of one micro-batch."""
     input_bytes: int
     """What is kept instead where the stage is recomputed: its inputs."""
-    again_bytes: int
+    recompute_bytes: int
     """What comes beside them when it runs again."""
     gradient_rise_bytes: int
     """How far above its start memory rises in a stage's first backward, as gradients come and activations go."""
@@ -82,7 +82,7 @@ class StageCosts:
     """Of a sharded stage, parameters that are gathered unit by unit, twice for each micro-batch."""
     gathered_bytes: int
     """The largest unit's parameters, which a sharded stage holds whole while it is used."""
-    work: StageWork
+    work: StageWorkingMemory
     """What memory rises by while it runs."""
     sends_bytes: int
     """Bytes that it sends on; in training the gradient that comes back is as large. 0 for the last one."""
@@ -131,9 +131,9 @@ class PlanCosts:
     """The stages."""
     shares: tuple[float, ...]
     """Samples of each micro-batch over those of the profiled one, of the replica with most."""
-    model_terms: ModelTerms
+    model_overheads: ModelOverheads
     """What a step costs beside its units."""
-    engine_terms: EngineTerms
+    engine_overheads: EngineOverheads
     codecs: tuple[LinkCodec, ...]
     """The codec after each stage but the last."""
     gradients: tuple[tuple[int, float], ...]
@@ -155,13 +155,13 @@ class PlanCosts:
     even_optimizer: bool = False
     """What if: whether every worker's optimiser takes the mean of all."""
 
-    def durations(self, order: Order) -> Floats:
+    def durations(self, order: ActionGraph) -> Floats:
         """The duration of every node."""
         compute, collective = self.parts(order)
         messages: Floats = compute + collective
         return messages
 
-    def parts(self, order: Order) -> tuple[Floats, Floats]:
+    def parts(self, order: ActionGraph) -> tuple[Floats, Floats]:
         """Of every node: the device's own work (for a message: its whole time), and the tensor axis' collectives."""
         times = self.action_times()
         shares = np.array(self.shares)[order.microbatch % len(self.shares)]
@@ -170,7 +170,7 @@ class PlanCosts:
         adds = (order.microbatch > 0) | self.copies_gradients
         compute = times.work_s[row] * shares + times.fixed_s[row] + np.where(adds, times.adding_s[row], 0.0)
         collective = times.tensor_s[row] * shares
-        message = order.is_message
+        message = order.is_p2p
         edge = order.stage[message] - (order.kind[message] == BACKWARD)
         latency_s, carried_s = self.message_times()
         compute[message] = latency_s[edge] + shares[message] * carried_s[edge]
@@ -179,7 +179,7 @@ class PlanCosts:
 
     def action_times(self) -> ActionTimes:
         """The parts of every stage's actions."""
-        terms, loss, again = self.engine_terms, self.model_terms, self.recomputed
+        terms, loss, again = self.engine_overheads, self.model_overheads, self.recomputed
         forward, inputs, weights, tensor_forward, tensor_backward, gather, accumulate = np.array(
             [[getattr(stage, name) for stage in self.stages] for name in _STAGE_TIMES]
         )
@@ -274,8 +274,8 @@ def plan_costs(
     cuts: Sequence[int],
     sizes: Sequence[int],
     tensor: Sequence[TensorTraffic] | None = None,
-    model_terms: ModelTerms | None = None,
-    engine_terms: EngineTerms | None = None,
+    model_overheads: ModelOverheads | None = None,
+    engine_overheads: EngineOverheads | None = None,
     codecs: Sequence[LinkCodec] | None = None,
     whole: Profile | None = None,
     serial_s: float | None = None,
@@ -285,7 +285,7 @@ def plan_costs(
     ``whole`` is the profile with whole layers, where `profile` is that of one worker of a tensor axis. ``serial_s`` is
     the whole batch on one device alone, where it is known; otherwise by the same profile.
     """
-    model_terms, engine_terms = model_terms or ModelTerms(), engine_terms or EngineTerms()
+    model_overheads, engine_overheads = model_overheads or ModelOverheads(), engine_overheads or EngineOverheads()
     if plan.training and not profile.training:
         raise UsageError(
             f"the profile of {profile.model!r} holds forward passes alone, but the plan trains: profile it for training"
@@ -294,12 +294,12 @@ def plan_costs(
     if num_stages != plan.num_stages:
         raise UsageError(f"the plan has {plan.num_stages} stages, but {len(cuts)} cuts make {num_stages}")
     traffic = tensor or [TensorTraffic()] * len(units)
-    crowded = engine_terms.crowded(topology.num_on_host())
+    crowded = engine_overheads.crowded(topology.num_on_host())
     speeds = topology.speeds()
     forward_scale, backward_scale = _glue(profile)
     bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, len(units) - 1), strict=True))
     held = _Sums([unit.parameter_bytes for unit in units])
-    kept = _Sums([unit.kept_bytes for unit in units])
+    kept = _Sums([unit.saved_bytes for unit in units])
     tensor_group, data_group = topology.group("tensor"), topology.group("data")
     sizes_seen = {one for unit in traffic for one in (*unit.forward_bytes, *unit.backward_bytes)}
     sum_s = {one: all_reduce_s(tensor_group, one) for one in sizes_seen}
@@ -318,11 +318,11 @@ def plan_costs(
         exchanged = traffic[first : last + 1]
         forward_sums = tuple(itertools.chain.from_iterable(unit.forward_bytes for unit in exchanged))
         backward_sums = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in exchanged))
-        parameter_bytes, kept_bytes = held.of(first, last), kept.of(first, last)
-        input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_kept_bytes
+        parameter_bytes, saved_bytes = held.of(first, last), kept.of(first, last)
+        input_bytes = units[first - 1].crossing_bytes if first else own[0].recompute_saved_bytes
         gathers = [all_gather_s(data_group, unit.parameter_bytes.total) for unit in own] if plan.shard else [0.0]
-        hidden = (1 - _shard_cost(topology, engine_terms)) * sum(gathers)
-        copied = _copied_s(parameter_bytes, plan, model_terms) * slow if plan.shard else 0.0
+        hidden = (1 - _shard_cost(topology, engine_overheads)) * sum(gathers)
+        copied = _copied_s(parameter_bytes, plan, model_overheads) * slow if plan.shard else 0.0
         stages.append(
             StageCosts(
                 first=first,
@@ -336,23 +336,23 @@ def plan_costs(
                 tensor_forward_bytes=forward_sums,
                 tensor_backward_bytes=backward_sums,
                 gather_s=sum(gathers) - min(hidden, forward) + copied,
-                accumulate_s=parameter_bytes * model_terms.accumulate_s_per_byte * slow,
+                accumulate_s=parameter_bytes * model_overheads.accumulate_s_per_byte * slow,
                 parameter_bytes=parameter_bytes,
                 buffer_bytes=sum(unit.buffer_bytes for unit in own),
-                kept_bytes=kept_bytes,
+                saved_bytes=saved_bytes,
                 input_bytes=input_bytes,
-                again_bytes=kept_bytes - (input_bytes if _keeps(own[0], input_bytes) else 0),
+                recompute_bytes=saved_bytes - (input_bytes if _keeps(own[0], input_bytes) else 0),
                 # Where the stage runs again, the loss has gone backward before.
                 gradient_rise_bytes=_rise(
-                    units, first, last, there, 0 if plan.recomputes(index) else model_terms.loss_kept_bytes
+                    units, first, last, there, 0 if plan.recomputes(index) else model_overheads.loss_kept_bytes
                 ),
                 alone_bytes=sum(alone[first : last + 1]) if plan.shard else 0,
                 gathered_bytes=_gathered(own, alone[first : last + 1], parameter_bytes) if plan.shard else 0,
-                work=stage_work(
+                work=stage_working_memory(
                     units,
                     first,
                     last,
-                    model_terms,
+                    model_overheads,
                     recomputed=plan.recomputes(index),
                     training=plan.training,
                     # Of several micro-batches the sums of gradients are whole until the last.
@@ -364,15 +364,15 @@ def plan_costs(
         )
     if serial_s is None:
         samples = sum(sizes) * plan.mesh.data / profile.batch_size
-        serial_s = _serial_s(plan, whole or profile, model_terms, samples) / max(speeds)
+        serial_s = _serial_s(plan, whole or profile, model_overheads, samples) / max(speeds)
     return PlanCosts(
         plan=plan,
         topology=topology,
         stages=tuple(stages),
         shares=tuple(size / profile.batch_size for size in sizes),
-        model_terms=model_terms,
-        engine_terms=engine_terms,
-        codecs=tuple(codecs) if codecs else (PLAIN,) * (num_stages - 1),
+        model_overheads=model_overheads,
+        engine_overheads=engine_overheads,
+        codecs=tuple(codecs) if codecs else (NO_CODEC,) * (num_stages - 1),
         gradients=tuple(
             (unit.parameter_bytes.added(first), unit.backward_s)
             for first, last in bounds
@@ -395,17 +395,17 @@ def scattering_s(costs: PlanCosts, worker: int) -> float:
     taken_s = sum(reduce_scatter_s(group, size) for size in sizes)
     if not taken_s:  # collectives that cost nothing: what if
         return 0.0
-    copied_s = _copied_s(sum(sizes), costs.plan, costs.model_terms) * costs.crowded
-    return taken_s * _shard_cost(costs.topology, costs.engine_terms) + copied_s
+    copied_s = _copied_s(sum(sizes), costs.plan, costs.model_overheads) * costs.crowded
+    return taken_s * _shard_cost(costs.topology, costs.engine_overheads) + copied_s
 
 
-def _shard_cost(topology: Topology, terms: EngineTerms) -> float:
+def _shard_cost(topology: Topology, terms: EngineOverheads) -> float:
     """Computing that is lost for each second of a shard's collective: a CPU waits for it, a GPU goes on."""
     on_cpu = any(one.kind == "cpu" for one in topology.cluster.devices)
     return 1.0 if on_cpu else terms.collective_cost
 
 
-def _copied_s(num_bytes: int, plan: Plan, terms: ModelTerms) -> float:
+def _copied_s(num_bytes: int, plan: Plan, terms: ModelOverheads) -> float:
     """Shards are copied into one piece and, gathered, out of it; gradients alike, whose parts are summed then.
 
     Adding gradients reads two and writes one of each number, a copy one and one.
@@ -430,7 +430,7 @@ def _scale(whole: Time, units_s: float) -> float:
     return min(max(units_s, whole.median_s - whole.spread_s), whole.median_s + whole.spread_s) / units_s
 
 
-def _serial_s(plan: Plan, profile: Profile, terms: ModelTerms, samples: float) -> float:
+def _serial_s(plan: Plan, profile: Profile, terms: ModelOverheads, samples: float) -> float:
     """One device, the same micro-batches one after the other, no recomputation; one optimiser's step."""
     forward_scale, backward_scale = _glue(profile)
     once = sum(unit.forward.median_s for unit in profile.units) * forward_scale + terms.loss_forward_s
@@ -451,7 +451,7 @@ def _rise(units: Sequence[UnitProfile], first: int, last: int, there: Mapping[in
 
     highest, level = 0, -loss_kept_bytes if last == len(units) - 1 else 0
     for at in range(last, first - 1, -1):
-        level += units[at].parameter_bytes.added(first) - there.get(at, 0) - units[at].kept_bytes.added(first)
+        level += units[at].parameter_bytes.added(first) - there.get(at, 0) - units[at].saved_bytes.added(first)
         highest = max(highest, level)
     return highest
 
@@ -471,13 +471,13 @@ def _gathered(own: Sequence[UnitProfile], alone: Sequence[int], parameter_bytes:
 
 def _keeps(unit: UnitProfile, input_bytes: int) -> bool:
     """Whether what a unit keeps has its inputs among it, as that of most layers has."""
-    return unit.kept_bytes.total >= input_bytes
+    return unit.saved_bytes.total >= input_bytes
 
 
 def _batch_bytes(plan: Plan, profile: Profile) -> int:
     first = profile.units[0]
     samples = plan.batch / profile.batch_size
-    return int(samples * first.recompute_kept_bytes) if _keeps(first, first.recompute_kept_bytes) else 0
+    return int(samples * first.recompute_saved_bytes) if _keeps(first, first.recompute_saved_bytes) else 0
 
 
 class _Sums:

@@ -28,10 +28,10 @@ __all__ = [
     "KINDS",
     "Floats",
     "Integers",
-    "Order",
-    "forward_order",
-    "resolve_order",
-    "schedule_order",
+    "ActionGraph",
+    "inference_graph",
+    "build_graph",
+    "training_graph",
 ]
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ _NUM_BEFORE = 3  # edges into a node that wait for an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Order:
+class ActionGraph:
     """Nodes in an order in which none comes before what it waits for; nodes of one level are side by side."""
 
     num_workers: int
@@ -56,7 +56,7 @@ class Order:
     """Stages of the pipeline."""
     num_microbatches: int
     """Micro-batches of a step."""
-    is_message: npt.NDArray[np.bool_]
+    is_p2p: npt.NDArray[np.bool_]
     """Whether a node is a message; otherwise it is an action."""
     worker: Integers
     """An action's worker, a message's sender."""
@@ -97,15 +97,15 @@ class Order:
 
 
 @lru_cache(maxsize=128)
-def schedule_order(schedule: str, stage_workers: tuple[int, ...], num_microbatches: int) -> Order:
+def training_graph(schedule: str, stage_workers: tuple[int, ...], num_microbatches: int) -> ActionGraph:
     """The order of a training step."""
-    return resolve_order(schedule_actions(schedule, stage_workers, num_microbatches), stage_workers)
+    return build_graph(schedule_actions(schedule, stage_workers, num_microbatches), stage_workers)
 
 
 @lru_cache(maxsize=32)
-def forward_order(stage_workers: tuple[int, ...], num_microbatches: int) -> Order:
+def inference_graph(stage_workers: tuple[int, ...], num_microbatches: int) -> ActionGraph:
     """The order of inference, as one stream."""
-    return resolve_order(forward_actions(stage_workers, num_microbatches), stage_workers)
+    return build_graph(forward_actions(stage_workers, num_microbatches), stage_workers)
 
 
 @dataclass(slots=True)
@@ -117,13 +117,13 @@ class _Node:
     microbatch: int
     before: list[int]  # whose end it waits for
     posted_by: int = -1  # whose start it waits for
-    is_message: bool = False
+    is_p2p: bool = False
 
 
 _Key: TypeAlias = tuple[int, bool, int]  # stage that makes it, backward, micro-batch
 
 
-def resolve_order(actions: Actions, stage_workers: Sequence[int], ahead: int = AHEAD) -> Order:
+def build_graph(actions: Actions, stage_workers: Sequence[int], ahead: int = AHEAD) -> ActionGraph:
     """The actions of every worker as nodes, with their messages."""
     nodes: list[_Node] = []
     numbers: dict[Action, int] = {}
@@ -181,7 +181,7 @@ def _messages(
             edge = worker, receiver, key[1]
             before = [numbers[action], *([latest[edge]] if edge in latest else [])]
             kind = BACKWARD if key[1] else FORWARD
-            nodes.append(_Node(worker, receiver, key[0], kind, key[2], before, is_message=True))
+            nodes.append(_Node(worker, receiver, key[0], kind, key[2], before, is_p2p=True))
             found[key] = latest[edge] = len(nodes) - 1
     return found
 
@@ -230,7 +230,7 @@ def _post(
             previous = numbers[action]
 
 
-def _in_levels(nodes: list[_Node], num_workers: int, stage_workers: Sequence[int]) -> Order:
+def _in_levels(nodes: list[_Node], num_workers: int, stage_workers: Sequence[int]) -> ActionGraph:
     """The nodes sorted by level: one more than the highest of those that they wait for."""
     level = [-1] * len(nodes)
     following: list[list[int]] = [[] for _ in nodes]
@@ -260,11 +260,11 @@ def _in_levels(nodes: list[_Node], num_workers: int, stage_workers: Sequence[int
     ordered = [nodes[number] for number in order]
     none = [-1] * _NUM_BEFORE
     before = np.array([(node.before + none)[:_NUM_BEFORE] for node in ordered], dtype=np.int64)
-    return Order(
+    return ActionGraph(
         num_workers=num_workers,
         num_stages=len(stage_workers),
         num_microbatches=1 + max(node.microbatch for node in nodes),
-        is_message=np.array([node.is_message for node in ordered]),
+        is_p2p=np.array([node.is_p2p for node in ordered]),
         worker=np.array([node.worker for node in ordered]),
         receiver=np.array([node.receiver for node in ordered]),
         stage=np.array([node.stage for node in ordered]),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stagewright.errors import UsageError
 
-__all__ = ["PLAIN", "LinkCodec"]
+__all__ = ["NO_CODEC", "LinkCodec"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,4 +32,4 @@ class LinkCodec:
                 raise UsageError(f"{name} takes {value} s a byte, but must take 0 or more")
 
 
-PLAIN = LinkCodec()
+NO_CODEC = LinkCodec()

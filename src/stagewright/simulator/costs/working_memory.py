@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stagewright.profiler.profile import UnitProfile
-from stagewright.simulator.overheads import ModelTerms
+from stagewright.simulator.costs.overheads import ModelOverheads
 
-__all__ = ["NO_WORK", "StageWork", "stage_work"]
+__all__ = ["NO_WORKING_MEMORY", "StageWorkingMemory", "stage_working_memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
+class StageWorkingMemory:
     """How far memory rises above a stage's start while it runs, for one micro-batch of the profiled size."""
 
     forward_bytes: int = 0
@@ -39,20 +39,20 @@ class StageWork:
     are made from."""
 
 
-NO_WORK = StageWork()
+NO_WORKING_MEMORY = StageWorkingMemory()
 
 
-def stage_work(
+def stage_working_memory(
     units: Sequence[UnitProfile],
     first: int,
     last: int,
-    terms: ModelTerms,
+    terms: ModelOverheads,
     *,
     recomputed: bool,
     training: bool,
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
-) -> StageWork:
+) -> StageWorkingMemory:
     """The work of the stage of units first … last.
 
     ``recomputed``: forward keeps nothing inside the stage, and backward begins when all of it is there again, after the
@@ -61,20 +61,20 @@ def stage_work(
     """
     own = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in own):
-        return NO_WORK
+        return NO_WORKING_MEMORY
 
     ends = last == len(units) - 1
     alone = [0, *(gathered or [0] * len(units)), 0]  # one more at both ends
     kept, forward = 0, 0
     for at, unit in enumerate(own, first + 1):
         forward = max(forward, kept + unit.forward_working_bytes + 2 * alone[at])
-        kept = unit.output_bytes if recomputed or not training else kept + unit.kept_bytes.added(first)
+        kept = unit.output_bytes if recomputed or not training else kept + unit.saved_bytes.added(first)
     if not training:
-        return StageWork(forward_bytes=forward)
+        return StageWorkingMemory(forward_bytes=forward)
     if ends:
         forward = max(forward, kept + terms.loss_forward_working_bytes)
     loss_kept, loss_rise = (terms.loss_kept_bytes, terms.loss_backward_working_bytes) if ends else (0, 0)
-    again = sum(unit.kept_bytes.added(first) for unit in own) if recomputed else 0
+    again = sum(unit.saved_bytes.added(first) for unit in own) if recomputed else 0
     rises = []
     for makes in (True, False):
         level, highest = (0, max(0, loss_rise + loss_kept - again)) if recomputed else (-loss_kept, loss_rise)
@@ -93,11 +93,11 @@ def stage_work(
                 waiting[earlier] = waiting.get(earlier, 0) + part
             share = held_share if whole else 1.0  # what is not gathered alone is whole to the end of the pass
             made = int(share * unit.parameter_bytes.total) if makes else sum(part for _, part in tied)
-            level += made - unit.kept_bytes.added(first)
+            level += made - unit.saved_bytes.added(first)
             level -= waiting.pop(at, 0)
         rises.append(highest)
     most = max(unit.output_bytes + max(0, unit.backward_working_bytes - unit.parameter_bytes.total) for unit in own)
-    return StageWork(
+    return StageWorkingMemory(
         forward_bytes=forward,
         first_backward_bytes=rises[0],
         later_backward_bytes=rises[1],

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stagewright.simulator.costs import PlanCosts
-from stagewright.simulator.order import BACKWARD, FORWARD, Floats, Integers, Order, forward_order, schedule_order
-from stagewright.simulator.wavefront import PipelineTimes, plain_pipeline
+from stagewright.simulator.costs.plan_costs import PlanCosts
+from stagewright.simulator.action_graph import BACKWARD, FORWARD, Floats, Integers, ActionGraph, inference_graph, training_graph
+from stagewright.simulator.wavefront import WavefrontTimes, simulate_wavefront
 
-__all__ = ["Times", "pipeline_times", "step_order", "worker_ends_s"]
+__all__ = ["StepTimes", "pipeline_times", "step_order", "worker_ends_s"]
 
 _MOST_NODES = 60_000  # beyond that, plain schedules are not listed node by node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Times:
+class StepTimes:
     """Actions and messages of a step, each as rows of arrays."""
 
     worker: Integers
@@ -72,16 +72,16 @@ class Times:
         return self._rows[whose][worker]
 
 
-def step_order(costs: PlanCosts) -> Order:
+def step_order(costs: PlanCosts) -> ActionGraph:
     """The order of the plan's step; inference is one stream over all its steps."""
     plan = costs.plan
     chunks = len(costs.shares)
     if plan.training:
-        return schedule_order(plan.schedule, plan.stage_workers, chunks)
-    return forward_order(plan.stage_workers, chunks * plan.steps)
+        return training_graph(plan.schedule, plan.stage_workers, chunks)
+    return inference_graph(plan.stage_workers, chunks * plan.steps)
 
 
-def pipeline_times(costs: PlanCosts) -> Times:
+def pipeline_times(costs: PlanCosts) -> StepTimes:
     """The times of a plan's actions."""
     if _is_large(costs):
         return _by_wavefront(costs)
@@ -89,8 +89,8 @@ def pipeline_times(costs: PlanCosts) -> Times:
     order = step_order(costs)
     compute, collective = costs.parts(order)
     start, end = order.times(compute + collective)
-    action, message = ~order.is_message, order.is_message
-    return Times(
+    action, message = ~order.is_p2p, order.is_p2p
+    return StepTimes(
         worker=order.worker[action],
         kind=order.kind[action],
         stage=order.stage[action],
@@ -127,13 +127,13 @@ class _TwoMicrobatches:
     """Durations of a plain pipeline's actions and messages, stage by stage; two micro-batches stand for all."""
 
     def __init__(self, costs: PlanCosts) -> None:
-        self.order = schedule_order("gpipe", tuple(range(len(costs.stages))), 2)
+        self.order = training_graph("gpipe", tuple(range(len(costs.stages))), 2)
         compute, self.collective = costs.parts(self.order)
         self.total = compute + self.collective
 
     def row(self, kind: int, chunk: int, values: Floats, *, message: bool = False) -> Floats:
         order = self.order
-        own = (order.kind == kind) & (order.microbatch == chunk) & (order.is_message == message)
+        own = (order.kind == kind) & (order.microbatch == chunk) & (order.is_p2p == message)
         found: Floats = values[own][np.argsort(order.stage[own])]
         return found
 
@@ -144,13 +144,13 @@ class _TwoMicrobatches:
         return self.row(kind, 0, self.total, message=True)
 
 
-def _wavefront(costs: PlanCosts, two: _TwoMicrobatches, *, history: bool) -> PipelineTimes:
+def _wavefront(costs: PlanCosts, two: _TwoMicrobatches, *, history: bool) -> WavefrontTimes:
     # The second micro-batch stands for all but the last; that one may be spared its recomputation.
     except_last = costs.plan.recompute == "except-last"
     backward = two.action_s(BACKWARD, 0 if except_last else 1)
     if except_last:
         backward = backward + np.array([stage.accumulate_s for stage in costs.stages])
-    return plain_pipeline(
+    return simulate_wavefront(
         costs.plan.schedule,
         len(costs.shares),
         two.action_s(FORWARD, 0),
@@ -163,7 +163,7 @@ def _wavefront(costs: PlanCosts, two: _TwoMicrobatches, *, history: bool) -> Pip
     )
 
 
-def _by_wavefront(costs: PlanCosts) -> Times:
+def _by_wavefront(costs: PlanCosts) -> StepTimes:
     """The times of a plain pipeline of many stages and micro-batches; micro-batches count as equally large."""
     p, m = len(costs.stages), len(costs.shares)
     two = _TwoMicrobatches(costs)
@@ -177,7 +177,7 @@ def _by_wavefront(costs: PlanCosts) -> Times:
     stage, microbatch = (np.tile(one.reshape(-1), 2) for one in np.indices((p, m)))
     edge, message = (one.reshape(-1) for one in np.indices((p - 1, m)))
     arrived = np.concatenate([found.forward_arrival_s[1:].reshape(-1), found.backward_arrival_s[:-1].reshape(-1)])
-    return Times(
+    return StepTimes(
         worker=stage,
         kind=np.repeat([FORWARD, BACKWARD], p * m),
         stage=stage,

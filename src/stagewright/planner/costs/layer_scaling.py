@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import MeasuredModel
+from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, UnitProfile
 
-__all__ = ["grown_layers"]
+__all__ = ["with_num_layers"]
 
 
-def grown_layers(measured: MeasuredModel, num_layers: int) -> MeasuredModel:
+def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
     """The same model with another number of blocks, each like the middle one; the first stays, it follows the stem."""
     units = measured.profile.units
     blocks = [index for index, unit in enumerate(units) if unit.block is not None]
@@ -67,5 +67,5 @@ def _moved(unit: UnitProfile, by: int, first: int) -> UnitProfile:
         unit,
         parameters=amount(unit.parameters),
         parameter_bytes=amount(unit.parameter_bytes),
-        kept_bytes=amount(unit.kept_bytes),
+        saved_bytes=amount(unit.saved_bytes),
     )

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["EngineTerms", "ModelTerms"]
+__all__ = ["EngineOverheads", "ModelOverheads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTerms:
+class ModelOverheads:
     """What a model's step costs on a device, beside its units."""
 
     loss_forward_s: float = 0.0
@@ -51,13 +51,13 @@ class ModelTerms:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ModelTerms:
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelOverheads:
         """What an older file does not have is as by default."""
         return cls(**{one.name: data.get(one.name, one.default) for one in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTerms:
+class EngineOverheads:
     """What the engine costs on a machine, beside computing and bytes."""
 
     action_s: float = 0.0
@@ -92,6 +92,6 @@ class EngineTerms:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EngineTerms:
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineOverheads:
         """What an older file does not have is as on an ideal machine."""
         return cls(**{one.name: float(data.get(one.name, one.default)) for one in fields(cls)})

@@ -297,9 +297,9 @@ def test_a_small_submodule_that_branches_is_kept_whole(same_as: Any) -> None:
     ("model", "args", "message"),
     [
         (nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.randn(2, 4),), "no parameters"),
-        (nn.Linear(4, 4), (torch.randn(2, 4),), "one single unit"),
+        (nn.Linear(4, 4), (torch.randn(2, 4),), "a single unit"),
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (torch.randn(2, 5),), r"\[2, 5\] torch.float32"),
-        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (), "holds no tensor"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (), "contains no tensor"),
         (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), (torch.randn(0, 4),), "empty tensor"),
         ("model", (torch.randn(2, 4),), "not str"),
     ],

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.graph.macs import MacCounter, count_macs, count_macs_by_module
+from stagewright.graph.macs import MacCounter, count_macs
+from stagewright.graph.tracing.observation import observe
+
+
+def macs_by_module(model: nn.Module, *args: torch.Tensor) -> dict[str, list[int]]:
+    """The MACs of each call of each module, as capture observes them."""
+    macs: dict[str, list[int]] = {}
+    for call in observe(model, args, {}).calls:
+        macs.setdefault(call.name, []).append(call.macs)
+    return macs
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -33,7 +42,7 @@ def test_multi_head_attention(training: bool, need_weights: bool) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_operators_that_torch_counts_as_nothing() -> None:
+def test_operators_that_torch_does_not_count() -> None:
     class Several(nn.Module):
         def forward(self, matrix: torch.Tensor) -> torch.Tensor:
             return matrix @ matrix[0] + torch.dot(matrix[0], matrix[1])
@@ -61,7 +70,7 @@ def test_grouped_products() -> None:
     assert count_macs(Experts(), (tokens, experts, ends)) == 8 * 16 * 32
 
 
-def test_mixture_of_experts_counts_the_chosen_ones() -> None:
+def test_mixture_of_experts_counts_the_selected_experts() -> None:
     import transformers
 
     config = transformers.MixtralConfig(
@@ -75,9 +84,9 @@ def test_mixture_of_experts_counts_the_chosen_ones() -> None:
         vocab_size=50,
     )
     model = transformers.MixtralForCausalLM(config).eval()
-    macs = count_macs_by_module(model, (torch.arange(12).view(2, 6),))
+    macs = macs_by_module(model, torch.arange(12).view(2, 6))
     assert macs["model.layers.0.mlp.experts"] == [12 * 2 * 3 * 32 * 64]
-    # Four heads attend, whoever shares keys and values: projections (q, k, v, o), then scores and values.
+    # Four query heads share two key and value heads: projections (q, k, v, o), then scores and values.
     assert macs["model.layers.0.self_attn"] == [12 * 32 * (32 + 16 + 16 + 32) + 2 * 2 * 6 * 6 * 32]
     assert macs[""] == [count_macs(model, (torch.arange(12).view(2, 6),))]
 
@@ -91,7 +100,7 @@ def test_each_call_of_a_shared_module() -> None:
         def forward(self, value: torch.Tensor) -> torch.Tensor:
             return self.layer(self.layer(value)[:1])  # type: ignore[no-any-return]
 
-    assert count_macs_by_module(Twice(), (torch.randn(3, 4),)) == {"layer": [48, 16], "": [64]}
+    assert macs_by_module(Twice(), torch.randn(3, 4)) == {"layer": [48, 16], "": [64]}
 
 
 def test_running_total_and_state() -> None:

@@ -32,8 +32,8 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_reentrant_checkpointing_is_refused_with_the_other_form() -> None:
-    with pytest.raises(CaptureError, match="use the form with use_reentrant=False"):
+def test_reentrant_checkpointing_is_rejected() -> None:
+    with pytest.raises(CaptureError, match="use use_reentrant=False"):
         capture(Checkpointed(reentrant=True), (torch.randn(4, 8, requires_grad=True),))
 
 
@@ -45,7 +45,7 @@ def test_checkpointing_of_the_other_form_is_captured(same_as: Any) -> None:
 
 def test_lazy_modules_must_have_run_once() -> None:
     model = nn.Sequential(OrderedDict(first=nn.LazyLinear(8), second=nn.Linear(8, 2)))
-    with pytest.raises(UsageError, match=r"'first\.weight' of Sequential is not initialised yet; run one batch"):
+    with pytest.raises(UsageError, match=r"'first\.weight' of Sequential is not initialized yet; run one batch"):
         capture(model, (torch.randn(4, 8),))
     model(torch.randn(4, 8))
     assert len(capture(model, (torch.randn(4, 8),)).calls) == 2

@@ -56,8 +56,8 @@ def make_profile() -> Callable[..., Profile]:
                 backward_input=_time((backward or nothing)[index] * 0.25),
                 backward_weight=_time((backward or nothing)[index] * 0.75),
                 output_bytes=(crossing or nothing)[index],
-                kept_bytes=_amount((kept or nothing)[index]),
-                recompute_kept_bytes=(inputs or nothing)[index],
+                saved_bytes=_amount((kept or nothing)[index]),
+                recompute_saved_bytes=(inputs or nothing)[index],
                 crossing_bytes=0 if index == num_units - 1 else (crossing or nothing)[index],
             )
             for index in range(num_units)

@@ -43,7 +43,7 @@ def test_a_policy_of_ones_own(halves: str, make_profile: Callable[..., Profile])
 
 OWN = """
 import numpy as np
-from stagewright.partition import Placed, policy
+from stagewright.partition import PlacedCuts, policy
 
 def halves(profile, num_stages, conditions):
     "Cut in the middle."
@@ -51,7 +51,7 @@ def halves(profile, num_stages, conditions):
 
 @policy("on-one-device-of-mine", num_devices=1)
 def placed(profile, num_stages, conditions):
-    return Placed(cuts=[0], placement=[0, 0])
+    return PlacedCuts(cuts=[0], placement=[0, 0])
 
 def fails(profile, num_stages, conditions):
     return profile.units["first"]

@@ -9,38 +9,36 @@ import torch
 from torch import nn
 
 from stagewright.cluster.device import Device
-from stagewright.machine import cpu_offload as hosted
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.identity import library_versions, profile_key, structure_digest
 
 
 def test_weights_do_not_matter_but_structure_does() -> None:
-    same = structure_digest(nn.Linear(3, 4))
-    assert structure_digest(nn.Linear(3, 4)) == same
-    assert structure_digest(nn.Linear(3, 5)) != same
-    assert structure_digest(nn.Linear(3, 4).double()) != same
-    assert structure_digest(nn.Linear(3, 4).requires_grad_(False)) != same
+    digest = structure_digest(nn.Linear(3, 4))
+    assert structure_digest(nn.Linear(3, 4)) == digest
+    assert structure_digest(nn.Linear(3, 5)) != digest
+    assert structure_digest(nn.Linear(3, 4).double()) != digest
+    assert structure_digest(nn.Linear(3, 4).requires_grad_(False)) != digest
     assert structure_digest(nn.Dropout(0.1)) != structure_digest(nn.Dropout(0.2))
 
 
 def test_configuration_matters() -> None:
     def model(config: object) -> nn.Module:
-        made = nn.Linear(2, 2)
-        made.config = config  # type: ignore[assignment]
-        return made
+        linear = nn.Linear(2, 2)
+        linear.config = config  # type: ignore[assignment]
+        return linear
 
     assert structure_digest(model({"layers": 1})) == structure_digest(model({"layers": 1}))
     assert structure_digest(model({"layers": 1})) != structure_digest(model({"layers": 2}))
-    assert structure_digest(model(object())) == structure_digest(model(object()))  # addresses are left out
+    assert structure_digest(model(object())) == structure_digest(model(object()))  # addresses are ignored
 
 
-def test_key_tells_shapes_and_modes_apart(chain: Callable[..., Any]) -> None:
+def test_key_depends_on_shapes_and_modes(chain: Callable[..., Any]) -> None:
     def key(batch_size: int = 2, device: str = "cpu:0", training: bool = True, mode: bool = True) -> dict[str, str]:
         inputs = torch.zeros(batch_size, 4)
         graph = chain(nn.Linear(4, 4), example=inputs)
         graph.model.train(mode)
-        made = Device.parse(device)
-        return profile_key(graph, (inputs,), {}, name="m", device=made, repeats=3, training=training)
+        return profile_key(graph, (inputs,), {}, name="m", device=Device.parse(device), repeats=3, training=training)
 
     assert key() == key()
     assert "float32[2, 4]" in key()["inputs"]
@@ -51,7 +49,7 @@ def test_key_tells_shapes_and_modes_apart(chain: Callable[..., Any]) -> None:
     assert key()["torch version"] == torch.__version__
 
 
-def test_a_profile_without_its_whole_model_is_another(
+def test_offloaded_weights_change_the_key(
     chain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     inputs = torch.zeros(2, 4)
@@ -63,7 +61,7 @@ def test_a_profile_without_its_whole_model_is_another(
         return ProfileCache(tmp_path).path(key)
 
     resident = path()
-    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr("stagewright.profiler.identity.is_hosted", lambda module, device: True)
     assert path() != resident
 
 

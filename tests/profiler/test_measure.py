@@ -29,8 +29,8 @@ def test_numbers_of_a_small_network(chain: Callable[..., Any]) -> None:
     assert measured.whole_macs == sum(unit.macs for unit in measured.units)
     assert [unit.output_bytes for unit in measured.units] == [4096, 4096, 160]
     assert [unit.crossing_bytes for unit in measured.units] == [4096, 4096, 0]
-    assert [unit.recompute_kept_bytes for unit in measured.units] == [4 * 784 * 4, 4096, 4096]
-    assert measured.kept_bytes == 4 * 784 * 4 + 4096
+    assert [unit.recompute_saved_bytes for unit in measured.units] == [4 * 784 * 4, 4096, 4096]
+    assert measured.saved_bytes == 4 * 784 * 4 + 4096
     assert first.backward_input.median_s == 0.0
     assert first.backward_weight.median_s > 0
     assert activation.backward_weight.median_s == 0.0
@@ -47,44 +47,44 @@ def test_units_explain_the_whole(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(256, 512)
     parts = [nn.Linear(512, 512) for _ in range(4)]
     measured = profile(chain(*parts, example=inputs), (inputs,), name="even", device="cpu:0", cache=False)
-    assert 0.6 < measured.coverage < 1.6  # loose: the suite shares its caches; benchmarks/ tells the real ratio
+    assert 0.6 < measured.coverage < 1.6  # loose, because tests share CPU caches; benchmarks/ measures the real ratio
 
 
 class Between(nn.Module):
-    """Two small units, and much that is done between them."""
+    """Two small units with expensive glue operations between them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found = self.first(inputs)
-        wide = found.repeat(1, 64).sin().cos().exp().sin().cos()
+        hidden = self.first(inputs)
+        wide = hidden.repeat(1, 64).sin().cos().exp().sin().cos()
         return self.last(wide.view(-1, 64, 8).mean(1))  # type: ignore[no-any-return]
 
 
 @pytest.mark.usefixtures("processor_time")
 @pytest.mark.parametrize("training", [True, False])
-def test_what_lies_between_units_counts_with_them(training: bool) -> None:
+def test_glue_counts_for_the_units(training: bool) -> None:
     inputs = torch.randn(512, 8)
     graph = capture(Between(), (inputs,), units=["first", "last"])
     measured = profile(graph, (inputs,), name="between", device="cpu:0", repeats=7, training=training, cache=False)
     first, last = measured.units
-    # A cut sends the narrow one: all of it is done either before or behind the cut, as the smallest crossing is.
+    # A cut sends the narrow tensor, so all glue operations run on the same side of it.
     assert max(first.glue_s, last.glue_s) > 0.5 * (first.total_s + last.total_s)
     assert measured.glue_share > 0.5
-    assert measured.coverage > 0.5, "without what lies between them, the units are a small part"
+    assert measured.coverage > 0.5, "without glue, the units explain only a small part"
     both = [first.forward, last.forward, first.backward_input, last.backward_input]
-    assert sum(one.median_s for one in both) > first.glue_s + last.glue_s - 1e-12
+    assert sum(time.median_s for time in both) > first.glue_s + last.glue_s - 1e-12
 
 
-def test_what_lies_between_units_does_not_keep_the_models_graph() -> None:
-    """All pieces are held while they are timed: with the graph of one run they would hold a step's activations."""
+def test_glue_replays_do_not_keep_the_autograd_graph() -> None:
+    """All segments stay in memory while they are timed; with the autograd graph they would hold a step's activations."""
     inputs = torch.randn(4, 8)
     graph = capture(Between(), (inputs,), units=["first", "last"])
     dropped: list[int] = []
 
-    class Kept:
+    class Packed:
         def __init__(self, tensor: torch.Tensor) -> None:
             self.tensor = tensor
 
@@ -93,18 +93,18 @@ def test_what_lies_between_units_does_not_keep_the_models_graph() -> None:
 
     seen: list[int] = []
 
-    def pack(tensor: torch.Tensor) -> Kept:
+    def pack(tensor: torch.Tensor) -> Packed:
         seen.append(tensor.numel())
-        return Kept(tensor.detach())  # or else what saves its own result would keep itself
+        return Packed(tensor.detach())  # detached, because an operation that saves its own result would form a cycle
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.tensor):
         replays = measure._glue_replays(graph, (inputs,), {}, training=True)
     assert replays
     assert seen
     assert len(dropped) == len(seen)
 
 
-def test_a_chain_has_nothing_between_its_units(chain: Callable[..., Any]) -> None:
+def test_a_chain_has_no_glue(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(4, 8)
     graph = chain(nn.Linear(8, 8), nn.Linear(8, 8), example=inputs)
     measured = profile(graph, (inputs,), name="plain", device="cpu:0", repeats=1, cache=False)
@@ -138,18 +138,18 @@ def test_a_captured_model_with_tied_weights() -> None:
     assert sum(unit.macs for unit in measured.units) == measured.whole_macs
     block = 12 * 16 * 32 * 32 + 2 * 2 * 8 * 8 * 32
     assert measured.whole_macs == 2 * block + 16 * 32 * 50
-    assert measured.kept_bytes == kept_by_a_plain_run(model, tokens)
+    assert measured.saved_bytes == saved_by_an_eager_run(model, tokens)
     assert measured.units[-1].crossing_bytes == 0
     assert measured.units[-2].crossing_bytes == 2 * 8 * 32 * 4
 
 
-def kept_by_a_plain_run(model: nn.Module, tokens: torch.Tensor) -> int:
-    own = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+def saved_by_an_eager_run(model: nn.Module, tokens: torch.Tensor) -> int:
+    model_storages = {tensor.data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in model_storages:
             storages[storage.data_ptr()] = storage
         return tensor.detach()
 
@@ -158,7 +158,7 @@ def kept_by_a_plain_run(model: nn.Module, tokens: torch.Tensor) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
+def test_model_state_is_preserved(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(4, 3, 6, 6)
     graph = chain(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(), example=inputs)
     before = {name: value.clone() for name, value in graph.model.state_dict().items()}
@@ -181,7 +181,7 @@ def test_inference(chain: Callable[..., Any]) -> None:
     measured = profile(graph, (inputs,), name="m", device="cpu:0", repeats=1, training=False, cache=False)
     assert measured.whole_backward.median_s == 0.0
     assert [unit.backward_s for unit in measured.units] == [0.0, 0.0]
-    assert measured.kept_bytes == 0
+    assert measured.saved_bytes == 0
 
 
 def test_progress_counts_up_to_the_end(chain: Callable[..., Any]) -> None:
@@ -201,24 +201,49 @@ def test_progress_counts_up_to_the_end(chain: Callable[..., Any]) -> None:
     assert seen[-1][2] == "m"
 
 
-def test_second_time_comes_from_the_cache(chain: Callable[..., Any], tmp_path: Path) -> None:
+def test_second_profile_comes_from_the_cache(chain: Callable[..., Any], tmp_path: Path) -> None:
     inputs = torch.randn(2, 8)
     graph = chain(nn.Linear(8, 8), nn.Tanh(), example=inputs)
 
-    def ask(graph: Any = graph, **more: Any) -> Any:
-        return profile(graph, (inputs,), name="m", **{"device": "cpu:0", "repeats": 1, "cache": tmp_path, **more})
+    def measure_once(graph: Any = graph, **options: Any) -> Any:
+        return profile(graph, (inputs,), name="m", **{"device": "cpu:0", "repeats": 1, "cache": tmp_path, **options})
 
-    first, second = ask(), ask()
+    first, second = measure_once(), measure_once()
     assert (first.source, second.source) == ("measured", "cache")
     assert second == first
-    third = ask(chain(nn.Linear(8, 8), nn.ReLU(), example=inputs))
+    third = measure_once(chain(nn.Linear(8, 8), nn.ReLU(), example=inputs))
     assert third.source.startswith("measured: ")
     assert "is stale: structure was" in third.source
-    assert "repeats was 1, now 2" in ask(chain(nn.Linear(8, 8), nn.ReLU(), example=inputs), repeats=2).source
-    assert ask(training=False).source == "measured"
+    assert "repeats was 1, now 2" in measure_once(chain(nn.Linear(8, 8), nn.ReLU(), example=inputs), repeats=2).source
+    assert measure_once(training=False).source == "measured"
 
 
-def test_unwritable_cache_is_told_before_measuring(chain: Callable[..., Any], tmp_path: Path) -> None:
+def test_name_defaults_to_the_captured_name(chain: Callable[..., Any], tmp_path: Path) -> None:
+    inputs = torch.randn(2, 8)
+    options: dict[str, Any] = {"device": "cpu:0", "repeats": 1, "cache": tmp_path}
+    graph = chain(nn.Linear(8, 8), nn.Tanh(), example=inputs)
+    assert profile(graph, (inputs,), **options).model == "Sequential"
+    assert profile(graph, (inputs,), **options).source == "cache", "torch's version identifies its classes"
+    named = capture(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (inputs,), name="small")
+    assert profile(named, (inputs,), **options).model == "small"
+
+
+def test_unnamed_model_without_source_is_not_cached(tmp_path: Path) -> None:
+    """Two classes typed at a prompt may differ in nothing but their code, which can't be read."""
+    scope: dict[str, Any] = {"nn": nn, "__name__": "prompt"}
+    exec("class Typed(nn.Sequential):\n    def forward(self, value):\n        return super().forward(value)", scope)
+    inputs = torch.randn(2, 8)
+    graph = capture(scope["Typed"](nn.Linear(8, 8), nn.Tanh()), (inputs,))
+    options: dict[str, Any] = {"device": "cpu:0", "repeats": 1, "cache": tmp_path}
+    for _ in range(2):
+        unnamed = profile(graph, (inputs,), **options)
+        assert unnamed.source == "measured: not cached, because the source of Typed can't be read; give a name"
+    assert not list(tmp_path.rglob("*.json"))
+    sources = [profile(graph, (inputs,), name="typed", **options).source for _ in range(2)]
+    assert sources == ["measured", "cache"]
+
+
+def test_unwritable_cache_is_reported_before_measuring(chain: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     inputs = torch.randn(2, 8)
     steps: list[int] = []
@@ -236,17 +261,17 @@ def test_unwritable_cache_is_told_before_measuring(chain: Callable[..., Any], tm
 
 def test_wrong_use(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(2, 8)
-    with pytest.raises(UsageError, match="no parameter of the model needs a gradient"):
+    with pytest.raises(UsageError, match="no parameter of the model requires a gradient"):
         profile(chain(nn.Linear(8, 8).requires_grad_(False), example=inputs), (inputs,), name="m", cache=False)
     with pytest.raises(UsageError, match="repeats is 0"):
         profile(chain(nn.Linear(8, 8), example=inputs), (inputs,), name="m", repeats=0, cache=False)
     graph = chain(nn.Linear(8, 8), example=inputs)
-    with pytest.raises(UsageError, match="on meta, but cpu:0 is asked for"):
+    with pytest.raises(UsageError, match="on meta, but the profile is for cpu:0"):
         profile(graph, (inputs.to("meta"),), name="m", device="cpu:0", cache=False)
 
 
-def test_a_model_that_was_forgotten_on_the_host_is_told_from_one_without_room(chain: Callable[..., Any]) -> None:
-    """``meta`` stands for a GPU: inputs are there, parameters are not."""
+def test_parameters_on_the_cpu_are_accepted_only_if_offloaded(chain: Callable[..., Any]) -> None:
+    """``meta`` stands for a GPU: inputs are on it, parameters are not."""
     inputs, place = torch.randn(2, 8), torch.device("meta")
 
     class Elsewhere(Device):
@@ -258,7 +283,9 @@ def test_a_model_that_was_forgotten_on_the_host_is_told_from_one_without_room(ch
         measure._check(graph, (inputs.to(place),), {}, device=device, repeats=1, training=True)
 
     forgotten, without_room = (chain(nn.Linear(8, 8), example=inputs) for _ in range(2))
-    with pytest.raises(UsageError, match=r"the model's 0\.weight is on cpu, but cuda:0 .* \.to\(\"meta\"\) .*settle$"):
+    with pytest.raises(
+        UsageError, match=r"the model's 0\.weight is on cpu, but the profile is for cuda:0.* \.to\(\"meta\"\) .*settle$"
+    ):
         check(forgotten)
     hosted.settle(without_room.model, place, room_bytes=0)
     check(without_room)
@@ -266,17 +293,17 @@ def test_a_model_that_was_forgotten_on_the_host_is_told_from_one_without_room(ch
     check(forgotten)
 
 
-def test_units_that_are_alike_share_their_samples(chain: Callable[..., Any]) -> None:
+def test_equal_units_pool_their_samples(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(4, 32)
     parts = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32, bias=False)]
     measured = profile(chain(*parts, example=inputs), (inputs,), name="m", device="cpu:0", cache=False)
     first, _, second, third, other = measured.units
     assert (second.forward, second.backward_input) == (third.forward, third.backward_input)
-    assert first.backward_input.median_s == 0  # its input needs no gradient, so it is not alike
+    assert first.backward_input.median_s == 0  # its input requires no gradient, so it is not equal
     assert other.forward != second.forward
 
 
-def test_a_model_that_does_not_run_on_so_few_samples_says_so() -> None:
+def test_too_few_samples_are_explained() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     graph = capture(model, (torch.randn(4, 4),))
     with pytest.raises(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.profiler.replay import Replay, Result, Stopwatch, time_of
+from stagewright.profiler.replay import Replay, Result, Stopwatch, summarize
 
 CLOCK = Stopwatch(torch.device("cpu"))
 
@@ -58,10 +58,10 @@ def sampled(replay: Replay, clock: Stopwatch = CLOCK) -> Replay:
 
 
 def test_median_and_spread() -> None:
-    times = time_of([1.0, 2.0, 3.0, 4.0, 100.0])
+    times = summarize([1.0, 2.0, 3.0, 4.0, 100.0])
     assert (times.median_s, times.spread_s) == (3.0, 2.0)
-    assert (time_of([7.0]).median_s, time_of([7.0]).spread_s) == (7.0, 0.0)
-    assert time_of([]).median_s == 0.0
+    assert (summarize([7.0]).median_s, summarize([7.0]).spread_s) == (7.0, 0.0)
+    assert summarize([]).median_s == 0.0
 
 
 def test_backward_is_told_apart_by_what_it_computes() -> None:

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from stagewright.profiler.profile import Amount, amount_of
-from stagewright.profiler.saved_activations import watch_kept
+from stagewright.profiler.saved_activations import measure_saved_activations
 
 
 def test_linear_keeps_its_input_and_relu_its_output(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(2, 8)
     graph = chain(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), example=inputs)
-    kept = watch_kept(graph, (inputs,), {})
-    assert [one.kept_bytes for one in kept] == [
+    kept = measure_saved_activations(graph, (inputs,), {})
+    assert [one.saved_bytes for one in kept] == [
         Amount(total=2 * 8 * 4),
         Amount(total=2 * 16 * 4),
         Amount(total=2 * 16 * 4, shares=((1, 2 * 16 * 4),)),
@@ -33,14 +33,14 @@ def test_every_range_equals_a_direct_count(chain: Callable[..., Any]) -> None:
         nn.Linear(144, 5),
     ]
     graph = chain(*parts, example=inputs)
-    amounts = [one.kept_bytes for one in watch_kept(graph, (inputs,), {})]
+    amounts = [one.saved_bytes for one in measure_saved_activations(graph, (inputs,), {})]
     whole = chain(nn.Sequential(*parts), example=inputs)
-    (direct,) = watch_kept(whole, (inputs,), {})
-    assert amount_of(amounts, 0, len(parts) - 1) == direct.kept_bytes.total
+    (direct,) = measure_saved_activations(whole, (inputs,), {})
+    assert amount_of(amounts, 0, len(parts) - 1) == direct.saved_bytes.total
     head = chain(nn.Sequential(*parts[:4]), nn.Sequential(*parts[4:]), example=inputs)
-    first, second = watch_kept(head, (inputs,), {})
-    assert amount_of(amounts, 0, 3) == first.kept_bytes.total
-    assert amount_of(amounts, 4, 5) == second.kept_bytes.total
+    first, second = measure_saved_activations(head, (inputs,), {})
+    assert amount_of(amounts, 0, 3) == first.saved_bytes.total
+    assert amount_of(amounts, 4, 5) == second.saved_bytes.total
 
 
 def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    watch_kept(graph, (inputs,), {})
+    measure_saved_activations(graph, (inputs,), {})
     assert torch.equal(torch.rand(2), expected)
     assert int(norm.num_batches_tracked) == 0
     assert torch.equal(norm.running_mean, torch.zeros(8))

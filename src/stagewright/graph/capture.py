@@ -1,12 +1,13 @@
-"""Capture a model: watch it run, choose its units, trace the glue between them, put the units back.
+"""Capture a model: observe an eager run, choose the units, trace the glue operations between them, put the units back.
 
-If tracing fails inside the code of an opened submodule (it branches on values, say), that submodule becomes one unit
-and tracing starts again, as long as it holds less than half of the work; otherwise the error says where it failed and
-what to do.
+If tracing fails inside an opened submodule (because it branches on tensor values, for example), that submodule becomes
+one unit and tracing restarts, as long as it holds less than half of the work. Otherwise the error names the location
+and a fix.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,32 +17,38 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from stagewright.errors import CaptureError, UsageError
-from stagewright.graph.check import difference, mixed, steady
-from stagewright.graph.choose_units import (
-    UnitChoice,
+from stagewright.graph.cut import UnitCall
+from stagewright.graph.equivalence import find_difference, is_repeatable, mix_samples
+from stagewright.graph.preserve import preserved
+from stagewright.graph.symbolic_shapes import is_constant
+from stagewright.graph.tracing.assemble import assemble
+from stagewright.graph.tracing.batch_layout import (
+    Arguments,
+    BatchLayout,
+    candidate_layouts,
+    guess_batch_dims,
+    normalize_arguments,
+)
+from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec, observe
+from stagewright.graph.tracing.trace import Trace, holds_tensor, trace
+from stagewright.graph.tracing.trace_errors import explain_failure, failure_reason, find_failing_module
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.graph.unit_selection import (
+    UnitSelection,
     choose_units,
     has_backward_hooks,
     outermost_calls,
     repeated_blocks,
 )
-from stagewright.graph.preserve import preserved
-from stagewright.graph.symbols import is_fixed
-from stagewright.graph.tracing.assemble import assemble
-from stagewright.graph.tracing.example import Arguments, Reading, as_arguments, likely_dims, readings
-from stagewright.graph.tracing.failure_location import explain_failure, failing_module, reason_of
-from stagewright.graph.tracing.observe import CallForm, Observation, TensorForm, observe
-from stagewright.graph.tracing.trace import Trace, holds_tensor, trace
-from stagewright.graph.unit_graph import UnitGraph
-from stagewright.graph.values import UnitCall
 from stagewright.machine.cpu_offload import visiting
 
 __all__ = ["StageList", "capture"]
 
-_MOST_RETRIES = 12
+_MAX_RETRIES = 12
 
 
 class StageList(nn.Module):
-    """Stages given by the user as a list: each takes what the one before returns (a tuple as several arguments)."""
+    """A user's list of stages: each takes the result of the previous one (a tuple as several arguments)."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -49,7 +56,7 @@ class StageList(nn.Module):
             self.add_module(str(index), stage)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the stages one after another."""
+        """Run the stages in order."""
         first, *rest = self.children()
         value = first(*args, **kwargs)
         for stage in rest:
@@ -63,13 +70,15 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     units: str | Sequence[str] = "auto",
     batch_dim: int | None = None,
+    *,
+    name: str | None = None,
 ) -> UnitGraph:
-    """Capture a model as a graph of its units, in the mode (train or eval) that it is in.
+    """Capture a model as a graph of its units, in its current mode (train or eval).
 
-    ``args`` and ``kwargs`` are the arguments of one forward call, with two samples or more where possible. ``units`` is
-    ``"auto"`` (whole blocks), ``"leaf"`` (the finest cut) or a list of module names to be kept whole. ``batch_dim`` is
-    the inputs' dimension that counts samples, found by trying if it is not given. A list of modules in place of a model
-    is taken as its stages. The model is left as it was.
+    ``args`` and ``kwargs`` are the arguments of one forward call, with two samples or more if possible. ``units`` is
+    ``"auto"`` (whole blocks), ``"leaf"`` (the finest granularity) or a list of modules to keep whole. ``batch_dim`` is
+    the batch dimension of the inputs, detected by default. ``name`` is the model's name in tables, by default its class
+    name. A list of modules instead of a model is a list of stages. The model's state is preserved.
     """
     if not isinstance(model, nn.Module):
         stages = list(model) if isinstance(model, (list, tuple)) else []
@@ -77,27 +86,27 @@ def capture(
             raise UsageError(f"capture takes an nn.Module or a list of them, not {type(model).__name__}")
         model, units = StageList(stages), [str(index) for index in range(len(stages))]
     if next(model.parameters(), None) is None:
-        raise UsageError(f"{type(model).__name__} has no parameters: there is nothing to place on devices")
-    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
-    if lazy:
-        raise UsageError(
-            f"{lazy[0]!r} of {type(model).__name__} is not initialised yet; run one batch through it first"
-        )
-    arguments = as_arguments(args, kwargs)
-    if batch_dim is not None and not readings(arguments, (batch_dim,)):
-        raise UsageError(f"batch_dim={batch_dim}, but no input has so many dimensions")
-    places = [leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    with preserved(model), visiting(model, places[0] if places else torch.device("cpu")):
-        return _Capture(model, arguments, units, likely_dims(model) if batch_dim is None else (batch_dim,)).run()
+        raise UsageError(f"{type(model).__name__} has no parameters, so there is nothing to place on devices")
+    lazy = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if lazy is not None:
+        raise UsageError(f"{lazy!r} of {type(model).__name__} is not initialized yet; run one batch through it first")
+    arguments = normalize_arguments(args, kwargs)
+    if batch_dim is not None and not candidate_layouts(arguments, (batch_dim,)):
+        raise UsageError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
+    devices = [leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
+    with preserved(model), visiting(model, devices[0] if devices else torch.device("cpu")):
+        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
 
 
 class _Capture:
     """One capture, with its retries."""
 
     def __init__(
-        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int]
+        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int], name: str
     ) -> None:
         self.model = model
+        self.name = name
         self.batch_dims = batch_dims
         self.arguments = arguments
         self.units = units
@@ -105,123 +114,127 @@ class _Capture:
         self.modules = dict(model.named_modules(remove_duplicate=False))
 
     def run(self) -> UnitGraph:
-        observation, other, reading, arguments, sizes = self.watch()
-        closed = self.unrepeatable(observation, other)
+        observation, second, layout, arguments, sizes = self.observe()
+        closed = self.unrepeatable(observation, second)
         while True:
-            choice = choose_units(self.model, observation, self.units, closed)
+            selection = choose_units(self.model, observation, self.units, closed)
             try:
-                self.check_numbers(choice, observation, other)
-                traced = self.trace(choice, observation, other, reading, arguments, sizes)
+                self.check_results(selection, observation, second)
+                traced = self.trace(selection, observation, second, layout, arguments, sizes)
                 break
-            except Exception as error:  # whatever torch.export or the model's own code raises
+            except Exception as error:  # anything that torch.export or the model raises
                 if isinstance(error, UsageError) and not isinstance(error, CaptureError):
                     raise
-                if not self.close(error, choice, observation, closed):
+                if not self.close(error, selection, observation, closed):
                     raise explain_failure(error, self.model) from error
         assembled = assemble(traced)
-        branches = [branch for branch in traced.branches if not all(map(branch.holds_at, range(1, 65)))]
+        guards = [guard for guard in traced.guards if not all(map(guard.holds_at, range(1, 65)))]
         inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
-        dynamic = reading is not None and not is_fixed(reading.size_of(inputs))
+        dynamic = layout is not None and not is_constant(layout.size_of(inputs))
         if not dynamic:
-            self.notes.append(f"works for a batch of {sizes[0]} only: the model's own code depends on that size")
-        batch_size = reading.batch_size if reading is not None and dynamic else sizes[0]
-        flags = {name: self.modules[name].training for name in sorted(choice.opened)}
+            self.notes.append(f"works for a batch of {sizes[0]} only: the model's code depends on that size")
+        batch_size = layout.batch_size if layout is not None and dynamic else sizes[0]
+        training_flags = {name: self.modules[name].training for name in sorted(selection.opened)}
         graph = UnitGraph(
             model=self.model,
-            calls=self.unit_calls(observation, choice),
+            name=self.name,
+            calls=self.unit_calls(observation, selection),
             assembled=assembled,
             inputs=inputs,
             batch_size=batch_size,
             dynamic=dynamic,
-            flags=flags,
+            training_flags=training_flags,
             notes=tuple(self.notes),
-            branches=branches,
-            recapture=lambda: capture(self.model, *self.arguments, self.units, reading.dim if reading else None),
+            guards=guards,
+            recapture=lambda: capture(
+                self.model, *self.arguments, self.units, layout.dim if layout else None, name=self.name
+            ),
         )
-        self.verify(graph, reading if dynamic else None, arguments, sizes)
+        self.verify(graph, layout if dynamic else None, arguments, sizes)
         return graph
 
-    def verify(self, graph: UnitGraph, reading: Reading | None, arguments: Arguments, sizes: tuple[int, int]) -> None:
-        """Compare the graph with the model on other values, and on a batch of a size that was not watched.
+    def verify(
+        self, graph: UnitGraph, layout: BatchLayout | None, arguments: Arguments, sizes: tuple[int, int]
+    ) -> None:
+        """Compare the graph with the model on different values, and on a batch size that was not observed.
 
-        In train mode gradients are compared too, on the smaller of both.
+        In train mode gradients are compared too, on the smaller of the two batches.
         """
-        batches = {sizes[0]: arguments if reading is None else mixed(arguments, reading.dim, reading.leaves)}
-        other = 2 * sizes[0] + 1
-        if reading is not None and graph.holds_for(other):
-            batches[other] = mixed(reading.resized(self.arguments, other), reading.dim, reading.leaves)
-        tried = {tuple(True for _ in graph.branches)}
+        batches = {sizes[0]: arguments if layout is None else mix_samples(arguments, layout.dim, layout.leaves)}
+        new_size = 2 * sizes[0] + 1
+        if layout is not None and graph.guards_hold(new_size):
+            batches[new_size] = mix_samples(layout.resized(self.arguments, new_size), layout.dim, layout.leaves)
+        checked = {tuple(True for _ in graph.guards)}
         for size in range(1, 65):
-            answers = tuple(branch.holds_at(size) for branch in graph.branches)
-            if (
-                reading is not None and answers not in tried
-            ):  # the smallest batch that branches like this: now, while all parameters are here
-                tried.add(answers)
-                graph.try_branches(*mixed(reading.resized(self.arguments, size), reading.dim, reading.leaves))
+            answers = tuple(guard.holds_at(size) for guard in graph.guards)
+            # The smallest batch that takes these branches, checked now, while all parameters are available.
+            if layout is not None and answers not in checked:
+                checked.add(answers)
+                graph.check_guards(*mix_samples(layout.resized(self.arguments, size), layout.dim, layout.leaves))
         for size, (args, kwargs) in batches.items():
             gradients = self.model.training and size == sizes[0]
-            problem = difference(self.model, graph, args, kwargs, with_gradients=gradients)
+            problem = find_difference(self.model, graph, args, kwargs, with_gradients=gradients)
             if problem is not None:
                 raise CaptureError(
-                    f"can't capture {type(self.model).__name__}: with {size} samples the graph is not the model "
+                    f"can't capture {type(self.model).__name__}: with {size} samples the graph differs from the model "
                     f"({problem}); the code between units depends on something that can't be traced (requires_grad, a "
                     "size that is not proportional to the batch); keep it inside a unit, or give a list of stages"
                 )
 
-    def unrepeatable(self, observation: Observation, other: Observation | None) -> set[str]:
-        """Submodules to be kept whole, for their own code has effects that a graph would lose."""
-        found = {**observation.unrepeatable, **(other.unrepeatable if other is not None else {})}
-        root = found.pop("", None)
+    def unrepeatable(self, observation: Observation, second: Observation | None) -> set[str]:
+        """Return the submodules to keep whole because their code has side effects that a graph would lose."""
+        effects = {**observation.side_effects, **(second.side_effects if second is not None else {})}
+        root = effects.pop("", None)
         if root is not None and ("random" in root or "hook" in root):
             raise CaptureError(
-                f"can't capture {type(self.model).__name__}: its own code {root}, which a graph would lose; move that "
+                f"can't capture {type(self.model).__name__}: its forward {root}, which a graph would lose; move that "
                 "code into a submodule (or draw random numbers with torch)"
             )
-        if root is not None and not steady(self.model, *self.arguments):
+        if root is not None and not is_repeatable(self.model, *self.arguments):
             raise CaptureError(
-                f"can't capture {type(self.model).__name__}: its own code {root}, and its results depend on that; "
+                f"can't capture {type(self.model).__name__}: its forward {root}, and its results depend on that; "
                 "keep such a value in a buffer, or move that code into a submodule"
             )
         if has_backward_hooks(self.model):
             raise CaptureError(
                 f"can't capture {type(self.model).__name__}: it has a backward hook, which stages would lose"
             )
-        self.notes.extend(f"{name} is kept whole: its own code {what}" for name, what in found.items())
-        return set(found)
+        self.notes.extend(f"{name} is kept whole: its forward {effect}" for name, effect in effects.items())
+        return set(effects)
 
-    def check_numbers(self, choice: UnitChoice, observation: Observation, other: Observation | None) -> None:
-        """Refuse a unit that returns what a graph would have as a constant: a number that varies, an opaque object."""
-        second_run = other if other is not None else observation
-        pairs = zip(outermost_calls(observation, choice.units), outermost_calls(second_run, choice.units), strict=True)
-        for first, second in pairs:
-            for one, two in zip(first.out_leaves, second.out_leaves, strict=True):
+    def check_results(self, selection: UnitSelection, observation: Observation, second: Observation | None) -> None:
+        """Reject units whose results would be frozen into the graph: a number that varies, an object with tensors."""
+        runs = (observation, second if second is not None else observation)
+        for call, repeated in zip(*(outermost_calls(run, selection.units) for run in runs), strict=True):
+            for before, after in zip(call.out_leaves, repeated.out_leaves, strict=True):
                 problem = None
-                if isinstance(one, int | float) and one != two:
-                    problem = f"unit {first.name!r} returns a number that was {one} and then {two}"
-                elif not isinstance(one, TensorForm) and holds_tensor(one):
-                    problem = f"unit {first.name!r} returns a {type(one).__name__}, an object with tensors in it"
+                if isinstance(before, int | float) and before != after:
+                    problem = f"unit {call.name!r} returns a number that was {before} and then {after}"
+                elif not isinstance(before, TensorSpec) and holds_tensor(before):
+                    problem = f"unit {call.name!r} returns a {type(before).__name__}, an object that contains tensors"
                 if problem is not None:
                     error = CaptureError(problem)
-                    error.inside = observation.calls[first.parent].name if first.parent is not None else ""
+                    error.inside = observation.calls[call.parent].name if call.parent is not None else ""
                     raise error
 
-    def watch(self) -> tuple[Observation, Observation | None, Reading | None, Arguments, tuple[int, int]]:
-        """Run the model at two batch sizes, trying where the batch might be."""
+    def observe(self) -> tuple[Observation, Observation | None, BatchLayout | None, Arguments, tuple[int, int]]:
+        """Run the model at two batch sizes, for each possible batch dimension until one works."""
         problem: Exception | None = None
-        for reading in readings(self.arguments, self.batch_dims):
-            given = max(reading.batch_size, 2)
-            for base, size in dict.fromkeys([(2, 3), (given, given + 1), (given, 2 * given)]):
+        for layout in candidate_layouts(self.arguments, self.batch_dims):
+            example_size = max(layout.batch_size, 2)
+            candidates = [(2, 3), (example_size, example_size + 1), (example_size, 2 * example_size)]
+            for base, size in dict.fromkeys(candidates):
                 try:
-                    arguments = reading.resized(self.arguments, base)
+                    arguments = layout.resized(self.arguments, base)
                     first = observe(self.model, *arguments)
-                    second = observe(self.model, *reading.resized(self.arguments, size))
-                except Exception as error:  # the model's own
+                    second = observe(self.model, *layout.resized(self.arguments, size))
+                except Exception as error:  # anything that the model raises
                     problem = problem or error
                     continue
                 if _same_calls(first, second):
-                    return first, second, reading, arguments, (base, size)
+                    return first, second, layout, arguments, (base, size)
         try:
-            only = observe(self.model, *self.arguments)
+            observation = observe(self.model, *self.arguments)
         except Exception as error:
             shapes = [
                 f"{list(leaf.shape)} {leaf.dtype}"
@@ -229,98 +242,101 @@ class _Capture:
                 if hasattr(leaf, "shape")
             ]
             raise CaptureError(
-                f"{type(self.model).__name__} itself fails on the example ({', '.join(shapes)}): "
+                f"{type(self.model).__name__} fails on the example ({', '.join(shapes)}): "
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             ) from error
-        size = next((reading.batch_size for reading in readings(self.arguments, self.batch_dims)), 1)
+        size = next((layout.batch_size for layout in candidate_layouts(self.arguments, self.batch_dims)), 1)
         self.notes.append(
-            "no other batch size was tried: the model does not run at another one"
+            "no other batch size was tested: the model does not run at another one"
             + (f" ({type(problem).__name__}: {problem})" if problem else "")
         )
-        return only, None, None, self.arguments, (size, size + 1)
+        return observation, None, None, self.arguments, (size, size + 1)
 
     def trace(
         self,
-        choice: UnitChoice,
+        selection: UnitSelection,
         observation: Observation,
-        other: Observation | None,
-        reading: Reading | None,
+        second: Observation | None,
+        layout: BatchLayout | None,
         arguments: Arguments,
         sizes: tuple[int, int],
     ) -> Trace:
-        calls = outermost_calls(observation, choice.units)
+        calls = outermost_calls(observation, selection.units)
         if not calls:
             raise UsageError(
-                f"{type(self.model).__name__} is one single unit, with no submodules to cut between; "
-                "put it into an nn.Sequential with what comes before or after"
+                f"{type(self.model).__name__} is a single unit, without submodules to cut between; "
+                "put it into an nn.Sequential with the modules before or after it"
             )
         return trace(
             self.model,
             *arguments,
             calls=calls,
-            other_calls=outermost_calls(other, choice.units) if other is not None else None,
+            other_calls=outermost_calls(second, selection.units) if second is not None else None,
             names=self.modules,
             batch_sizes=sizes,
-            batch_of=reading.size_of if reading is not None else lambda _: sizes[0],
-            dynamic_shapes=reading.dynamic_shapes(arguments) if reading is not None else None,
+            batch_of=layout.size_of if layout is not None else lambda _: sizes[0],
+            dynamic_shapes=layout.dynamic_shapes(arguments) if layout is not None else None,
             packed=observation.packed,
         )
 
-    def close(self, error: Exception, choice: UnitChoice, observation: Observation, closed: set[str]) -> bool:
-        """Make the submodule in whose code tracing failed a unit, if it is small enough; whether that was done."""
-        name = getattr(error, "inside", None) or failing_module(error, self.model, choice.opened)
-        if not name or len(closed) >= _MOST_RETRIES:
+    def close(self, error: Exception, selection: UnitSelection, observation: Observation, closed: set[str]) -> bool:
+        """Turn the submodule in which tracing failed into a unit if it is small enough; return whether it was."""
+        name = getattr(error, "inside", None) or find_failing_module(error, self.model, selection.opened)
+        if not name or len(closed) >= _MAX_RETRIES:
             return False
         work = sum(call.macs for call in observation.calls if call.name == name)
         named = not isinstance(self.units, str) and any(unit.startswith(name + ".") for unit in self.units)
         if named or 2 * work > observation.macs > 0:
             return False
         closed.add(name)
-        self.notes.append(f"{name} is kept whole: its own code can't be traced ({reason_of(error)})")
+        self.notes.append(f"{name} is kept whole: its forward can't be traced ({failure_reason(error)})")
         return True
 
-    def unit_calls(self, observation: Observation, choice: UnitChoice) -> tuple[UnitCall, ...]:
-        """Name every unit call, with the repeated block that it lies in."""
-        blocks = repeated_blocks(self.model, observation)
-        times: dict[str, int] = {}
-        found: list[UnitCall] = []
-        block_calls = _enclosing_blocks(observation, blocks)
-        for call in outermost_calls(observation, choice.units):
-            nth = times[call.name] = times.get(call.name, 0) + 1
-            found.append(
+    def unit_calls(self, observation: Observation, selection: UnitSelection) -> tuple[UnitCall, ...]:
+        """Name every unit call and the repeated block that contains it."""
+        blocks = _enclosing_blocks(observation, repeated_blocks(self.model, observation))
+        counts: Counter[str] = Counter()
+        calls: list[UnitCall] = []
+        for call in outermost_calls(observation, selection.units):
+            counts[call.name] += 1
+            calls.append(
                 UnitCall(
-                    index=len(found),
-                    name=call.name if nth == 1 else f"{call.name}@{nth}",
+                    index=len(calls),
+                    name=_numbered(call.name, counts[call.name]),
                     target=call.name,
                     kind=type(self.modules[call.name]).__name__,
-                    block=block_calls.get(id(call)),
+                    block=blocks.get(id(call)),
                 )
             )
-        return tuple(found)
+        return tuple(calls)
 
 
 def _same_calls(first: Observation, second: Observation) -> bool:
-    """Whether two runs made the same calls with the same structures."""
+    """Whether two runs made the same calls with results of the same structure."""
 
-    def outline(call: CallForm) -> tuple[Any, ...]:
-        kinds = tuple(isinstance(leaf, TensorForm) for leaf in call.out_leaves)
-        ranks = tuple(len(leaf.shape) for leaf in call.out_leaves if isinstance(leaf, TensorForm))
+    def signature(call: CallSpec) -> tuple[Any, ...]:
+        kinds = tuple(isinstance(leaf, TensorSpec) for leaf in call.out_leaves)
+        ranks = tuple(len(leaf.shape) for leaf in call.out_leaves if isinstance(leaf, TensorSpec))
         return call.name, call.out_spec, kinds, ranks
 
-    return [outline(call) for call in first.calls] == [outline(call) for call in second.calls]
+    return [signature(call) for call in first.calls] == [signature(call) for call in second.calls]
 
 
 def _enclosing_blocks(observation: Observation, blocks: frozenset[str]) -> dict[int, str]:
-    """For each call (by identity), the name of the repeated block's call that it is or lies in."""
-    times: dict[str, int] = {}
-    inside: list[str | None] = []
-    found: dict[int, str] = {}
+    """Map each call (by id) to the name of the repeated block call that it is or is part of."""
+    counts: Counter[str] = Counter()
+    block_by_index: list[str | None] = []
+    block_by_call: dict[int, str] = {}
     for call in observation.calls:
-        block = inside[call.parent] if call.parent is not None else None
+        block = block_by_index[call.parent] if call.parent is not None else None
         if block is None and call.name in blocks:
-            nth = times[call.name] = times.get(call.name, 0) + 1
-            block = call.name if nth == 1 else f"{call.name}@{nth}"
-        inside.append(block)
+            counts[call.name] += 1
+            block = _numbered(call.name, counts[call.name])
+        block_by_index.append(block)
         if block is not None:
-            found[id(call)] = block
-    return found
+            block_by_call[id(call)] = block
+    return block_by_call
+
+
+def _numbered(name: str, nth: int) -> str:
+    return name if nth == 1 else f"{name}@{nth}"

@@ -1,8 +1,8 @@
-"""Grad mode and autocast around pieces of glue.
+"""Grad mode and autocast around glue operations.
 
-A model may run part of its own code under ``torch.no_grad()`` or ``torch.autocast(...)``. Export wraps such a piece
-into a sub-graph; capture flattens it and marks its nodes with the contexts they ran in. ``enter`` and ``leave`` are
-what a generated forward calls around them, ``all_left`` closes what an exception left open.
+A model may run part of its forward under ``torch.no_grad()`` or ``torch.autocast(...)``. Export wraps these operations
+into a sub-graph; capture flattens it and marks its nodes with their contexts. A generated forward calls
+``enter_context`` and ``exit_context`` around them; ``exit_all_contexts`` closes what an exception left open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Autocast", "GradMode", "all_left", "enter", "leave"]
+__all__ = ["Autocast", "GradMode", "enter_context", "exit_all_contexts", "exit_context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class GradMode:
     enabled: bool
 
     def open(self) -> AbstractContextManager[Any]:
-        """The context manager itself."""
+        """Create the context manager."""
         return torch.set_grad_enabled(self.enabled and torch.is_grad_enabled())
 
 
@@ -39,38 +39,38 @@ class Autocast:
     cache: bool | None
 
     def open(self) -> AbstractContextManager[Any]:
-        """The context manager itself."""
+        """Create the context manager."""
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=self.cache)
 
 
-_opened = threading.local()
+_local = threading.local()
 
 
-def enter(context: GradMode | Autocast) -> None:
-    """Open a context inside a generated forward."""
+def enter_context(context: GradMode | Autocast) -> None:
+    """Enter a context inside a generated forward."""
     manager = context.open()
     manager.__enter__()
     _stack().append(manager)
 
 
-def leave() -> None:
-    """Close the context opened last."""
+def exit_context() -> None:
+    """Exit the context entered last."""
     _stack().pop().__exit__(None, None, None)
 
 
 @contextmanager
-def all_left() -> Iterator[None]:
-    """Close, also after an exception, every context opened inside the block."""
+def exit_all_contexts() -> Iterator[None]:
+    """Exit every context entered inside the block, also after an exception."""
     depth = len(_stack())
     try:
         yield
     finally:
         while len(_stack()) > depth:
-            leave()
+            exit_context()
 
 
 def _stack() -> list[AbstractContextManager[Any]]:
-    if not hasattr(_opened, "stack"):
-        _opened.stack = []
-    stack: list[AbstractContextManager[Any]] = _opened.stack
+    if not hasattr(_local, "stack"):
+        _local.stack = []
+    stack: list[AbstractContextManager[Any]] = _local.stack
     return stack

@@ -1,11 +1,11 @@
-"""What may be done with the nodes between units: which are computed once, which wherever they are needed.
+"""Glue: the fx graph of operations between units, and which of them run once or in every stage that needs them.
 
-A node is *pinned* when it must run exactly once, at its place: unit calls, random numbers, anything that writes to a
-tensor, heavy arithmetic, and whatever reads a parameter (so that no parameter is held twice). Everything else is cheap
-and pure: it is rebuilt in each stage that needs it.
+A node is *pinned* if it must run exactly once, at its position: unit calls, random numbers, in-place writes, heavy
+arithmetic, and reads of a parameter (so that no parameter is held twice). All other nodes are cheap and pure; each
+stage that needs them recomputes them.
 
-Writes are tracked by *alias set* (a tensor and its views). A read that happens before a write to its set must not be
-rebuilt after that write.
+Writes are tracked by *alias set* (a tensor and its views). A read before a write to its alias set must not be
+recomputed after that write.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from torch import fx, nn
 from torch.utils.flop_counter import flop_registry
 
 from stagewright.graph.contexts import GradMode
-from stagewright.graph.symbols import follows_from_batch, has_known_shape
+from stagewright.graph.symbolic_shapes import depends_only_on_batch, has_known_shape
 
-__all__ = ["Glue", "analyse", "is_view"]
+__all__ = ["Glue", "analyze_glue", "is_view"]
 
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "exponential", "rrelu", "uniform")
 _HEAVY = ("matmul", "linear", "einsum", "conv", "attention", "lstm", "gru", "rnn", "fft", "bilinear", "tensordot")
-_MAY_ALIAS = ("dropout", "alpha_dropout", "feature_dropout")  # return their input unless training
+_MAY_ALIAS = ("dropout", "alpha_dropout", "feature_dropout")  # return their input in eval mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glue:
-    """The analysed graph."""
+    """The analyzed graph."""
 
     nodes: tuple[fx.Node, ...]
-    """All nodes in order, placeholders and output too."""
+    """All nodes in order, including placeholders and output."""
     position: dict[fx.Node, int]
-    """Place of each node in that order."""
+    """Index of each node in that order."""
     pinned: frozenset[fx.Node]
-    """Nodes that run exactly once, at their place."""
+    """Nodes that run exactly once, at their position."""
     units: tuple[fx.Node, ...]
     """The unit calls, in order."""
     writes: dict[fx.Node, tuple[int, ...]]
-    """Per alias set (named by its first node): positions at which something writes to it."""
+    """Positions of the writes to each alias set, which is identified by its first node."""
     alias_set: dict[fx.Node, fx.Node]
     """The alias set of each node."""
 
     def is_tensor(self, node: fx.Node) -> bool:
-        """Whether a node's value is one tensor."""
+        """Whether a node's value is a tensor."""
         return isinstance(node.meta.get("val"), torch.Tensor)
 
     def is_size(self, node: fx.Node) -> bool:
-        """Whether a node is a number that follows from the batch size alone."""
-        return follows_from_batch(node.meta.get("val"))
+        """Whether a node is a number that the batch size alone determines."""
+        return depends_only_on_batch(node.meta.get("val"))
 
     def written_between(self, node: fx.Node, start: int, stop: int) -> bool:
-        """Whether a node's alias set is written to after ``start`` and before ``stop``."""
-        times = self.writes.get(self.alias_set[node], ())
-        return bisect_right(times, start) < len(times) and times[bisect_right(times, start)] < stop
+        """Whether a node's alias set is written after ``start`` and before ``stop``."""
+        positions = self.writes.get(self.alias_set[node], ())
+        following = bisect_right(positions, start)
+        return following < len(positions) and positions[following] < stop
 
     def needs_gradient(self, model: nn.Module) -> set[fx.Node]:
-        """Nodes through which a gradient may flow to a parameter, as the parameters' ``requires_grad`` stands now."""
-        found: set[fx.Node] = set()
-        every = model.named_parameters(remove_duplicate=False)
-        trainable = {name for name, parameter in every if parameter.requires_grad}
+        """Return the nodes through which a gradient may flow to a parameter that requires one now."""
+        differentiable: set[fx.Node] = set()
+        parameters = model.named_parameters(remove_duplicate=False)
+        trainable = {name for name, parameter in parameters if parameter.requires_grad}
         for node in self.nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex()):
@@ -70,37 +71,38 @@ class Glue:
             if any(isinstance(context, GradMode) and not context.enabled for context in node.meta.get("contexts", ())):
                 continue
             if node.op == "get_attr":
-                own = str(node.target) in trainable
+                has_trainable = str(node.target) in trainable
             elif node.op == "call_module":
-                own = any(one.requires_grad for one in model.get_submodule(str(node.target)).parameters())
+                module = model.get_submodule(str(node.target))
+                has_trainable = any(parameter.requires_grad for parameter in module.parameters())
             else:
-                own = False
+                has_trainable = False
             detaches = node.target in (torch.ops.aten.detach.default, torch.ops.aten.detach_.default)
-            if own or (not detaches and any(source in found for source in node.all_input_nodes)):
-                found.add(node)
-        return found
+            if has_trainable or (not detaches and any(source in differentiable for source in node.all_input_nodes)):
+                differentiable.add(node)
+        return differentiable
 
     def rebuildable(self, node: fx.Node, boundary: int) -> bool:
-        """Whether a node may be computed again behind a cut that lies before position ``boundary``."""
+        """Whether a node may be recomputed behind a cut before position ``boundary``."""
         if node in self.pinned:
             return False
         if is_view(node):
             return True  # a view of what was sent sees the same writes
-        at = self.position[node]
-        return not any(self.written_between(source, at, boundary) for source in node.all_input_nodes)
+        start = self.position[node]
+        return not any(self.written_between(source, start, boundary) for source in node.all_input_nodes)
 
     def sendable(self, node: fx.Node, boundary: int) -> bool:
-        """Whether a value may travel: a tensor of known shape that no later write reaches through another view."""
+        """Whether a value may be sent: a tensor of known shape that no later write changes through another view."""
         if not self.is_tensor(node) or not has_known_shape(node.meta["val"]):
             return False
-        later = self.written_between(node, boundary - 1, len(self.nodes))
-        return not later or self.alias_set[node] is node or not is_view(node)
+        written_later = self.written_between(node, boundary - 1, len(self.nodes))
+        return not written_later or self.alias_set[node] is node or not is_view(node)
 
 
-def analyse(graph: fx.Graph, model: nn.Module) -> Glue:
-    """Sort the nodes of an assembled graph."""
+def analyze_glue(graph: fx.Graph, model: nn.Module) -> Glue:
+    """Find pinned nodes, alias sets and writes of an assembled graph."""
     nodes = tuple(graph.nodes)
-    position = {node: at for at, node in enumerate(nodes)}
+    position = {node: index for index, node in enumerate(nodes)}
     alias_set: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         source = node.meta.get("alias_of") or _viewed(node)
@@ -116,7 +118,7 @@ def analyse(graph: fx.Graph, model: nn.Module) -> Glue:
         position=position,
         pinned=pinned,
         units=tuple(node for node in nodes if node.op == "call_module"),
-        writes={first: tuple(times) for first, times in writes.items()},
+        writes={first: tuple(positions) for first, positions in writes.items()},
         alias_set=alias_set,
     )
 
@@ -125,7 +127,7 @@ def _is_pinned(node: fx.Node, parameters: set[str], writes: dict[fx.Node, Any]) 
     if node.op in ("placeholder", "call_module", "output") or node.meta.get("mutates"):
         return True
     if node.op == "get_attr":
-        return node in writes  # a buffer that the glue itself changes lives in one stage only
+        return node in writes  # a buffer that glue operations change belongs to one stage only
     if any(source.op == "get_attr" and source.target in parameters for source in node.all_input_nodes):
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -137,7 +139,7 @@ def _is_pinned(node: fx.Node, parameters: set[str], writes: dict[fx.Node, Any]) 
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """The argument that a node's result is a view of, or writes to and returns."""
+    """Return the argument that a node's result is a view of, or that it writes to and returns."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None
@@ -145,14 +147,14 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     if schema.name.removeprefix("aten::") in _MAY_ALIAS:
         return node.args[0] if isinstance(node.args[0], fx.Node) else None
     returned = {name for result in schema.returns if result.alias_info for name in result.alias_info.before_set}
-    for at, argument in enumerate(schema.arguments):
+    for index, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and returned & set(argument.alias_info.before_set):
-            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             if isinstance(value, fx.Node):
                 return value
     return None
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node only looks at another one's storage, without writing."""
+    """Whether a node is a view of another node's storage and does not write to it."""
     return not node.meta.get("mutates") and node.op == "call_function" and _viewed(node) is not None

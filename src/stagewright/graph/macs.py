@@ -1,9 +1,9 @@
-"""Multiply-accumulates (MACs) of an eager run: torch's own flop counter, halved, with its gaps filled.
+"""Multiply-accumulates (MACs) of an eager run: torch's FLOP counter, halved, with formulas for what it misses.
 
-torch counts 0 for attention on a CPU, grouped expert products, fused recurrent layers, FFTs and
-matrix-vector products, and with the attention fast path whole transformer layers vanish, so that `eval()` and
-`train()` disagree. Here each of these has a formula, and the fast path is off while counting. Attention
-counts in full, masked positions too, as torch does. Element-wise work counts 0.
+torch counts 0 for attention on a CPU, grouped expert products, fused recurrent layers, FFTs and matrix-vector products.
+With the attention fast path it misses whole transformer layers, so that `eval()` and `train()` disagree. Here each of
+these has a formula, and the fast path is disabled while counting. Attention counts masked positions too, as in torch.
+Element-wise operations count 0.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stagewright.graph.preserve import preserved
 
-__all__ = ["MacCounter", "count_macs", "count_macs_by_module"]
+__all__ = ["MacCounter", "count_macs"]
 
 Shape = Sequence[int]
 
 
 class MacCounter:
-    """Counts the MACs of everything that runs inside `with`; `total` is the count so far.
+    """A counter of the MACs of everything that runs inside `with`.
 
     The MACs of one call are the difference of `total` before and after it.
     """
@@ -37,7 +37,7 @@ class MacCounter:
 
     @property
     def total(self) -> int:
-        """MACs since `with` began."""
+        """MACs since the `with` block began."""
         return int(self._flops.get_total_flops()) // 2
 
     def __enter__(self) -> MacCounter:
@@ -50,7 +50,7 @@ class MacCounter:
 
 
 class _NoTracker:
-    """In place of torch's module tracker: totals don't need it, and its hooks fail on views of parameters."""
+    """A replacement of torch's module tracker, which totals don't need and whose hooks fail on views of parameters."""
 
     parents = frozenset({"Global"})
 
@@ -62,34 +62,10 @@ class _NoTracker:
 
 
 def count_macs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
-    """MACs of one forward pass, which is really run; the module is left as it was."""
+    """Count the MACs of one forward pass by running it; the module's state is preserved."""
     with preserved(module), torch.no_grad(), MacCounter() as counter:
         module(*args, **(kwargs or {}))
     return counter.total
-
-
-def count_macs_by_module(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> dict[str, list[int]]:
-    """For the module ("") and each one below it that is called, the inclusive MACs of each of its calls.
-
-    A module that stands under several names is listed under its first.
-    """
-    macs: dict[str, list[int]] = {}
-    with preserved(module), torch.no_grad(), MacCounter() as counter, contextlib.ExitStack() as hooks:
-        for name, part in module.named_modules():
-            starts: list[int] = []  # a stack, because a module may call itself
-
-            def before(_part: nn.Module, _args: Any, starts: list[int] = starts) -> None:
-                starts.append(counter.total)
-
-            def after(_part: nn.Module, _args: Any, _output: Any, starts: list[int] = starts, name: str = name) -> None:
-                macs.setdefault(name, []).append(counter.total - starts.pop())
-
-            hooks.callback(part.register_forward_pre_hook(before).remove)
-            hooks.callback(part.register_forward_hook(after).remove)
-        module(*args, **(kwargs or {}))
-    return macs
 
 
 @contextlib.contextmanager
@@ -102,16 +78,16 @@ def _no_attention_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-# Formulas: flops (2 per MAC), from the shapes of an operator's tensors; out_shape is the shape of its result.
+# FLOP formulas (2 per MAC) over the shapes of an operator's tensors; out_shape is the shape of its result.
 
 
 def _attention(query: Shape, key: Shape, value: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Scores and their product with the values; heads by the query's, key and value are shared among them."""
+    """Scores and their product with the values, once per query head; key and value heads may be shared."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _grouped_product(left: Shape, right: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """Rows (or columns) are dealt out to the groups, so each is multiplied once: no factor for the groups.
+    """Each row (or column) belongs to one group and is multiplied once, so there is no factor for the groups.
 
     (rows, inner) × (groups, inner, columns); (groups, rows, inner) × (inner, columns);
     (rows, inner) × (inner, columns) with groups along inner; with two 3-d sides the groups multiply.
@@ -122,22 +98,22 @@ def _grouped_product(left: Shape, right: Shape, *_: Any, out_shape: Any = None, 
 def _recurrent_layer(
     layer_input: Shape, input_weight: Shape, hidden_weight: Shape, *_: Any, out_shape: Any = None, **__: Any
 ) -> int:
-    """One layer, one direction: each step of each sequence meets both weights once."""
+    """One layer, one direction: each step of each sequence is multiplied with both weights once."""
     return 2 * math.prod(layer_input[:-1]) * (math.prod(input_weight) + math.prod(hidden_weight))
 
 
 def _recurrent_stack(layer_input: Shape, weights: Sequence[Shape], *_: Any, out_shape: Any = None, **__: Any) -> int:
     """All layers and directions of cuDNN's recurrent layers; biases are 1-d."""
-    return 2 * math.prod(layer_input[:-1]) * sum(math.prod(one) for one in weights if len(one) == 2)
+    return 2 * math.prod(layer_input[:-1]) * sum(math.prod(weight) for weight in weights if len(weight) == 2)
 
 
 def _fourier(scale: float) -> Callable[..., int]:
-    """5·N·log2(N) flops for each complex transform of N values (the radix-2 count), half for a real one."""
+    """5·N·log2(N) FLOPs for each complex transform of N values (the radix-2 count), half for a real one."""
 
     def flops(signal: Shape, dims: Sequence[int], *_: Any, out_shape: Any = None, **__: Any) -> int:
         # The real side is the longer one: (… n) against (… n/2 + 1).
         lengths = [max(signal[dim], out_shape[dim]) for dim in dims]
-        count = math.prod(max(ours, theirs) for ours, theirs in zip(signal, out_shape, strict=True))
+        count = math.prod(map(max, signal, out_shape))
         return int(scale * count * math.log2(max(1, math.prod(lengths))))
 
     return flops
@@ -160,7 +136,7 @@ def _matrix_product(left: Shape, right: Shape, *_: Any, out_shape: Any = None, *
 
 
 def _bilinear(left: Shape, weight: Shape, *_: Any, out_shape: Any = None, **__: Any) -> int:
-    """For each row (out, left, right) products with the right side and (out, left) with the left side."""
+    """Per row: out × left × right products with the right side, and out × left with the left side."""
     num_out, num_left, num_right = weight
     return 2 * math.prod(left[:-1]) * num_out * num_left * (num_right + 1)
 
@@ -195,10 +171,10 @@ _FORMULAS: dict[str, Callable[..., int]] = {
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """The formulas by operator, for those operators that this process has."""
-    found = {}
+    """Map each operator that is registered in this process to its formula."""
+    formulas = {}
     for name, formula in _FORMULAS.items():
         namespace, _, operator = name.partition("::")
         with contextlib.suppress(AttributeError):
-            found[getattr(getattr(torch.ops, namespace), operator)] = formula
-    return found
+            formulas[getattr(getattr(torch.ops, namespace), operator)] = formula
+    return formulas

@@ -1,8 +1,8 @@
-"""Leave a user's module as it was.
+"""Preserve the state of a user's module.
 
-Capturing and measuring run the model for real, which moves batch norm's statistics, fills caches kept as attributes
-and draws random numbers. ``preserved`` puts all of that back. Parameters are not copied: a forward that writes to its
-own parameters is not undone.
+Capturing and measuring run the model, which updates batch norm statistics, fills caches in attributes and draws random
+numbers. ``preserved`` restores all of that. Parameters are not copied: a forward that writes to its own parameters is
+not undone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from torch import nn
 
 __all__ = ["preserved"]
 
-_PLAIN = (
-    list,
-    dict,
-    set,
-)  # attributes that may grow in a forward: caches, hooks, the registries of submodules and buffers
+# Attributes that may grow in a forward: caches, hooks, the registries of submodules and buffers.
+_CONTAINERS = (list, dict, set)
 
 
 @contextmanager
@@ -29,7 +26,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
     containers = [
-        (held, copy.copy(held)) for saved in attributes for held in saved.values() if isinstance(held, _PLAIN)
+        (value, copy.copy(value)) for saved in attributes for value in saved.values() if isinstance(value, _CONTAINERS)
     ]
     buffers = {id(b): (b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -42,10 +39,10 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 for name in [name for name in current if name not in saved]:
                     del current[name]
                 current.update(saved)
-            for held, before in containers:
-                held.clear()
-                held.extend(before) if isinstance(held, list) else held.update(before)
+            for container, content in containers:
+                container.clear()
+                container.extend(content) if isinstance(container, list) else container.update(content)
             with torch.no_grad():
-                for tensor, content in buffers.values():
-                    if tensor.layout is torch.strided and not torch.equal(tensor, content):
-                        tensor.copy_(content)
+                for buffer, value in buffers.values():
+                    if buffer.layout is torch.strided and not torch.equal(buffer, value):
+                        buffer.copy_(value)

@@ -1,10 +1,10 @@
-"""A stage: the unit calls between two cuts as an ``nn.Module`` that takes one crossing and returns the next.
+"""A stage: the unit calls between two cuts, as an ``nn.Module`` from one crossing to the next.
 
     Stage(0)                    Stage(1)                       Stage(2)
     user inputs ─► units … ─► crossing of cut a ─► units … ─► crossing of cut b ─► units … ─► flattened results
 
-The forward is generated from the graph: pinned nodes of the stage, whatever cheap glue they need rebuilt, and the batch
-size read back from a received tensor. Parameters and buffers are the user's own, under the user's own names.
+The forward is generated from the graph: the pinned nodes of the stage, the cheap glue operations that they need, and
+the batch size read from a received tensor. Parameters and buffers are those of the user's model, under their names.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from torch import fx, nn
 
 from stagewright.errors import UsageError
-from stagewright.graph.contexts import all_left, enter, leave
+from stagewright.graph.contexts import enter_context, exit_all_contexts, exit_context
+from stagewright.graph.cut import Crossing, UnitCall
 from stagewright.graph.glue import Glue
-from stagewright.graph.symbols import linear
-from stagewright.graph.values import Crossing, UnitCall
+from stagewright.graph.symbolic_shapes import as_linear
 
 __all__ = ["Stage", "build_stage"]
 
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Stage(nn.Module):
-    """Consecutive unit calls with the glue they need."""
+    """Consecutive unit calls with the glue operations that they need."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class Stage(nn.Module):
         scope = dict(code.globals)
         exec(compile(code.src, name, "exec"), scope)
         self._run = scope["forward"]
-        self._buffer_homes: list[tuple[nn.Module, nn.Module, str]] = []
-        self._has_contexts = any(node.target is enter for node in graph.nodes)
+        self._buffer_owners: list[tuple[nn.Module, nn.Module, str]] = []
+        self._has_contexts = any(node.target is enter_context for node in graph.nodes)
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Take the values of one crossing (or the flattened user inputs), return those of the next (or the results)."""
+        """Map the values of one crossing (or the flattened inputs) to those of the next (or the flattened results)."""
         if not self._has_contexts:
             return self._run(self, *inputs)  # type: ignore[no-any-return]
-        with all_left():
+        with exit_all_contexts():
             return self._run(self, *inputs)  # type: ignore[no-any-return]
 
     def refresh_buffers(self) -> None:
-        """Take the model's buffers as they are now: a model may replace them (``self.count = self.count + 1``)."""
-        for here, there, name in self._buffer_homes:
-            here._buffers[name] = there._buffers[name]
+        """Use the model's current buffers, because a model may replace them (``self.count = self.count + 1``)."""
+        for holder, owner, name in self._buffer_owners:
+            holder._buffers[name] = owner._buffers[name]
 
 
 def build_stage(
@@ -81,13 +81,13 @@ def build_stage(
     inputs: tuple[Crossing, ...] = (),
     outputs: tuple[Crossing, ...] = (),
 ) -> Stage:
-    """The stage of unit calls ``first`` … ``last``; ``sent=None`` means that it returns the model's results."""
+    """Build the stage of unit calls ``first`` … ``last``; with ``sent=None`` it returns the model's results."""
     start = 0 if first == 0 else glue.position[glue.units[first]]
     stop = len(glue.nodes) if sent is None else glue.position[glue.units[last + 1]]
     for node in received if start > 0 else ():
         if node.op == "get_attr" and glue.written_between(node, start - 1, stop):
             raise UsageError(
-                f"the buffer {node.target!r} is read before {calls[first].name} and written behind it, so no stage "
+                f"the buffer {node.target!r} is read before {calls[first].name} and written after it, so no stage "
                 "can hold it; cut elsewhere"
             )
     writer = _Writer(glue, received, start, stop)
@@ -98,7 +98,7 @@ def build_stage(
 
 
 class _Writer:
-    """Writes the graph of one stage."""
+    """The writer of one stage's graph."""
 
     def __init__(self, glue: Glue, received: Sequence[fx.Node], start: int, stop: int) -> None:
         self.glue = glue
@@ -119,29 +119,33 @@ class _Writer:
 
     def write(self, sent: Sequence[fx.Node] | None) -> fx.Graph:
         glue = self.glue
-        own = [node for node in glue.nodes[self.start : self.stop] if node in glue.pinned and node.op != "placeholder"]
+        segment = glue.nodes[self.start : self.stop]
+        pinned = [node for node in segment if node in glue.pinned and node.op != "placeholder"]
         results = list(sent) if sent is not None else list(glue.nodes[-1].all_input_nodes)
-        for node in self.order([*own, *results]):
+        for node in self.order([*pinned, *results]):
             if glue.is_size(node):
                 self.new[node] = self.size(node)
             elif node.op != "output":
                 self.switch(node.meta.get("contexts", ()))
-                self.new[node] = self.graph.node_copy(node, lambda one: self.new[one])
+                self.new[node] = self.graph.node_copy(node, self.new.__getitem__)
                 self.rename(self.new[node])
         self.switch(())
-        output = tuple(self.new[node] for node in results) if sent is not None else self.mapped(glue.nodes[-1].args[0])
+        output = tuple(self.new[node] for node in results) if sent is not None else self.output()
         self.graph.output(output)
         return self.graph
 
+    def output(self) -> Any:
+        return fx.map_arg(self.glue.nodes[-1].args[0], self.new.__getitem__)
+
     def rename(self, node: fx.Node) -> None:
-        """Reach a module called ``class`` or ``in`` by another name: generated code can't write ``self.class``."""
+        """Rename targets that contain a keyword, because generated code can't contain ``self.class``."""
         target = str(node.target)
         if node.op in ("call_module", "get_attr") and any(keyword.iskeyword(part) for part in target.split(".")):
             node.target = f"stagewright_name_{len(self.renamed)}"
             self.renamed[node.target] = target
 
     def order(self, wanted: list[fx.Node]) -> list[fx.Node]:
-        """Everything that must be computed here, in the graph's order."""
+        """Return all nodes that must be computed here, in the graph's order."""
         seen: set[fx.Node] = set()
         todo = [node for node in wanted if node not in self.new]
         while todo:
@@ -149,16 +153,16 @@ class _Writer:
             if node in seen or node in self.new:
                 continue
             seen.add(node)
-            if self.glue.is_size(node) and linear(node.meta["val"]) is not None:
-                continue  # follows from the batch size alone
+            if self.glue.is_size(node) and as_linear(node.meta["val"]) is not None:
+                continue  # determined by the batch size alone
             todo.extend(node.all_input_nodes)
         return sorted(seen, key=self.glue.position.__getitem__)
 
     def size(self, node: fx.Node) -> Any:
-        """A number that follows from the batch size, rebuilt from a tensor that is here."""
-        line = linear(node.meta["val"])
+        """Compute a size from the batch size of a received tensor."""
+        line = as_linear(node.meta["val"])
         if line is None:
-            return self.graph.node_copy(node, lambda one: self.new[one])
+            return self.graph.node_copy(node, self.new.__getitem__)
         slope, constant = line
         if slope == 0:
             return constant
@@ -168,44 +172,41 @@ class _Writer:
         return self.graph.call_function(_add, (scaled, constant)) if constant else scaled
 
     def read_batch(self) -> fx.Node:
-        """The batch size, from the first received tensor that shows it."""
+        """Read the batch size from the first received tensor with a batch dimension."""
         for source in self.graph.nodes:
             value = source.meta.get("val") if source.op == "placeholder" else None
             if not isinstance(value, torch.Tensor):
                 continue
             for dim, size in enumerate(value.shape):
-                line = linear(size)
+                line = as_linear(size)
                 if line is not None and line[0] != 0:
                     return self.graph.call_function(_batch_size, (source, dim, *line))
         raise UsageError(
-            "nothing that crosses into this stage shows the batch size, which its code needs; cut elsewhere, or keep "
-            "the code that changes the batch inside one unit"
+            "no tensor that crosses into this stage has a batch dimension, but the stage needs the batch size; cut "
+            "elsewhere, or keep the code that changes the batch inside one unit"
         )
 
     def switch(self, contexts: tuple[Any, ...]) -> None:
-        """Leave and enter contexts so that exactly ``contexts`` are open."""
+        """Exit and enter contexts so that exactly ``contexts`` are open."""
         common = 0
         while common < min(len(self.open), len(contexts)) and self.open[common] == contexts[common]:
             common += 1
         for _ in self.open[common:]:
-            self.graph.call_function(leave)
+            self.graph.call_function(exit_context)
         for context in contexts[common:]:
             name = f"stagewright_context_{len(self.contexts)}"
             self.contexts[name] = context
-            self.graph.call_function(enter, (self.graph.create_node("get_attr", name),))
+            self.graph.call_function(enter_context, (self.graph.create_node("get_attr", name),))
         self.open = contexts
-
-    def mapped(self, value: Any) -> Any:
-        return fx.map_arg(value, lambda node: self.new[node])
 
 
 def _writable(tensor: torch.Tensor) -> torch.Tensor:
-    """A received value that the stage is about to change: autograd forbids that for a leaf that needs a gradient."""
+    """Clone a leaf that requires a gradient, because autograd forbids changing it in place."""
     return tensor.clone() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
 def _batch_size(tensor: torch.Tensor, dim: int, slope: int, constant: int) -> int:
-    """Read the batch size back from a size that is slope · batch + constant."""
+    """Compute the batch size from a size that is slope · batch + constant."""
     return (tensor.size(dim) - constant) // slope
 
 
@@ -220,7 +221,7 @@ def _add(size: int, constant: int) -> int:
 def _attach(
     stage: Stage, graph: fx.Graph, model: nn.Module, constants: dict[str, Any], renamed: dict[str, str]
 ) -> None:
-    """Give the stage the user's modules, parameters and buffers under their own names, and its constants."""
+    """Register the user's modules, parameters and buffers under their names, and the constants of the graph."""
     nodes = [node for node in graph.nodes if node.op in ("call_module", "get_attr")]
     targets = {renamed.get(str(node.target), str(node.target)): node.op for node in nodes}
     for target in sorted(targets, key=lambda name: (targets[name] != "call_module", name.count("."), name)):
@@ -235,22 +236,22 @@ def _attach(
 
 
 def _attach_named(stage: Stage, model: nn.Module, target: str) -> None:
-    """Hang one module, parameter or buffer of the model at the same place in the stage."""
+    """Register one module, parameter or buffer of the model under the same qualified name in the stage."""
     *path, leaf = target.split(".")
-    here: nn.Module = stage
-    there: nn.Module = model
+    holder: nn.Module = stage
+    owner: nn.Module = model
     for part in path:
-        there = getattr(there, part)
-        if part not in here._modules:
-            here.add_module(part, nn.Module())
-        here = getattr(here, part)
-        if here is there:
-            return  # inside a unit that is here already
-    value = getattr(there, leaf)
+        owner = getattr(owner, part)
+        if part not in holder._modules:
+            holder.add_module(part, nn.Module())
+        holder = getattr(holder, part)
+        if holder is owner:
+            return  # inside a unit that is registered already
+    value = getattr(owner, leaf)
     if isinstance(value, nn.Module):
-        here.add_module(leaf, value)
+        holder.add_module(leaf, value)
     elif isinstance(value, nn.Parameter):
-        here.register_parameter(leaf, value)
-    elif leaf not in here._buffers:
-        here.register_buffer(leaf, value, persistent=leaf not in there._non_persistent_buffers_set)
-        stage._buffer_homes.append((here, there, leaf))
+        holder.register_parameter(leaf, value)
+    elif leaf not in holder._buffers:
+        holder.register_buffer(leaf, value, persistent=leaf not in owner._non_persistent_buffers_set)
+        stage._buffer_owners.append((holder, owner, leaf))

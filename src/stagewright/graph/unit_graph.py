@@ -1,13 +1,13 @@
-"""The unit graph: a model as calls of its own units, in order, with the few tensor operations between them.
+"""The unit graph: a model as calls of its units, in order, with the glue operations between them.
 
-It is called like the model and gives the same result to the last bit; it knows its cuts and what crosses them, and
-builds stages. If the model's mode (``train``/``eval``) has changed since capture, it is captured again in that mode.
+It is called like the model and returns bit-identical results. It knows its cuts and crossing tensors, and builds
+stages. If the model's mode (``train``/``eval``) has changed since capture, the model is captured again in that mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Any
 
@@ -16,81 +16,82 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from stagewright.errors import UsageError
-from stagewright.graph.check import difference
-from stagewright.graph.contexts import all_left
-from stagewright.graph.crossing import crossings
-from stagewright.graph.glue import Glue, analyse
-from stagewright.graph.glue_pieces import RecordedPiece, record_pieces
+from stagewright.graph.contexts import exit_all_contexts
+from stagewright.graph.crossing_tensors import find_crossings
+from stagewright.graph.cut import Crossing, Cut, UnitCall
+from stagewright.graph.equivalence import find_difference
+from stagewright.graph.glue import Glue, analyze_glue
+from stagewright.graph.glue_segments import RecordedGlue, record_glue
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage, build_stage
-from stagewright.graph.symbols import batch_dim, is_fixed, num_bytes, shape_at
-from stagewright.graph.tracing.assemble import Assembled
-from stagewright.graph.tracing.untraceable import Branch
-from stagewright.graph.values import Crossing, Cut, UnitCall
+from stagewright.graph.symbolic_shapes import batch_dim, is_constant, num_bytes, shape_at
+from stagewright.graph.tracing.assemble import AssembledGraph
+from stagewright.graph.tracing.guards import BatchSizeGuard
+from stagewright.quantity import format_bytes, format_count
+from stagewright.table import Table, number_columns, text_columns
 
 __all__ = ["RecordedCall", "UnitGraph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """One unit call with the real arguments it got."""
+    """A unit call with its recorded arguments, as they are before the call."""
 
     call: UnitCall
-    """Which call."""
     module: nn.Module
-    """The original module."""
     args: tuple[Any, ...]
-    """Positional arguments, as they were before the call."""
     kwargs: dict[str, Any]
-    """Keyword arguments."""
 
 
 class UnitGraph:
-    """A captured model. Make one with ``stagewright.graph``."""
+    """A captured model, made by ``stagewright.capture``."""
 
     def __init__(
         self,
         *,
         model: nn.Module,
+        name: str,
         calls: tuple[UnitCall, ...],
-        assembled: Assembled,
+        assembled: AssembledGraph,
         inputs: list[Any],
         batch_size: int,
         dynamic: bool,
-        flags: Mapping[str, bool],
+        training_flags: Mapping[str, bool],
         notes: tuple[str, ...],
-        branches: Sequence[Branch],
+        guards: Sequence[BatchSizeGuard],
         recapture: Callable[[], UnitGraph],
     ) -> None:
         self.model = model
+        self.name = name
+        """Name of the model in tables."""
         self.calls = calls
         """The unit calls, in order."""
         self.batch_size = batch_size
-        """Samples in the example batch; sizes of crossings are given for it."""
+        """Samples in the example batch; sizes of crossing tensors refer to it."""
         self.dynamic = dynamic
         """Whether other batch sizes work."""
         self.notes = notes
-        """What capture had to do differently from what one might expect."""
-        self.branches = tuple(branches)
+        """Remarks of capture, such as modules that it had to keep whole."""
+        self.guards = tuple(guards)
         self._checked: dict[tuple[bool, ...], bool] = {}
         self._assembled = assembled
         self._inputs = inputs
-        self._opened = [model.get_submodule(name) for name in flags]
-        self._flags = tuple(flags.values())
+        self._opened = [model.get_submodule(module) for module in training_flags]
+        self._training_flags = tuple(training_flags.values())
         self._recapture = recapture
         self._other_modes: dict[tuple[bool, ...], UnitGraph] = {}
-        self._glue: Glue = analyse(assembled.graph, model)
-        self._crossings = crossings(self._glue, batch_size)
+        self._glue: Glue = analyze_glue(assembled.graph, model)
+        self._crossings = find_crossings(self._glue, batch_size)
         self.cuts: tuple[Cut, ...] = tuple(
             Cut(
-                index=at,
-                after=calls[at].name,
-                before=calls[at + 1].name,
-                crossing=tuple(self._describe(node) for node in nodes),
+                index=index,
+                after=calls[index].name,
+                before=calls[index + 1].name,
+                crossing=tuple(self._crossing(node) for node in nodes),
             )
-            for at, nodes in enumerate(self._crossings)
+            for index, nodes in enumerate(self._crossings)
         )
-        """The places between two calls, in order, with what crosses each."""
+        """The positions between two calls, in order, with the tensors that cross each."""
         self._whole = self.stage(0, len(calls) - 1)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,38 +102,79 @@ class UnitGraph:
         return graph.unflatten(results)
 
     def __repr__(self) -> str:
-        return f"UnitGraph({type(self.model).__name__}, {len(self.calls)} unit calls, batch {self.batch_size})"
+        return f"UnitGraph({self.name}, {len(self.calls)} unit calls, batch {self.batch_size})"
+
+    def table(self) -> Table:
+        """Tabulate the unit calls, with the tensors that cross a cut after each."""
+        rows = []
+        for call in self.calls:
+            crossing = self.cuts[call.index].crossing if call.index < len(self.cuts) else ()
+            tensors = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in crossing)
+            num_bytes = format_bytes(self.cuts[call.index].num_bytes) if crossing else "–"
+            values = {id(value): value for value in self.parameters_of(call).values()}
+            count = format_count(sum(value.numel() for value in values.values()))
+            rows.append((str(call.index), call.name, call.kind, call.block or "", count, num_bytes, tensors))
+        mode = "train" if self.model.training else "eval"
+        return Table(
+            title=f"{self.name}: {len(self.calls)} unit calls, batch {self.batch_size}, {mode} mode",
+            columns=(
+                *number_columns("call"),
+                *text_columns("unit", "kind", "block"),
+                *number_columns("parameters", "crossing"),
+                *text_columns("crossing tensors", wrap=True),
+            ),
+            rows=tuple(rows),
+            notes=self.notes,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the unit calls and cuts as plain values for JSON."""
+        return {
+            "model": self.name,
+            "batch_size": self.batch_size,
+            "dynamic": self.dynamic,
+            "calls": [asdict(call) for call in self.calls],
+            "cuts": [{**asdict(cut), "num_bytes": cut.num_bytes} for cut in self.cuts],
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's own state, under its own names."""
+        """Return the model's state dict."""
         return self.model.state_dict()
 
     def module(self, call: UnitCall) -> nn.Module:
-        """The original module of a call."""
+        """Return the original module of a call."""
         return self.model.get_submodule(call.target)
 
     def parameters_of(self, call: UnitCall) -> dict[str, nn.Parameter]:
-        """Parameters that a call needs where it is placed: its module's own and those that the glue around it reads."""
-        found = {f"{call.target}.{name}": value for name, value in self.module(call).named_parameters()}
-        for name, place in self._glue_parameters.items():
-            if place == call.index:
-                found.setdefault(name, self.model.get_parameter(name))
-        return found
+        """Return the parameters that a call needs: those of its module and those that nearby glue operations read."""
+        parameters = {f"{call.target}.{name}": value for name, value in self.module(call).named_parameters()}
+        for name, index in self._glue_parameters.items():
+            if index == call.index:
+                parameters.setdefault(name, self.model.get_parameter(name))
+        return parameters
 
     @property
     def _glue_parameters(self) -> dict[str, int]:
-        """Parameters read by glue, with the unit call behind whose predecessor that glue lies."""
+        """Parameters that glue operations read, with the index of the last unit call before the first read."""
         names = dict(self.model.named_parameters(remove_duplicate=False))
         units = [self._glue.position[unit] for unit in self._glue.units]
-        found: dict[str, int] = {}
+        call_indices: dict[str, int] = {}
         for node in self._glue.nodes:
             if node.op == "get_attr" and node.target in names:
-                at = min(self._glue.position[user] for user in node.users)
-                found[str(node.target)] = max([index for index, start in enumerate(units) if start < at], default=0)
-        return found
+                read = min(self._glue.position[user] for user in node.users)
+                earlier = [index for index, position in enumerate(units) if position < read]
+                call_indices[str(node.target)] = max(earlier, default=0)
+        return call_indices
 
     def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
-        """The number of samples in a batch, read where the example's was."""
+        """Return the number of samples in a batch."""
         return self._samples_in(self.flatten(args, kwargs or {}))
 
     def _samples_in(self, leaves: Sequence[Any]) -> int:
@@ -143,21 +185,21 @@ class UnitGraph:
         return self.batch_size
 
     def crossing_bytes(self, cut: int, batch_size: int) -> int:
-        """Bytes that cross a cut at another batch size than the example's."""
+        """Return the bytes that cross a cut at a batch size."""
         return sum(num_bytes(node.meta["val"], batch_size) for node in self._crossings[cut])
 
     def crossing_shapes(self, cut: int, batch_size: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and type of each value that crosses a cut at a batch size."""
+        """Return shape and dtype of each tensor that crosses a cut at a batch size."""
         values = [node.meta["val"] for node in self._crossings[cut]]
         return [(shape_at(value, batch_size), value.dtype) for value in values]
 
     def needs_gradient(self, cut: int) -> tuple[bool, ...]:
-        """For each value that crosses a cut, whether its gradient must travel back, as parameters are frozen now."""
-        flowing = self._glue.needs_gradient(self.model)
-        return tuple(node in flowing for node in self._crossings[cut])
+        """Return for each tensor that crosses a cut whether its gradient is sent back, given the frozen parameters."""
+        differentiable = self._glue.needs_gradient(self.model)
+        return tuple(node in differentiable for node in self._crossings[cut])
 
     def stage(self, first: int, last: int) -> Stage:
-        """The unit calls ``first`` to ``last`` (both included) as a module from one crossing to the next."""
+        """Build the stage of the unit calls ``first`` to ``last``, both included."""
         if not 0 <= first <= last < len(self.calls):
             raise UsageError(f"no stage from unit {first} to {last}: the model has units 0 to {len(self.calls) - 1}")
         current = self._in_current_mode()
@@ -179,22 +221,22 @@ class UnitGraph:
         )
 
     def stages(self, cuts: Sequence[int]) -> list[Stage]:
-        """The stages that lie between the given cuts, in order."""
+        """Build the stages between the given cuts, in order."""
         if list(cuts) != sorted(set(cuts)) or any(not 0 <= cut < len(self.cuts) for cut in cuts):
-            raise UsageError(f"cuts {list(cuts)} must rise and lie between 0 and {len(self.cuts) - 1}")
+            raise UsageError(f"cuts {list(cuts)} must be increasing and between 0 and {len(self.cuts) - 1}")
         starts = [0, *(cut + 1 for cut in cuts)]
         ends = [*cuts, len(self.calls) - 1]
         return [self.stage(first, last) for first, last in zip(starts, ends, strict=True)]
 
     def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedCall]:
-        """Run the graph step by step; before each unit call, yield it with the real arguments it is about to get."""
+        """Run the graph node by node; yield each unit call with its arguments before it runs."""
         graph = self._in_current_mode()
         whole = graph._whole
         whole.refresh_buffers()
         env: dict[fx.Node, Any] = {}
         inputs = iter(graph.flatten(args, dict(kwargs or {})))
-        number = 0
-        with all_left():
+        calls = iter(graph.calls)
+        with exit_all_contexts():
             for node in whole.graph.nodes:
                 if node.op == "placeholder":
                     env[node] = next(inputs)
@@ -207,22 +249,21 @@ class UnitGraph:
                     if node.op == "call_module":
                         run = reduce(getattr, str(node.target).split("."), whole)
                         yield RecordedCall(
-                            call=graph.calls[number],
+                            call=next(calls),
                             module=run,
                             args=tuple(node_args),
                             kwargs=dict(node_kwargs),
                         )
-                        number += 1
                     env[node] = run(*node_args, **node_kwargs)
 
-    def record_between(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedPiece]:
-        """Run the graph step by step; yield what is done between units, with the unit that it goes with."""
+    def record_glue(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedGlue]:
+        """Run the graph node by node; yield the segments of glue operations, each with the unit that it counts for."""
         graph = self._in_current_mode()
         inputs = graph.flatten(args, dict(kwargs or {}))
-        return record_pieces(graph._glue, graph.model, graph._assembled.constants, graph._crossings, inputs)
+        return record_glue(graph._glue, graph.model, graph._assembled.constants, graph._crossings, inputs)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The user's arguments as the flat list that the first stage takes, checked against the example."""
+        """Flatten the user's arguments for the first stage, and check them against the example."""
         expected = self._assembled.in_spec.children()[1].context
         if sorted(kwargs) != sorted(expected):
             raise UsageError(f"captured with keyword arguments {sorted(expected)}, called with {sorted(kwargs)}")
@@ -232,85 +273,85 @@ class UnitGraph:
                 f"captured with arguments of structure {_outline(self._inputs)}, called with {_outline(leaves)}"
             )
         sizes: dict[int, int] = {}
-        for at, (leaf, example) in enumerate(zip(leaves, self._inputs, strict=True)):
-            self._check_input(at, leaf, example)
+        for index, (leaf, example) in enumerate(zip(leaves, self._inputs, strict=True)):
+            self._check_input(index, leaf, example)
             dim = batch_dim(example) if isinstance(example, torch.Tensor) else None
             if dim is not None:
-                sizes[at] = int(leaf.shape[dim])
+                sizes[index] = int(leaf.shape[dim])
         if len(set(sizes.values())) > 1:
-            raise UsageError(f"all inputs of the example had one batch size; these have {sizes} (by input)")
-        if self.branches:
+            raise UsageError(f"all inputs of the example had the same batch size; these have {sizes} (by input)")
+        if self.guards:
             self._check_branches(self._samples_in(leaves), args, kwargs)
         return leaves
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The same flat list, of arguments like others that ``flatten`` has checked."""
+        """Flatten arguments without the checks of ``flatten``."""
         expected = self._assembled.in_spec.children()[1].context
         return pytree.tree_leaves((tuple(args), {name: kwargs[name] for name in expected}))
 
-    def holds_for(self, batch_size: int) -> bool:
-        """Whether the model's code takes the same branches for a batch of this size as for the example."""
-        return all(branch.holds_at(batch_size) for branch in self.branches)
+    def guards_hold(self, batch_size: int) -> bool:
+        """Whether the model takes the same branches for this batch size as for the example."""
+        return all(branch.holds_at(batch_size) for branch in self.guards)
 
-    def try_branches(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Find out, by running both, whether graph and model agree for batches that branch as this one does."""
+    def check_guards(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Run graph and model to find out whether they agree for batches that take the same branches as this one."""
         leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
-        answers = tuple(branch.holds_at(self._samples_in(leaves)) for branch in self.branches)
+        answers = tuple(guard.holds_at(self._samples_in(leaves)) for guard in self.guards)
         self._checked[answers] = True  # for the run below
         try:
             with preserved(self.model), torch.no_grad():
                 self.model(*_copies(args), **_copies(dict(kwargs)))
-            self._checked[answers] = difference(self.model, self, args, kwargs) is None
-        except Exception:  # the model can't tell: it does not run on these, or not here any more
+            self._checked[answers] = find_difference(self.model, self, args, kwargs) is None
+        except Exception:  # the model does not run on these inputs, or no longer in this process
             self._checked[answers] = False
 
     def _check_branches(self, size: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A batch size for which the model's code takes another branch must give the model's results all the same.
+        """Reject a batch size for which the model takes another branch with different results.
 
-        Where it does (an ``expand`` that one sample does not need), that is found out once, by running both.
+        A branch may be harmless (an ``expand`` that a single sample does not need): one run of both finds out.
         """
-        answers = tuple(branch.holds_at(size) for branch in self.branches)
+        answers = tuple(guard.holds_at(size) for guard in self.guards)
         if all(answers):
             return
         if answers not in self._checked:
-            self.try_branches(args, kwargs)
+            self.check_guards(args, kwargs)
         if not self._checked[answers]:
-            branch = self.branches[answers.index(False)]
+            guard = self.guards[answers.index(False)]
             raise UsageError(
-                f"with {size} samples the model takes another branch at {branch.place} than with the {self.batch_size} "
-                "of the example; capture it with a batch of that size"
+                f"with {size} samples the model takes another branch at {guard.location} than with the "
+                f"{self.batch_size} of the example; capture it with a batch of that size"
             )
 
     def unflatten(self, results: Sequence[Any]) -> Any:
-        """The last stage's flat results in the structure that the model returns."""
+        """Restore the structure of the model's result from the last stage's flat results."""
         return pytree.tree_unflatten(list(results), self._assembled.out_spec)
 
     def example_result(self) -> Any:
-        """What the model returns, as capture saw it: tensors without values, which tell shape and type."""
+        """Return the model's result as traced: tensors with shape and dtype but without values."""
         (output,) = (node for node in self._assembled.graph.nodes if node.op == "output")
-        return self.unflatten([one.meta["val"] if isinstance(one, fx.Node) else one for one in output.args[0]])
+        return self.unflatten([value.meta["val"] if isinstance(value, fx.Node) else value for value in output.args[0]])
 
-    def _check_input(self, at: int, leaf: Any, example: Any) -> None:
-        """One input against the traced one: sizes may differ only where the batch's may."""
+    def _check_input(self, index: int, leaf: Any, example: Any) -> None:
+        """Check one input against the traced one: only the batch size may differ."""
         if not isinstance(example, torch.Tensor):
             if type(leaf) is not type(example) or leaf != example:
                 raise UsageError(
-                    f"input {at} was {example!r} at capture, is {leaf!r} now; capture again with the new value"
+                    f"input {index} was {example!r} at capture but is {leaf!r} now; capture again with the new value"
                 )
             return
         if not isinstance(leaf, torch.Tensor):
-            raise UsageError(f"input {at} was a tensor at capture, is {type(leaf).__name__} now")
-        shape = [int(size) if is_fixed(size) else "batch" for size in example.shape]
-        same = leaf.ndim == len(shape) and all(
-            known in ("batch", size) for size, known in zip(leaf.shape, shape, strict=True)
+            raise UsageError(f"input {index} was a tensor at capture but is {type(leaf).__name__} now")
+        shape = [int(size) if is_constant(size) else "batch" for size in example.shape]
+        matches = leaf.ndim == len(shape) and all(
+            expected in ("batch", size) for size, expected in zip(leaf.shape, shape, strict=True)
         )
-        if not same or leaf.dtype != example.dtype:
+        if not matches or leaf.dtype != example.dtype:
             raise UsageError(
-                f"input {at} has shape {list(leaf.shape)} and type {leaf.dtype}, but the graph was captured for "
+                f"input {index} has shape {list(leaf.shape)} and dtype {leaf.dtype}, but the graph was captured for "
                 f"{shape} and {example.dtype}; capture again with an example of the new shape"
             )
 
-    def _describe(self, node: fx.Node) -> Crossing:
+    def _crossing(self, node: fx.Node) -> Crossing:
         value = node.meta["val"]
         return Crossing(
             name=node.name,
@@ -321,9 +362,9 @@ class UnitGraph:
         )
 
     def _in_current_mode(self) -> UnitGraph:
-        """This graph, or one captured in the mode in which the opened modules are now."""
+        """Return this graph, or one captured in the current mode of the opened modules."""
         flags = tuple(module.training for module in self._opened)
-        if flags == self._flags:
+        if flags == self._training_flags:
             return self
         if flags not in self._other_modes:
             self._other_modes[flags] = self._recapture()
@@ -335,6 +376,6 @@ def _copies(value: Any) -> Any:
 
 
 def _outline(leaves: Sequence[Any]) -> str:
-    """A short description of flat arguments for an error message."""
-    shown = [f"tensor{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
-    return "(" + ", ".join(shown) + ")"
+    """Describe flat arguments for an error message."""
+    parts = [f"tensor{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+    return "(" + ", ".join(parts) + ")"

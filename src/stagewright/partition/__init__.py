@@ -5,18 +5,18 @@ from __future__ import annotations
 from stagewright.partition import policies as _policies
 from stagewright.partition.assess import assess
 from stagewright.partition.conditions import Conditions, Schedule
-from stagewright.partition.registry import Placed, Policy, find_policy, policy, policy_names
+from stagewright.partition.registry import PlacedCuts, RegisteredPolicy, find_policy, policy, policy_names
 from stagewright.partition.split import compare, split, split_at
-from stagewright.partition.values import Comparison, DeviceCost, Skipped, Split, StageCost
+from stagewright.partition.split_result import Comparison, DeviceCost, SkippedPolicy, Split, StageCost
 
 __all__ = [
     "Comparison",
     "Conditions",
     "DeviceCost",
-    "Placed",
-    "Policy",
+    "PlacedCuts",
+    "RegisteredPolicy",
     "Schedule",
-    "Skipped",
+    "SkippedPolicy",
     "Split",
     "StageCost",
     "assess",

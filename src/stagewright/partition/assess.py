@@ -8,10 +8,10 @@ from statistics import fmean
 from stagewright.errors import SplitError, UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.memory import StageMemory
-from stagewright.partition.values import DeviceCost, Split, StageCost
+from stagewright.partition.split_result import DeviceCost, Split, StageCost
 from stagewright.profiler.profile import Profile, amount_of
 
-__all__ = ["assess", "is_training", "unit_seconds"]
+__all__ = ["assess", "is_training", "unit_times"]
 
 
 def is_training(profile: Profile, conditions: Conditions) -> bool:
@@ -24,7 +24,7 @@ def is_training(profile: Profile, conditions: Conditions) -> bool:
     return profile.training if conditions.training is None else conditions.training
 
 
-def unit_seconds(profile: Profile, conditions: Conditions) -> list[tuple[float, float]]:
+def unit_times(profile: Profile, conditions: Conditions) -> list[tuple[float, float]]:
     """(forward, backward) time of every unit on the profiled device; backward has the recomputation in it."""
     training = is_training(profile, conditions)
     times = []
@@ -97,7 +97,7 @@ def _stage(
     placement: Sequence[int],
 ) -> StageCost:
     num_stages, device = len(placement), placement[index]
-    units, times = profile.units[first : last + 1], unit_seconds(profile, conditions)[first : last + 1]
+    units, times = profile.units[first : last + 1], unit_times(profile, conditions)[first : last + 1]
     forward_s = sum(forward for forward, _ in times) / conditions.speed(device)
     backward_s = sum(backward for _, backward in times) / conditions.speed(device)
     sends_bytes, link_s = 0, 0.0

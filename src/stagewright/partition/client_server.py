@@ -12,15 +12,15 @@ from __future__ import annotations
 import numpy as np
 
 from stagewright.errors import SplitError
-from stagewright.partition.assess import is_training, unit_seconds
+from stagewright.partition.assess import is_training, unit_times
 from stagewright.partition.conditions import Conditions
-from stagewright.partition.registry import Placed
+from stagewright.partition.registry import PlacedCuts
 from stagewright.profiler.profile import Profile
 
 __all__ = ["client_server"]
 
 
-def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> Placed:
+def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> PlacedCuts:
     """The first and last units on one device (the client), the rest on another: three stages on two devices."""
     num_units = len(profile.units)
     given_first, given_last = conditions.client_first, conditions.client_last
@@ -37,7 +37,7 @@ def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> 
     step_s = np.where(size < num_units, step_s, np.inf)
     best = np.lexsort((size.ravel(), sends_bytes.ravel(), step_s.ravel()))[0]
     row, column = np.unravel_index(best, size.shape)
-    return Placed(
+    return PlacedCuts(
         cuts=(int(firsts[row, 0]) - 1, num_units - int(lasts[0, column]) - 1),
         placement=(0, 1, 0),
     )
@@ -48,7 +48,7 @@ def _costs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(step time, bytes sent) of every pair of first and last; for an endless stream the bottleneck is the step."""
     training, num_units = is_training(profile, conditions), len(profile.units)
-    upto_s = np.cumsum([0.0, *(forward + backward for forward, backward in unit_seconds(profile, conditions))])
+    upto_s = np.cumsum([0.0, *(forward + backward for forward, backward in unit_times(profile, conditions))])
     crossing = np.array([unit.crossing_bytes for unit in profile.units])
     link_s = np.array([conditions.link_s(int(size), training=training) for size in crossing])
     # Boundaries; clipped where first and last leave nothing between them, which the caller rules out.

@@ -38,14 +38,14 @@ class StageMemory:
         self._recompute = training and conditions.recompute
         self._copies = 2 + conditions.optimizer_states if training else 1
         self._parameters = [unit.parameter_bytes for unit in units]
-        self._kept = [unit.kept_bytes for unit in units]
+        self._kept = [unit.saved_bytes for unit in units]
         self._buffers = np.array([unit.buffer_bytes for unit in units], dtype=np.int64)
-        self._inputs = np.array([unit.recompute_kept_bytes for unit in units], dtype=np.int64)
+        self._inputs = np.array([unit.recompute_saved_bytes for unit in units], dtype=np.int64)
         # crossings[boundary]: nothing is received before the first unit or after the last.
         self._crossings = np.array([0, *(unit.crossing_bytes for unit in units[:-1]), 0], dtype=np.int64)
         outputs = np.array([max(unit.output_bytes, unit.crossing_bytes) for unit in units], dtype=np.int64)
         if training:
-            self._working = np.array([unit.kept_bytes.total for unit in units], dtype=np.int64)
+            self._working = np.array([unit.saved_bytes.total for unit in units], dtype=np.int64)
         else:
             self._working = self._crossings[:-1] + outputs
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stagewright.errors import SplitError
-from stagewright.partition.assess import is_training, unit_seconds
+from stagewright.partition.assess import is_training, unit_times
 from stagewright.partition.chain import Chain, best_cuts
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.memory import StageMemory
@@ -30,7 +30,7 @@ def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequen
     """The exact best: the least bottleneck over stages and links, within memory limits, on unequal devices."""
     units = profile.units
     training = is_training(profile, conditions)
-    seconds = np.array([forward + backward for forward, backward in unit_seconds(profile, conditions)])
+    seconds = np.array([forward + backward for forward, backward in unit_times(profile, conditions)])
     speeds = np.array([conditions.speed(device) for device in range(num_stages)])
     compute_s = seconds[None, :] / speeds[:, None]
     link_s = np.array([0.0, *(conditions.link_s(unit.crossing_bytes, training=training) for unit in units)])

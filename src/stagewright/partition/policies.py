@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stagewright.errors import SplitError
-from stagewright.partition.assess import unit_seconds
+from stagewright.partition.assess import unit_times
 from stagewright.partition.chain import Chain, best_cuts
 from stagewright.partition.client_server import client_server
 from stagewright.partition.conditions import Conditions
@@ -85,7 +85,7 @@ def blocks(profile: Profile, num_stages: int, conditions: Conditions) -> Sequenc
 @policy("time")
 def time(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
     """Equal time: the least possible measured time of the slowest stage, on equal devices with free links."""
-    seconds = [forward + backward for forward, backward in unit_seconds(profile, conditions)]
+    seconds = [forward + backward for forward, backward in unit_times(profile, conditions)]
     total = sum(seconds)
     work = [round(second / total * 2**44) if total > 0 else 0 for second in seconds]
     return _least_largest(profile, work, num_stages)

@@ -20,11 +20,11 @@ from stagewright.partition.conditions import Conditions
 from stagewright.profiler.profile import Profile
 from stagewright.user_code import describe, find, is_own, one_line
 
-__all__ = ["Chooser", "Placed", "Policy", "find_policy", "policy", "policy_names"]
+__all__ = ["PlacedCuts", "RegisteredPolicy", "SplitPolicy", "find_policy", "policy", "policy_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedCuts:
     """What a policy returns that also says on which device each stage runs."""
 
     cuts: Sequence[int]
@@ -33,17 +33,17 @@ class Placed:
     """The device of each stage."""
 
 
-Chooser: TypeAlias = Callable[[Profile, int, Conditions], "Sequence[int] | Placed"]
+SplitPolicy: TypeAlias = Callable[[Profile, int, Conditions], "Sequence[int] | PlacedCuts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RegisteredPolicy:
     """A named way to choose the cuts."""
 
     name: str
     """Its name on the command line."""
-    choose: Chooser
-    """Chooses the cuts: the indices of the units to cut after, stage i on device i, or a `Placed`."""
+    choose: SplitPolicy
+    """Chooses the cuts: the indices of the units to cut after, stage i on device i, or a `PlacedCuts`."""
     required: bool
     """Whether a comparison of all policies fails with it; otherwise it is left out with its reason."""
     num_devices: int | None
@@ -55,16 +55,18 @@ class Policy:
         return (self.choose.__doc__ or "").strip().split("\n")[0]
 
 
-_POLICIES: dict[str, Policy] = {}
+_POLICIES: dict[str, RegisteredPolicy] = {}
 
 
-def policy(name: str, *, required: bool = False, num_devices: int | None = None) -> Callable[[Chooser], Chooser]:
+def policy(
+    name: str, *, required: bool = False, num_devices: int | None = None
+) -> Callable[[SplitPolicy], SplitPolicy]:
     """Register the decorated function as a policy."""
 
-    def register(choose: Chooser) -> Chooser:
+    def register(choose: SplitPolicy) -> SplitPolicy:
         if name in _POLICIES:
             raise UsageError(f"policy {name!r} exists already: give the new one another name")
-        _POLICIES[name] = Policy(name=name, choose=choose, required=required, num_devices=num_devices)
+        _POLICIES[name] = RegisteredPolicy(name=name, choose=choose, required=required, num_devices=num_devices)
         return choose
 
     return register
@@ -75,7 +77,7 @@ def policy_names() -> tuple[str, ...]:
     return tuple(_POLICIES)
 
 
-def find_policy(name: str) -> Policy:
+def find_policy(name: str) -> RegisteredPolicy:
     """The policy of that name; a user's own function may be named with its module."""
     if is_own(name):
         return _own(name)
@@ -84,7 +86,7 @@ def find_policy(name: str) -> Policy:
     return _POLICIES[name]
 
 
-def _own(name: str) -> Policy:
+def _own(name: str) -> RegisteredPolicy:
     """A user's own function, from its module; with what it was registered with, if it was."""
     function = find(name, "policy", "policy")
     if not callable(function) or isinstance(function, type):
@@ -94,7 +96,7 @@ def _own(name: str) -> Policy:
         )
 
     @wraps(function)
-    def choose(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int] | Placed:
+    def choose(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int] | PlacedCuts:
         try:
             found = function(profile, num_stages, conditions)
         except StagewrightError:
@@ -102,13 +104,13 @@ def _own(name: str) -> Policy:
         except Exception as error:  # anything that a user's code may raise
             raise UsageError(f"the policy {name!r} failed: {one_line(error)}") from error
         try:  # any whole numbers, numpy's too
-            cuts = [index(one) for one in (found.cuts if isinstance(found, Placed) else found)]
+            cuts = [index(one) for one in (found.cuts if isinstance(found, PlacedCuts) else found)]
         except TypeError:
             raise UsageError(
                 f"the policy {name!r} returned {describe(found)}; let it return the indices of the units to cut after"
             ) from None
-        return replace(found, cuts=cuts) if isinstance(found, Placed) else cuts
+        return replace(found, cuts=cuts) if isinstance(found, PlacedCuts) else cuts
 
     registered = next((one for one in _POLICIES.values() if one.choose is function), None)
     num_devices = registered.num_devices if registered is not None else None
-    return Policy(name=name, choose=choose, required=True, num_devices=num_devices)
+    return RegisteredPolicy(name=name, choose=choose, required=True, num_devices=num_devices)

@@ -8,8 +8,8 @@ from stagewright.errors import SplitError
 from stagewright.partition.assess import assess
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.named_cuts import cuts_by_name
-from stagewright.partition.registry import Placed, find_policy, policy_names
-from stagewright.partition.values import Comparison, Skipped, Split
+from stagewright.partition.registry import PlacedCuts, find_policy, policy_names
+from stagewright.partition.split_result import Comparison, SkippedPolicy, Split
 from stagewright.profiler.profile import Profile
 
 __all__ = ["compare", "split", "split_at"]
@@ -26,7 +26,7 @@ def split(profile: Profile, num_stages: int, policy: str = "optimal", conditions
     _check_stages(profile, num_stages)
     conditions.check_devices(chosen.num_devices or num_stages, exactly=chosen.num_devices is None)
     cuts = chosen.choose(profile, num_stages, conditions)
-    if isinstance(cuts, Placed):
+    if isinstance(cuts, PlacedCuts):
         return assess(profile, policy, cuts.cuts, conditions, cuts.placement)
     if len(cuts) != num_stages - 1:
         raise SplitError(
@@ -59,14 +59,14 @@ def compare(
         chosen = find_policy(name)
         if chosen.num_devices is not None and chosen.num_devices > num_stages:
             reason = f"policy {name!r} needs {chosen.num_devices} devices, but there is {num_stages}"
-            skipped.append(Skipped(policy=name, reason=reason))
+            skipped.append(SkippedPolicy(policy=name, reason=reason))
             continue
         try:
             splits.append(split(profile, num_stages, name, conditions))
         except SplitError as error:
             if chosen.required:
                 raise
-            skipped.append(Skipped(policy=name, reason=str(error)))
+            skipped.append(SkippedPolicy(policy=name, reason=str(error)))
     return Comparison(splits=tuple(splits), skipped=tuple(skipped))
 
 

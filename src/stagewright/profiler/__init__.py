@@ -1,11 +1,11 @@
-"""What each unit of a model costs: time, memory, multiply-accumulates."""
+"""The cost of each unit of a model: time, memory, multiply-accumulates."""
 
 from __future__ import annotations
 
 from stagewright.profiler.cache import ProfileCache, default_cache_folder
 from stagewright.profiler.measure import profile
 from stagewright.profiler.profile import Amount, Profile, StageTime, Time, UnitProfile, amount_of
-from stagewright.profiler.stages import measure_stages
+from stagewright.profiler.stage_times import measure_stages
 
 __all__ = [
     "Amount",

@@ -1,4 +1,4 @@
-"""Profiles on disk: one JSON file for each model, input shape, device and way of measuring."""
+"""Profiles on disk: one JSON file for each model, input shape, device and measuring method."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class ProfileCache(KeyedFiles):
         super().__init__(folder, "profiles", _FORMAT)
 
     def profile(self, key: Mapping[str, str]) -> tuple[Profile | None, str]:
-        """The cached profile, or None and why the file that is there was refused ("" where there is none)."""
-        kept, refusal = self.load(key)
-        if kept is None:
-            return None, refusal
+        """Return the cached profile, or None and why an existing file was rejected ("" if there is no file)."""
+        entry, reason = self.load(key)
+        if entry is None:
+            return None, reason
         try:
-            return replace(Profile.from_dict(kept.content["profile"]), source="cache", age_s=kept.age_s), ""
+            return replace(Profile.from_dict(entry.content["profile"]), source="cache", age_s=entry.age_s), ""
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return None, self.damaged(key, error)
 
     def save_profile(self, key: Mapping[str, str], profile: Profile) -> Path:
-        """Writes the profile."""
+        """Write the profile and return its path."""
         return self.save(key, {"profile": profile.to_dict()})

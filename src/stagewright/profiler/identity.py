@@ -1,7 +1,7 @@
-"""What a profile depends on, as a flat dictionary of text: the key that a cached profile is stored with.
+"""The key of a cached profile: everything that a profile depends on, as a flat dictionary of strings.
 
-Two models are the same when their modules, parameters, configuration and the source of their own classes are.
-The weights' values are not part of it: they do not change what a unit costs.
+Two models are the same if their modules, parameters, configuration and the source of their classes are. The values of
+the weights are not part of the key, because they do not change the cost of a unit.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stagewright.machine import cpu_offload as hosted
+from stagewright.machine.cpu_offload import is_hosted
 
 if TYPE_CHECKING:
     from stagewright.cluster.device import Device
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["library_versions", "profile_key", "structure_digest"]
+__all__ = ["class_without_source", "library_versions", "profile_key", "structure_digest"]
 
-# How units are measured: another way gives other numbers.
+# How units are measured: a different method gives different numbers. Changing this text invalidates cached profiles.
 _METHOD = "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference"
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of the libraries that a profile depends on; those that are not installed are left out."""
+    """Return the versions of the installed libraries that a profile depends on."""
     versions = {}
     for library in _LIBRARIES:
         try:
             versions[library] = metadata.version(library)
         except metadata.PackageNotFoundError:
             continue
-    versions["torch"] = torch.__version__  # tells builds apart: 2.13.0+cpu
+    versions["torch"] = torch.__version__  # includes the build: 2.13.0+cpu
     return versions
 
 
@@ -54,15 +54,15 @@ def profile_key(
     training: bool,
     part: str = "whole layers",
 ) -> dict[str, str]:
-    """Everything that the profile of this graph depends on, by name; `part`: what of its layers the model holds."""
+    """Return everything that the profile depends on; `part` says which part of its layers the model holds."""
     return {
         "model": name,
         "structure": structure_digest(graph.model),
         "mode": "train" if graph.model.training else "eval",
         "units": _digest([call.name for call in graph.calls]),
         "inputs": json.dumps(_describe((tuple(args), dict(kwargs)))),
-        # Where they stay on the host, the whole model is not measured.
-        "weights": "on the host" if hosted.is_hosted(graph.model, device.torch_device()) else "on the device",
+        # With offloaded weights the whole model is not measured.
+        "weights": "on the host" if is_hosted(graph.model, device.torch_device()) else "on the device",
         "device": device.kind,
         "threads": str(device.num_threads),
         "hardware": device.hardware_name(),
@@ -75,7 +75,7 @@ def profile_key(
 
 
 def structure_digest(model: nn.Module) -> str:
-    """A digest of what a model is made of, equal in every process."""
+    """Digest a model's structure; equal in every process."""
     parts: list[Any] = [_without_addresses(repr(model))]
     for name, module in model.named_modules():
         parts.append([name, type(module).__module__, type(module).__qualname__])
@@ -84,18 +84,24 @@ def structure_digest(model: nn.Module) -> str:
     config = getattr(model, "config", None)
     parts.append(_without_addresses(repr(config)))
     classes = {type(module) for module in model.modules()}
-    parts.extend(sorted(_source(one) for one in classes))
+    parts.extend(sorted(_source(module_class) or "" for module_class in classes))
     return _digest(parts)
 
 
-def _source(module_class: type) -> str:
-    """The source of a class that no library's version stands for."""
+def class_without_source(model: nn.Module) -> str | None:
+    """Name a class of the model whose source can't be read, so that its structure digest may be ambiguous."""
+    classes = {type(module) for module in model.modules()}
+    return min((module_class.__qualname__ for module_class in classes if _source(module_class) is None), default=None)
+
+
+def _source(module_class: type) -> str | None:
+    """Return the source of a class; "" if a library version identifies it, None if it can't be read."""
     if module_class.__module__.partition(".")[0] in _LIBRARIES:
         return ""
     try:
         return inspect.getsource(module_class)
-    except (OSError, TypeError):  # typed in at a prompt
-        return ""
+    except (OSError, TypeError):  # defined at a prompt
+        return None
 
 
 def _describe(value: Any) -> list[str]:

@@ -1,14 +1,13 @@
 """Measure a model unit by unit: time, memory and multiply-accumulates of every call, and of the whole model.
 
-Units are timed alone, on the inputs that they got in a real run, in rounds over all units and the whole model, so that
-a slow phase of the machine hits all of them alike. So is what the model does between them, which counts with the unit
-in whose stage it runs. Calls that are alike in class, inputs, parameters and work (the
-blocks of a transformer) cost the same, so they share their samples. The model is left as it was: buffers, random
-numbers, gradients. The recorded inputs of all units stay in memory while the rounds run, at most what a training step
-keeps.
+Units are timed alone, on the inputs that they got in a real run. Rounds go over all units and the whole model, so that
+a slow phase of the machine affects all of them equally. Glue operations between units are timed the same way and count
+for the unit in whose stage they run. Calls with equal class, inputs, parameters and work (the blocks of a transformer)
+cost the same, so they pool their samples. The state of the model is preserved: buffers, random numbers, gradients. The
+recorded inputs of all units stay in memory during the rounds, at most the saved activations of a training step.
 
-Of a model that does not fit on its device (``cluster.hosted``) each unit is there while it is measured; the whole model
-and what lies between units are not measured then.
+If a model does not fit on its device (``machine.cpu_offload``), each unit is on the device only while it is measured,
+and the whole model and the glue operations are not measured.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_hosted, may_stay, resident, visiting
 from stagewright.profiler.cache import ProfileCache
-from stagewright.profiler.identity import library_versions, profile_key
-from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_of_held
-from stagewright.profiler.replay import Replay, Stopwatch, added
-from stagewright.profiler.saved_activations import Kept, watch_kept
+from stagewright.profiler.identity import class_without_source, library_versions, profile_key
+from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
+from stagewright.profiler.replay import Replay, Stopwatch, add_times
+from stagewright.profiler.saved_activations import SavedActivations, measure_saved_activations
 from stagewright.profiler.storage import model_storages, tensors_in
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def profile(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    name: str,
+    name: str | None = None,
     device: Device | str = "cpu",
     repeats: int = 5,
     training: bool = True,
@@ -57,25 +56,32 @@ def profile(
     part: str = "whole layers",
     progress: Progress | None = None,
 ) -> Profile:
-    """What every unit of the captured model costs on a device, measured or taken from the cache.
+    """Measure what every unit of the captured model costs on a device, or read it from the cache.
 
-    With `training`, forward and backward are measured; without, forward alone and without gradients. Modules
-    stay in the mode (`train()` or `eval()`) that they are in. `cache` is a folder, True for the usual one, or
-    False; with `fresh` what is there is not read, but replaced. `part` says what of its layers the model holds.
-    `progress(done, total, name)` is called before each step of the work and once at its end.
+    `name` is the model's name in tables and in the cache, by default the name that it was captured under. With
+    `training`, forward and backward are measured; without, forward alone and without gradients. Modules stay in their
+    mode (`train()` or `eval()`). `cache` is a folder, True for the default one, or False; `fresh` measures and replaces
+    the cached profile. A model without a `name` is cached only if the source of its classes can be read, because
+    nothing else tells two such models apart. `part` says which part of its layers the model holds.
+    `progress(done, total, name)` is called before each step of the measurement and once at its end.
     """
     device = Device.parse(device) if isinstance(device, str) else device
     kwargs = dict(kwargs or {})
     _check(graph, args, kwargs, device=device, repeats=repeats, training=training)
     store = ProfileCache(None if cache is True else Path(cache)) if cache is not False else None
     source = "measured"
+    if name is None:
+        name = graph.name
+        unreadable = class_without_source(graph.model) if store is not None else None
+        if unreadable is not None:
+            store, source = None, f"measured: not cached, because the source of {unreadable} can't be read; give a name"
     if store is not None:
         key = profile_key(graph, args, kwargs, name=name, device=device, repeats=repeats, training=training, part=part)
-        found, refusal = (None, "") if fresh else store.profile(key)
-        if found is not None:
+        cached, reason = (None, "") if fresh else store.profile(key)
+        if cached is not None:
             # Another core or GPU of the same kind costs the same.
-            return replace(found, device=device.text)
-        source = f"measured: {refusal}" if refusal else source
+            return replace(cached, device=device.text)
+        source = f"measured: {reason}" if reason else source
         store.check_writable()
     measured = _measure(
         graph,
@@ -109,32 +115,32 @@ def _check(
     for tensor in inputs:
         if tensor.device != target:
             raise UsageError(
-                f"inputs of the model are on {tensor.device}, but {device} is asked for; "
+                f"the model's inputs are on {tensor.device}, but the profile is for {device}; "
                 f'move them and the model with .to("{target}") and capture again'
             )
     for name, parameter in graph.model.named_parameters():
         if parameter.device != target and not (inputs and parameter.device.type == "cpu" and may_stay(graph.model)):
             raise UsageError(
-                f"the model's {name} is on {parameter.device}, but {device} is asked for; move the model with "
+                f"the model's {name} is on {parameter.device}, but the profile is for {device}; move the model with "
                 f'.to("{target}") and capture it again, or offload it with stagewright.machine.cpu_offload.settle'
             )
     if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
-        raise UsageError("no parameter of the model needs a gradient; profile it with training=False (--inference)")
+        raise UsageError("no parameter of the model requires a gradient; profile it with training=False (--inference)")
 
 
 def _first_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> int:
-    """MACs of a run; a model that does not run with so many samples says so."""
+    """Count the MACs of one run; explain the error if the model does not run on this batch."""
     try:
         return count_macs(model, args, kwargs)
     except (ValueError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
             raise
         shapes = ", ".join(
-            f"{one.dtype} {list(one.shape)}".removeprefix("torch.") for one in tensors_in((args, kwargs))
+            f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.") for tensor in tensors_in((args, kwargs))
         )
         raise ModelError(
             f"{name!r} {'in training ' if model.training else ''}does not run on {shapes}: {type(error).__name__}: "
-            f"{error}; where that is too few samples for it, give a larger --batch or fewer --microbatches"
+            f"{error}; if that is too few samples, give a larger --batch or fewer --microbatches"
         ) from error
 
 
@@ -150,39 +156,39 @@ def _measure(
     source: str,
     progress: Progress,
 ) -> Profile:
-    place = device.torch_device()
-    stopwatch = Stopwatch(place)
-    hosted = is_hosted(graph.model, place)
-    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if hosted else repeats + 1))
+    torch_device = device.torch_device()
+    stopwatch = Stopwatch(torch_device)
+    offloaded = is_hosted(graph.model, torch_device)
+    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if offloaded else repeats + 1))
     with device.pinned(), preserved(graph.model):
-        with visiting(graph.model, place):
+        with visiting(graph.model, torch_device):
             steps.next("whole model")
             whole_macs = _first_run(graph.model, args, kwargs, name)
-            steps.next("bytes kept")
-            kept = (
-                watch_kept(graph, args, kwargs)
+            steps.next("saved activations")
+            saved = (
+                measure_saved_activations(graph, args, kwargs)
                 if training
-                else tuple(Kept(kept_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
+                else tuple(SavedActivations(saved_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
             )
             whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
-            replays = _replays(graph, args, kwargs, kept, steps, training=training)
-            glue = [] if hosted else _glue_replays(graph, args, kwargs, training=training)
+            replays = _replays(graph, args, kwargs, saved, steps, training=training)
+            glue = [] if offloaded else _glue_replays(graph, args, kwargs, training=training)
         steps.more((repeats + 1) * len(glue))
         with _no_garbage_collection():
             for current_round in range(repeats + 1):
-                for replay in (*(() if hosted else (whole,)), *replays, *(one for _, one in glue)):
+                for replay in (*(() if offloaded else (whole,)), *replays, *(segment for _, segment in glue)):
                     steps.next(replay.name)
-                    with resident(replay.module, place):
+                    with resident(replay.module, torch_device):
                         if current_round:
                             replay.sample(stopwatch)
                         else:
                             replay.warm_up(stopwatch)
         working = []
         for replay in replays:
-            with resident(replay.module, place):
-                working.append(replay.working_bytes(place))
-        own_storages = model_storages(graph.model)
-        recompute_kept = [replay.input_bytes(own_storages) if training else 0 for replay in replays]
+            with resident(replay.module, torch_device):
+                working.append(replay.working_bytes(torch_device))
+        storages = model_storages(graph.model)
+        recompute_saved = [replay.input_bytes(storages) if training else 0 for replay in replays]
     steps.finish(name)
     whole_forward, _, whole_backward = whole.times()
     batch_size = graph.batch_size_of(tuple(args), kwargs)
@@ -192,7 +198,7 @@ def _measure(
         dtype=_dtype(graph, args, kwargs),
         batch_size=batch_size,
         training=training,
-        units=_units(graph, batch_size, replays, glue, kept, recompute_kept, working),
+        units=_units(graph, batch_size, replays, glue, saved, recompute_saved, working),
         whole_forward=whole_forward,
         whole_backward=whole_backward,
         whole_macs=whole_macs,
@@ -205,15 +211,15 @@ def _replays(
     graph: UnitGraph,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    kept: Sequence[Kept],
+    saved: Sequence[SavedActivations],
     steps: _Steps,
     *,
     training: bool,
 ) -> list[Replay]:
     replays = []
     with torch.no_grad(), preserved(graph.model):
-        # Each unit is looked at before the graph runs it, while its inputs are what they were.
-        for recorded, needs in zip(graph.record(tuple(args), dict(kwargs)), kept, strict=True):
+        # Each unit is inspected before the graph runs it, while its inputs are still unchanged.
+        for recorded, activations in zip(graph.record(tuple(args), dict(kwargs)), saved, strict=True):
             steps.next(recorded.call.name)
             replays.append(
                 Replay(
@@ -222,7 +228,7 @@ def _replays(
                     recorded.args,
                     recorded.kwargs,
                     training=training,
-                    needs_gradient=needs.needs_gradient,
+                    needs_gradient=activations.needs_gradient,
                 )
             )
     return replays
@@ -231,15 +237,15 @@ def _replays(
 def _glue_replays(
     graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
 ) -> list[tuple[int, Replay]]:
-    """What lies between units, each piece with the unit that it goes with."""
-    found = []
+    """Return the segments of glue operations, each with the index of the unit that it counts for."""
+    replays = []
     with torch.set_grad_enabled(training), preserved(graph.model):
-        for piece in graph.record_between(tuple(args), dict(kwargs)):
-            needs = [one.requires_grad for one in tensors_in((piece.args, {}))]
-            name = f"before {graph.calls[piece.unit].name}"
-            replay = Replay(name, piece.module, piece.args, {}, training=training, needs_gradient=needs)
-            found.append((piece.unit, replay))
-    return found
+        for segment in graph.record_glue(tuple(args), dict(kwargs)):
+            needs = [tensor.requires_grad for tensor in tensors_in((segment.args, {}))]
+            name = f"before {graph.calls[segment.unit].name}"
+            replay = Replay(name, segment.module, segment.args, {}, training=training, needs_gradient=needs)
+            replays.append((segment.unit, replay))
+    return replays
 
 
 def _units(
@@ -247,30 +253,30 @@ def _units(
     batch_size: int,
     replays: Sequence[Replay],
     glue: Sequence[tuple[int, Replay]],
-    kept: Sequence[Kept],
-    recompute_kept: Sequence[int],
+    saved: Sequence[SavedActivations],
+    recompute_saved: Sequence[int],
     working: Sequence[tuple[int, int]],
 ) -> tuple[UnitProfile, ...]:
     modules = [graph.module(call) for call in graph.calls]
     num_elements: list[Mapping[Hashable, int]] = []
     num_bytes: list[Mapping[Hashable, int]] = []
     for call in graph.calls:
-        held = graph.parameters_of(call).values()
-        num_elements.append({id(one): one.numel() for one in held})
-        num_bytes.append({id(one): one.numel() * one.element_size() for one in held})
-    parameters, parameter_bytes = amounts_of_held(num_elements), amounts_of_held(num_bytes)
+        values = graph.parameters_of(call).values()
+        num_elements.append({id(value): value.numel() for value in values})
+        num_bytes.append({id(value): value.numel() * value.element_size() for value in values})
+    parameters, parameter_bytes = amounts_with_shares(num_elements), amounts_with_shares(num_bytes)
     alike: dict[Hashable, list[Replay]] = {}
     for replay in replays:
-        alike.setdefault(replay.likeness, []).append(replay)
+        alike.setdefault(replay.cost_key, []).append(replay)
     units = []
     for index, call in enumerate(graph.calls):
-        forward, backward_input, backward_weight = replays[index].times(alike[replays[index].likeness])
+        forward, backward_input, backward_weight = replays[index].times(alike[replays[index].cost_key])
         glue_s = 0.0
-        for piece in (one for unit, one in glue if unit == index):
-            passes = piece.times()
-            forward = added(forward, passes[0])
-            backward_input = added(backward_input, added(*passes[1:]))
-            glue_s += sum(one.median_s for one in passes)
+        for segment in (replay for unit, replay in glue if unit == index):
+            passes = segment.times()
+            forward = add_times(forward, passes[0])
+            backward_input = add_times(backward_input, add_times(*passes[1:]))
+            glue_s += sum(time.median_s for time in passes)
         units.append(
             UnitProfile(
                 name=call.name,
@@ -278,14 +284,14 @@ def _units(
                 block=call.block,
                 parameters=parameters[index],
                 parameter_bytes=parameter_bytes[index],
-                buffer_bytes=sum(one.numel() * one.element_size() for one in modules[index].buffers()),
+                buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in modules[index].buffers()),
                 macs=replays[index].macs,
                 forward=forward,
                 backward_input=backward_input,
                 backward_weight=backward_weight,
                 output_bytes=replays[index].output_bytes,
-                kept_bytes=kept[index].kept_bytes,
-                recompute_kept_bytes=recompute_kept[index],
+                saved_bytes=saved[index].saved_bytes,
+                recompute_saved_bytes=recompute_saved[index],
                 crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
                 forward_working_bytes=working[index][0],
                 backward_working_bytes=working[index][1],
@@ -296,7 +302,7 @@ def _units(
 
 
 def _dtype(graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The dtype of the first floating parameter, or else input."""
+    """Return the dtype of the first floating-point parameter, or else input."""
     for tensor in [*graph.model.parameters(), *tensors_in((tuple(args), dict(kwargs)))]:
         if tensor.is_floating_point():
             return str(tensor.dtype).removeprefix("torch.")
@@ -304,7 +310,7 @@ def _dtype(graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 class _Steps:
-    """Counts the steps of the work for the progress callback."""
+    """A counter of finished steps for the progress callback."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress

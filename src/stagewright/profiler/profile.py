@@ -1,8 +1,8 @@
 """The profile: what every unit of a model costs on one kind of device, as plain values.
 
-Pure Python, no torch: splitting, planning and forecasting read these values, and they are saved as JSON.
-What several units hold in common (a tied weight, a tensor that one unit returns and the next one saves) is
-written down once, as a share, so that the amount of any contiguous range of units can be had exactly:
+Pure Python, no torch: splitting, planning and forecasting read these values, and they are saved as JSON. A tied weight,
+or a tensor that one unit returns and the next one saves, is held by several units. Each such overlap is recorded once
+as a share, so that the amount of any contiguous range of units is exact:
 
     unit      0        1        2            range 0..2 = 10 + 8 + 10 - 4 - 10 = 14
     total    10        8       10            range 1..2 =      8 + 10          = 18   (0 is outside)
@@ -15,7 +15,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Amount", "Profile", "StageTime", "Time", "UnitProfile", "amount_of", "amounts_of_held"]
+from stagewright.quantity import format_bytes, format_count, format_s
+from stagewright.table import Cell, Table, number_columns, text_columns
+
+__all__ = ["Amount", "Profile", "StageTime", "Time", "UnitProfile", "amount_of", "amounts_with_shares"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +26,12 @@ class Amount:
     """A quantity that a unit holds, and how much of it earlier units hold too."""
 
     total: int
-    """Everything that the unit holds."""
     shares: tuple[tuple[int, int], ...] = ()
-    """(index of the latest earlier unit that holds it too, amount in common), by rising index."""
+    """(index of the latest earlier unit that holds it too, shared amount), by ascending index."""
 
     def added(self, first: int) -> int:
-        """What no earlier unit holds, of the units from ``first`` on."""
-        return self.total - sum(part for earlier, part in self.shares if earlier >= first)
+        """Return the amount that no unit from ``first`` up to this one holds already."""
+        return self.total - sum(amount for earlier, amount in self.shares if earlier >= first)
 
     def to_dict(self) -> dict[str, Any]:
         return {"total": self.total, "shares": [list(share) for share in self.shares]}
@@ -41,34 +43,31 @@ class Amount:
 
 
 def amount_of(amounts: Sequence[Amount], first: int, last: int) -> int:
-    """The amount of the units first..last, both included, with what they have in common counted once."""
-    held = amounts[first : last + 1]
-    shared = sum(amount for one in held for index, amount in one.shares if index >= first)
-    return sum(one.total for one in held) - shared
+    """Return the amount of the units first..last, both included, with shared amounts counted once."""
+    return sum(amount.added(first) for amount in amounts[first : last + 1])
 
 
-def amounts_of_held(held: Sequence[Mapping[Hashable, int]]) -> tuple[Amount, ...]:
-    """The amounts of units that each hold the given things, each thing with its size."""
+def amounts_with_shares(sizes_by_unit: Sequence[Mapping[Hashable, int]]) -> tuple[Amount, ...]:
+    """Return the amount of each unit, given the size of every item (parameter, storage) that it holds."""
     latest: dict[Hashable, int] = {}
     amounts = []
-    for index, things in enumerate(held):
+    for index, sizes in enumerate(sizes_by_unit):
         shares: dict[int, int] = {}
-        for thing, size in things.items():
-            if thing in latest:
-                shares[latest[thing]] = shares.get(latest[thing], 0) + size
-            latest[thing] = index
-        amounts.append(Amount(total=sum(things.values()), shares=tuple(sorted(shares.items()))))
+        for item, size in sizes.items():
+            if item in latest:
+                shares[latest[item]] = shares.get(latest[item], 0) + size
+            latest[item] = index
+        amounts.append(Amount(total=sum(sizes.values()), shares=tuple(sorted(shares.items()))))
     return tuple(amounts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """A measured time."""
+    """A measured time over several repeats."""
 
     median_s: float
-    """The median over the repeats."""
     spread_s: float
-    """The interquartile range over the repeats."""
+    """The interquartile range."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"median_s": self.median_s, "spread_s": self.spread_s}
@@ -83,50 +82,51 @@ class UnitProfile:
     """What one call of one unit costs."""
 
     name: str
-    """The call's unique name: "encoder.layer.3", or "encoder.layer.3@2" for a second call."""
+    """Unique name of the call: "encoder.layer.3", or "encoder.layer.3@2" for a second call."""
     kind: str
-    """The unit's class name."""
+    """Class name of the unit."""
     block: str | None
-    """The repeated block that the call lies in; None for the stem and the head."""
+    """The repeated block that contains the call; None for the stem and the head."""
     parameters: Amount
-    """Parameters, by number of elements."""
+    """Number of parameter elements."""
     parameter_bytes: Amount
-    """Parameters, by bytes."""
     buffer_bytes: int
-    """Buffers of the unit, by bytes."""
     macs: int
     """Multiply-accumulates of one forward pass."""
     forward: Time
-    """One forward pass, with the operations between units that run in its stage."""
+    """One forward pass, including the glue operations that run in the unit's stage."""
     backward_input: Time
-    """The backward pass as far as the gradients of the unit's inputs need it; 0 where no input needs one. That of the
-    operations between units is in it."""
+    """Input gradient (B), including the backward of glue operations; 0 where no input needs a gradient."""
     backward_weight: Time
-    """The rest of the backward pass: the gradients of the unit's parameters."""
+    """Weight gradient (W): the rest of the backward pass."""
     output_bytes: int
-    """The tensors that the unit returns."""
-    kept_bytes: Amount
-    """What autograd keeps from forward to backward, parameters and buffers left out."""
-    recompute_kept_bytes: int
-    """What is kept instead when the unit is recomputed in the backward pass: its inputs."""
+    """Tensors that the unit returns."""
+    saved_bytes: Amount
+    """Activations that autograd saves for backward, without parameters and buffers (JSON: ``kept_bytes``)."""
+    recompute_saved_bytes: int
+    """Saved activations under activation checkpointing: the unit's inputs (JSON: ``recompute_kept_bytes``)."""
     crossing_bytes: int
-    """What crosses a cut right after this unit; 0 for the last one."""
+    """Tensors that cross a cut right after this unit; 0 for the last unit."""
     forward_working_bytes: int = 0
-    """How far an allocator's memory rises above the start of a forward pass, results among it; on a CPU, by tensors
-    that an inference makes, and 0 in training."""
+    """Peak memory of a forward pass above its start, results included; on a CPU counted for inference only."""
     backward_working_bytes: int = 0
-    """… and of a backward pass, gradients among it."""
+    """Peak memory of a backward pass above its start, gradients included."""
     glue_s: float = 0.0
-    """Of the times above, what the operations between units take."""
+    """Share of the times above that glue operations between units take."""
+
+    @property
+    def kept_bytes(self) -> Amount:
+        """Former name of `saved_bytes`."""
+        return self.saved_bytes
 
     @property
     def backward_s(self) -> float:
-        """The whole backward pass of the unit."""
+        """Time of the whole backward pass."""
         return self.backward_input.median_s + self.backward_weight.median_s
 
     @property
     def total_s(self) -> float:
-        """Forward and backward pass of the unit."""
+        """Time of forward and backward."""
         return self.forward.median_s + self.backward_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -142,8 +142,8 @@ class UnitProfile:
             "backward_input": self.backward_input.to_dict(),
             "backward_weight": self.backward_weight.to_dict(),
             "output_bytes": self.output_bytes,
-            "kept_bytes": self.kept_bytes.to_dict(),
-            "recompute_kept_bytes": self.recompute_kept_bytes,
+            "kept_bytes": self.saved_bytes.to_dict(),
+            "recompute_kept_bytes": self.recompute_saved_bytes,
             "crossing_bytes": self.crossing_bytes,
             "forward_working_bytes": self.forward_working_bytes,
             "backward_working_bytes": self.backward_working_bytes,
@@ -164,8 +164,8 @@ class UnitProfile:
             backward_input=Time.from_dict(data["backward_input"]),
             backward_weight=Time.from_dict(data["backward_weight"]),
             output_bytes=int(data["output_bytes"]),
-            kept_bytes=Amount.from_dict(data["kept_bytes"]),
-            recompute_kept_bytes=int(data["recompute_kept_bytes"]),
+            saved_bytes=Amount.from_dict(data["kept_bytes"]),
+            recompute_saved_bytes=int(data["recompute_kept_bytes"]),
             crossing_bytes=int(data["crossing_bytes"]),
             forward_working_bytes=int(data.get("forward_working_bytes", 0)),
             backward_working_bytes=int(data.get("backward_working_bytes", 0)),
@@ -175,18 +175,17 @@ class UnitProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """What one stage was measured to take, run as a whole."""
+    """The measured time of one stage, run as a whole."""
 
     forward: Time
-    """One forward pass."""
     backward_s: float
-    """The whole backward pass; 0 where not training."""
+    """The whole backward pass; 0 for inference."""
     backward_spread_s: float
-    """Its interquartile range."""
+    """Interquartile range of the backward pass."""
 
     @property
     def total_s(self) -> float:
-        """Forward and backward pass."""
+        """Time of forward and backward."""
         return self.forward.median_s + self.backward_s
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,60 +199,93 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a model costs, unit by unit and as a whole, on one kind of device."""
+    """The cost of a model, unit by unit and as a whole, on one kind of device."""
 
     model: str
-    """The model's name."""
     device: str
-    """The device as it was asked for: "cpu:0-1", "cuda:0"."""
+    """The device as requested: "cpu:0-1", "cuda:0"."""
     dtype: str
     """The parameters' dtype: "float32"."""
     batch_size: int
-    """Samples in the batch that was measured."""
+    """Samples in the measured batch."""
     training: bool
     """Whether forward and backward were measured, or forward alone without gradients."""
     units: tuple[UnitProfile, ...]
     """The unit calls in order."""
     whole_forward: Time
-    """One forward pass of the whole model, measured in the same rounds as its units; 0 where it does not fit there."""
+    """Forward pass of the whole model, measured in the same rounds as the units; 0 where it does not fit."""
     whole_backward: Time
-    """One backward pass of the whole model; 0 where not training, or where it does not fit."""
+    """Backward pass of the whole model; 0 for inference, or where it does not fit."""
     whole_macs: int
-    """MACs of the whole model by torch's own counter."""
+    """MACs of the whole model, measured in one run."""
     versions: dict[str, str]
-    """Versions of the libraries that were measured with."""
+    """Library versions at the time of the measurement."""
     source: str = field(default="measured", compare=False)
-    """Where these are from: "cache", "measured", "measured: …" and why the cache was refused, or "line" between two
-    that were. Not saved."""
+    """Origin of the numbers: "cache", "measured", "measured: …" with the reason why the cache was not used, or "line"
+    for an interpolation. Not saved."""
     age_s: float = field(default=0.0, compare=False)
-    """How long ago it was measured, where it is from the cache. Not saved."""
+    """Age of a cached measurement. Not saved."""
 
     @property
     def has_whole(self) -> bool:
-        """Whether the whole model was measured beside its units: it fits on the device."""
+        """Whether the whole model was measured too, that is, whether it fits on the device."""
         return self.whole_forward.median_s > 0
 
     @property
     def coverage(self) -> float:
-        """The units' times, summed, over the whole model's time: 1 where the units explain the whole."""
+        """Sum of the units' times over the whole model's time: 1 where the units explain the whole."""
         whole_s = self.whole_forward.median_s + self.whole_backward.median_s
         return sum(unit.total_s for unit in self.units) / whole_s if whole_s else 1.0
 
     @property
     def glue_share(self) -> float:
-        """The share of the units' times that is what lies between them."""
-        summed_s = sum(unit.total_s for unit in self.units)
-        return sum(unit.glue_s for unit in self.units) / summed_s if summed_s else 0.0
+        """Share of the units' times that glue operations take."""
+        units_s = sum(unit.total_s for unit in self.units)
+        return sum(unit.glue_s for unit in self.units) / units_s if units_s else 0.0
 
     @property
     def parameters(self) -> int:
-        """Parameters that the units hold, each counted once."""
+        """Number of parameters, each counted once."""
         return amount_of([unit.parameters for unit in self.units], 0, len(self.units) - 1)
 
     @property
-    def kept_bytes(self) -> int:
-        """What a whole pass keeps for backward, each storage counted once."""
-        return amount_of([unit.kept_bytes for unit in self.units], 0, len(self.units) - 1)
+    def saved_bytes(self) -> int:
+        """Saved activations of the whole model, each storage counted once."""
+        return amount_of([unit.saved_bytes for unit in self.units], 0, len(self.units) - 1)
+
+    def table(self) -> Table:
+        """Tabulate the units: parameters, MACs, times, output, crossing and saved activations."""
+        units = self.units
+        names = ["parameters", "MACs", "forward"]
+        if self.training:
+            names += ["backward\n(input)", "backward\n(weight)"]
+        names += ["output", "crossing"]
+        if self.training:
+            names += ["saved\nactivations", "saved with\nrecompute"]
+        totals = [f"{len(units)} units", "", format_count(self.parameters), format_count(sum(u.macs for u in units))]
+        totals.append(format_s(sum(unit.forward.median_s for unit in units)))
+        if self.training:
+            totals.append(format_s(sum(unit.backward_input.median_s for unit in units)))
+            totals.append(format_s(sum(unit.backward_weight.median_s for unit in units)))
+        totals += ["", ""]
+        if self.training:
+            totals += [format_bytes(self.saved_bytes), ""]
+        mode = "training" if self.training else "inference"
+        return Table(
+            title=f"{self.model}: batch {self.batch_size}, {self.dtype}, {mode}, {self.device}",
+            columns=(*text_columns("unit", "kind"), *number_columns(*names)),
+            rows=(
+                *(_unit_row(unit, training=self.training) for unit in units),
+                tuple(Cell(text, "strong") for text in totals),
+            ),
+            notes=(_whole_model_note(self),),
+        )
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -283,3 +315,33 @@ class Profile:
             whole_macs=int(data["whole_macs"]),
             versions=dict(data["versions"]),
         )
+
+
+def _unit_row(unit: UnitProfile, *, training: bool) -> tuple[str, ...]:
+    cells = [unit.name, unit.kind, format_count(unit.parameters.total), format_count(unit.macs)]
+    cells.append(_format_time(unit.forward))
+    if training:
+        cells += [_format_time(unit.backward_input), _format_time(unit.backward_weight)]
+    cells += [format_bytes(unit.output_bytes), format_bytes(unit.crossing_bytes)]
+    if training:
+        cells += [format_bytes(unit.saved_bytes.total), format_bytes(unit.recompute_saved_bytes)]
+    return tuple(cells)
+
+
+def _whole_model_note(profile: Profile) -> str:
+    whole, coverage = "whole model: not measured, because it does not fit on the device", ""
+    if profile.has_whole:
+        whole = f"whole model: forward {format_s(profile.whole_forward.median_s)}"
+        if profile.training:
+            whole += f", backward {format_s(profile.whole_backward.median_s)}"
+        coverage = f"; units sum to {profile.coverage:.1%} of its time"
+    if profile.glue_share >= 0.005:
+        coverage += f", of which glue operations between units take {profile.glue_share:.1%}"
+    return f"{whole}, {format_count(profile.whole_macs)} MACs{coverage}"
+
+
+def _format_time(time: Time) -> str:
+    """Format the median ± half the interquartile range in percent."""
+    if time.median_s == 0:
+        return "–"
+    return f"{format_s(time.median_s)} ±{50 * time.spread_s / time.median_s:.0f}%"

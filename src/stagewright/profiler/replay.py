@@ -1,8 +1,8 @@
-"""One recorded call of a unit, ready to be run alone, again and again.
+"""A recorded call of a unit, to be run alone and timed repeatedly.
 
-The backward pass is timed in two ways: for all gradients, and for those of the inputs alone. A run for the
-parameters alone would walk down the same chain inside the unit and count that part twice, so the weights'
-share is the difference: input + weight = the whole backward pass.
+The backward pass is timed twice: for all gradients, and for the input gradients alone. A run for the weight gradients
+alone would propagate through the same chain inside the unit and count that part twice, so the weight gradient is the
+difference: input + weight = the whole backward pass.
 
     round     forward ─► all gradients        forward ─► gradients of the inputs
     samples   forward    backward             forward    backward_input
@@ -19,21 +19,21 @@ import torch
 from torch import nn
 
 from stagewright.graph.macs import MacCounter
-from stagewright.profiler.allocations import Made
+from stagewright.profiler.allocations import AllocationCounter
 from stagewright.profiler.profile import Time
 from stagewright.profiler.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
 
-__all__ = ["Replay", "Stopwatch", "added", "memory_rise", "time_of"]
+__all__ = ["Replay", "Stopwatch", "add_times", "peak_memory_increase", "summarize"]
 
 Result = TypeVar("Result")
 
-# A call that takes less than this is run several times a round, since one sample of it would be mostly noise.
+# A shorter call is sampled several times per round, because a single sample would be mostly noise.
 _ROUND_S = 0.002
 _MAX_SAMPLES_IN_ROUND = 10
 
 
-def time_of(samples_s: Sequence[float]) -> Time:
-    """Median and interquartile range of the samples; 0 where there are none."""
+def summarize(samples_s: Sequence[float]) -> Time:
+    """Return the median and interquartile range of the samples; 0 without samples."""
     if not samples_s:
         return Time(median_s=0.0, spread_s=0.0)
     spread_s = 0.0
@@ -43,8 +43,8 @@ def time_of(samples_s: Sequence[float]) -> Time:
     return Time(median_s=statistics.median(samples_s), spread_s=spread_s)
 
 
-def memory_rise(call: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
-    """The result of a call, and how far the CUDA allocator's memory rose above its start meanwhile."""
+def peak_memory_increase(call: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """Return the result of a call and the peak of CUDA memory during it, relative to the start."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -53,28 +53,28 @@ def memory_rise(call: Callable[[], Result], device: torch.device) -> tuple[Resul
     return result, int(torch.cuda.max_memory_allocated(device)) - int(before)
 
 
-def added(one: Time, other: Time) -> Time:
-    """One after the other."""
-    return Time(median_s=one.median_s + other.median_s, spread_s=one.spread_s + other.spread_s)
+def add_times(first: Time, second: Time) -> Time:
+    """Return the time of two consecutive runs."""
+    return Time(median_s=first.median_s + second.median_s, spread_s=first.spread_s + second.spread_s)
 
 
 class Stopwatch:
-    """Times calls on a device: the clock on a CPU, events on CUDA."""
+    """A timer of calls on a device: the clock on a CPU, events on CUDA."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     @property
-    def num_in_row(self) -> int:
-        """Calls of a unit to be timed in a row.
+    def calls_per_sample(self) -> int:
+        """Number of back-to-back calls that one sample times.
 
-        A GPU starts late on the first call after a wait; in a row, that is shared by all of them, and launches
-        hide behind kernels as they do in a whole step.
+        A GPU starts late on the first call after a wait. Back-to-back calls share that delay, and kernel launch
+        overhead is hidden as in a whole step.
         """
         return 4 if self._device.type == "cuda" else 1
 
     def time(self, calls: Sequence[Callable[[], Result]]) -> tuple[list[Result], float]:
-        """The results, and the mean seconds of one call."""
+        """Return the results and the mean seconds per call."""
         if self._device.type != "cuda":
             start_s = time.perf_counter()
             results = [call() for call in calls]
@@ -89,7 +89,7 @@ class Stopwatch:
 
 
 class Replay:
-    """A module with the arguments of one call; collects samples of its times."""
+    """A module with the arguments of one call, and the time samples collected so far."""
 
     def __init__(
         self,
@@ -103,113 +103,119 @@ class Replay:
         is_whole: bool = False,
     ) -> None:
         self.name = name
-        # A whole model or stage: never several times in a row (memory may not hold it), its backward in one piece.
+        # A whole model or stage is never run back-to-back (it may not fit in memory); its backward is timed as a whole.
         self._is_whole = is_whole
         self.module = module
         self._training = training
-        # One new tensor for each old one: some modules ask whether two arguments are the same tensor.
-        renewed: dict[int, torch.Tensor] = {}
+        # One detached tensor for each distinct argument: some modules check whether two arguments are the same tensor.
+        detached: dict[int, torch.Tensor] = {}
         self._tensors: list[torch.Tensor] = []
-        given = (tuple(args), dict(kwargs))
-        for index, tensor in enumerate(tensors_in(given)):
-            one = renewed.setdefault(id(tensor), tensor.detach())
+        arguments = (tuple(args), dict(kwargs))
+        for index, tensor in enumerate(tensors_in(arguments)):
+            leaf = detached.setdefault(id(tensor), tensor.detach())
             if training and index < len(needs_gradient) and needs_gradient[index]:
-                one.requires_grad_()
-            self._tensors.append(one)
-        # Not as they were given: these may hang on the graph of a whole model, which would be kept.
-        self._structure = copy_with_tensors(given, self._tensors)
-        self._parameters = [one for one in module.parameters() if one.requires_grad] if training else []
-        self._written: frozenset[int] = frozenset()  # tensors that the module changes in place, by id
+                leaf.requires_grad_()
+            self._tensors.append(leaf)
+        # The original tensors may belong to the autograd graph of the whole model, which would stay in memory.
+        self._structure = copy_with_tensors(arguments, self._tensors)
+        self._parameters = [value for value in module.parameters() if value.requires_grad] if training else []
+        self._written: frozenset[int] = frozenset()  # ids of tensors that the module changes in place
         self.macs, self.output_bytes = self._inspect()
-        self._inputs = list({id(one): one for one in self._tensors if one.requires_grad}.values())
-        self._ones: list[torch.Tensor] = []
+        self._inputs = list({id(tensor): tensor for tensor in self._tensors if tensor.requires_grad}.values())
+        self._output_gradients: list[torch.Tensor] = []
         self._forward_s: list[float] = []
         self._backward_s: list[float] = []
         self._backward_input_s: list[float] = []
 
     def _inspect(self) -> tuple[int, int]:
-        """Runs once on copies and learns what is changed in place; returns MACs and bytes of the result."""
+        """Run once on copies to find in-place changes; return the MACs and the bytes of the result."""
         copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors}
         versions = {key: copy._version for key, copy in copies.items()}
         with torch.no_grad(), MacCounter() as counter:
-            args, kwargs = copy_with_tensors(self._structure, [copies[id(one)] for one in self._tensors])
+            args, kwargs = copy_with_tensors(self._structure, [copies[id(tensor)] for tensor in self._tensors])
             output = self.module(*args, **kwargs)
-        # The graph is about to change these too: keep their values as they are now.
+        # The graph is about to change these tensors too: copy their current values.
         changed = {key for key, copy in copies.items() if copy._version != versions[key]}
-        originals = {id(one): one for one in self._tensors if id(one) in changed}
-        values = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in originals.items()}
-        self._tensors = [values.get(id(one), one) for one in self._tensors]
-        self._written = frozenset(id(one) for one in values.values())
+        values = {
+            id(tensor): tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for tensor in self._tensors
+            if id(tensor) in changed
+        }
+        self._tensors = [values.get(id(tensor), tensor) for tensor in self._tensors]
+        self._written = frozenset(id(tensor) for tensor in values.values())
         return counter.total, tensor_bytes(tensors_in(output))
 
     def input_bytes(self, without: Sequence[Any] | frozenset[Any] = ()) -> int:
-        """Bytes of the storages that the arguments keep alive."""
+        """Return the bytes of the storages that the arguments keep alive."""
         return sum(storages_of(self._tensors, without)[0].values())
 
     @property
-    def likeness(self) -> Hashable:
-        """What must agree for two calls to cost the same: class, inputs, parameters, work and mode of the module."""
-        inputs = tuple((tuple(one.shape), one.dtype, one.requires_grad) for one in self._tensors)
-        parameters = tuple((name, tuple(one.shape), one.requires_grad) for name, one in self.module.named_parameters())
+    def cost_key(self) -> Hashable:
+        """Key of calls that cost the same: class, inputs, parameters, work and mode of the module."""
+        inputs = tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in self._tensors)
+        parameters = tuple(
+            (name, tuple(value.shape), value.requires_grad) for name, value in self.module.named_parameters()
+        )
         modes = tuple(module.training for module in self.module.modules())
         return type(self.module), inputs, parameters, modes, self.macs, self.output_bytes
 
     def warm_up(self, stopwatch: Stopwatch) -> None:
-        """Runs once and forgets the times, as the first run allocates and tunes."""
+        """Run once and discard the times, because the first run allocates and tunes."""
         self._sample_once(stopwatch)
         self._forward_s, self._backward_s, self._backward_input_s = [], [], []
 
     def sample(self, stopwatch: Stopwatch) -> None:
-        """Takes the samples of one round."""
+        """Take the samples of one round."""
         spent_s = self._sample_once(stopwatch)
         for _ in range(min(_MAX_SAMPLES_IN_ROUND, int(_ROUND_S / max(spent_s, 1e-9))) - 1):
             self._sample_once(stopwatch)
 
     def working_bytes(self, device: torch.device) -> tuple[int, int]:
-        """How far memory rises above the start of a forward and of a backward pass.
+        """Return the peak memory of a forward and of a backward pass above their start.
 
-        On a CPU, whose workers count their own tensors: by those that an inference makes; 0 where autograd keeps some.
+        On a CPU, where workers count their own tensors, only inference is counted; training gives 0.
         """
         if device.type != "cuda":
             if self._training:
                 return 0, 0
             call = self._call()
-            with torch.no_grad(), Made() as made:
+            with torch.no_grad(), AllocationCounter() as counter:
                 call()
-            return made.most_bytes, 0
+            return counter.peak_bytes, 0
         with torch.set_grad_enabled(self._training):
-            output, forward = memory_rise(self._call(), device)
+            output, forward = peak_memory_increase(self._call(), device)
             results = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             targets = [*self._inputs, *self._parameters]
             if not results or not targets:
                 return forward, 0
             ones = [torch.ones_like(result) for result in results]
-            _, backward = memory_rise(lambda: torch.autograd.grad(results, targets, ones, allow_unused=True), device)
+            _, backward = peak_memory_increase(
+                lambda: torch.autograd.grad(results, targets, ones, allow_unused=True), device
+            )
         return forward, backward
 
     def times(self, alike: Sequence[Replay] = ()) -> tuple[Time, Time, Time]:
-        """Forward, backward for the inputs, and the rest of backward; over the samples of units ``alike``, too."""
-        every = [self, *(one for one in alike if one is not self)]
-        forward_s = [sample for one in every for sample in one._forward_s]
-        backward_s = [sample for one in every for sample in one._backward_s]
-        backward_input_s = [sample for one in every for sample in one._backward_input_s]
-        forward = time_of(forward_s)
-        whole, for_inputs = time_of(backward_s), time_of(backward_input_s)
+        """Return forward, input gradient and weight gradient times, pooling the samples of equal calls ``alike``."""
+        replays = [self, *(replay for replay in alike if replay is not self)]
+        forward_s = [sample for replay in replays for sample in replay._forward_s]
+        backward_s = [sample for replay in replays for sample in replay._backward_s]
+        backward_input_s = [sample for replay in replays for sample in replay._backward_input_s]
+        forward = summarize(forward_s)
+        backward, backward_input = summarize(backward_s), summarize(backward_input_s)
         if not backward_input_s:
-            return forward, for_inputs, whole
-        rest_s = [ours - inputs for ours, inputs in zip(backward_s, backward_input_s, strict=True)]
-        weight_s = max(0.0, whole.median_s - for_inputs.median_s) if self._parameters else 0.0
-        weight = Time(median_s=weight_s, spread_s=time_of(rest_s).spread_s)
-        return forward, for_inputs, weight
+            return forward, backward_input, backward
+        differences_s = [both - inputs for both, inputs in zip(backward_s, backward_input_s, strict=True)]
+        weight_s = max(0.0, backward.median_s - backward_input.median_s) if self._parameters else 0.0
+        return forward, backward_input, Time(median_s=weight_s, spread_s=summarize(differences_s).spread_s)
 
     def _sample_once(self, stopwatch: Stopwatch) -> float:
-        num_in_row = 1 if self._is_whole else stopwatch.num_in_row
+        num_calls = 1 if self._is_whole else stopwatch.calls_per_sample
         if not self._training:
             with torch.no_grad():
-                self._forward(stopwatch, num_in_row)
+                self._forward(stopwatch, num_calls)
             return self._forward_s[-1]
         with torch.enable_grad():
-            outputs = self._forward(stopwatch, num_in_row)
+            outputs = self._forward(stopwatch, num_calls)
             spent_s = self._forward_s[-1]
             if not outputs[0] or not (self._inputs or self._parameters):
                 return spent_s
@@ -217,30 +223,31 @@ class Replay:
             spent_s += self._backward_s[-1]
             del outputs
             if self._inputs and self._parameters and not self._is_whole:
-                outputs = self._forward(stopwatch, num_in_row)
+                outputs = self._forward(stopwatch, num_calls)
                 self._backward_input_s.append(self._backward(stopwatch, outputs, self._inputs))
                 spent_s += self._forward_s[-1] + self._backward_input_s[-1]
             elif self._inputs and not self._parameters:
                 self._backward_input_s.append(self._backward_s[-1])
         return spent_s
 
-    def _forward(self, stopwatch: Stopwatch, num_in_row: int) -> list[list[torch.Tensor]]:
-        """Runs forward; the results that need gradients, for each run in the row."""
-        calls = [self._call() for _ in range(num_in_row)]
+    def _forward(self, stopwatch: Stopwatch, num_calls: int) -> list[list[torch.Tensor]]:
+        """Time forward; return the outputs of each call that require a gradient."""
+        calls = [self._call() for _ in range(num_calls)]
         outputs, seconds = stopwatch.time(calls)
         self._forward_s.append(seconds)
         return [[tensor for tensor in tensors_in(output) if tensor.requires_grad] for output in outputs]
 
     def _call(self) -> Callable[[], Any]:
-        copies = {id(one): one.clone() for one in self._tensors if id(one) in self._written}
-        args, kwargs = copy_with_tensors(self._structure, [copies.get(id(one), one) for one in self._tensors])
+        copies = {id(tensor): tensor.clone() for tensor in self._tensors if id(tensor) in self._written}
+        tensors = [copies.get(id(tensor), tensor) for tensor in self._tensors]
+        args, kwargs = copy_with_tensors(self._structure, tensors)
         return lambda: self.module(*args, **kwargs)
 
     def _backward(self, stopwatch: Stopwatch, outputs: list[list[torch.Tensor]], targets: list[torch.Tensor]) -> float:
-        if [one.shape for one in self._ones] != [one.shape for one in outputs[0]]:
-            self._ones = [torch.ones_like(output) for output in outputs[0]]
+        if [gradient.shape for gradient in self._output_gradients] != [output.shape for output in outputs[0]]:
+            self._output_gradients = [torch.ones_like(output) for output in outputs[0]]
 
         def differentiate(results: list[torch.Tensor]) -> Callable[[], object]:
-            return lambda: torch.autograd.grad(results, targets, self._ones, allow_unused=True)
+            return lambda: torch.autograd.grad(results, targets, self._output_gradients, allow_unused=True)
 
         return stopwatch.time([differentiate(results) for results in outputs])[1]

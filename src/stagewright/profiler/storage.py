@@ -1,7 +1,7 @@
 """Tensors inside arbitrary arguments and results, and the storages behind them.
 
-Memory is counted by storage: views, expanded masks and a tensor that is saved twice occupy their storage
-once, and a small view keeps the whole of its storage alive.
+Memory is counted by storage: views, expanded masks and a tensor that is saved twice occupy their storage once, and a
+small view keeps its whole storage alive.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ __all__ = ["copy_with_tensors", "model_storages", "storage_of", "storages_of", "
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested tuples, lists, dictionaries and registered classes, in order."""
+    """List the tensors in nested tuples, lists, dictionaries and registered classes, in order."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def copy_with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
-    """The same structure with its tensors replaced, in the order of `tensors_in`."""
+    """Copy a structure with its tensors replaced, in the order of `tensors_in`."""
     replacements = iter(tensors)
     return pytree.tree_map_only(torch.Tensor, lambda _: next(replacements), value)
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[Hashable, int, object]:
-    """A storage's identity, its bytes, and an object that keeps both true while it is held.
+    """Return the identity and bytes of a tensor's storage, and an object that keeps the identity valid.
 
-    An address is used again as soon as its storage is freed.
+    The identity is an address, which torch reuses as soon as the storage is freed.
     """
     try:
         storage = tensor.untyped_storage()
         return (str(tensor.device), storage.data_ptr()), storage.nbytes(), storage
-    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have no storage of their own
+    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have no storage
         return ("tensor", id(tensor)), tensor.numel() * tensor.element_size(), tensor
 
 
 def storages_of(
     tensors: Iterable[torch.Tensor], without: Iterable[Hashable] = ()
 ) -> tuple[dict[Hashable, int], list[object]]:
-    """The bytes of each storage behind the tensors, and what keeps them alive; empty ones are left out."""
+    """Return the bytes of each non-empty storage behind the tensors, and the objects that keep them alive."""
     excluded = frozenset(without)
-    found: dict[Hashable, int] = {}
+    sizes: dict[Hashable, int] = {}
     alive: list[object] = []
     for tensor in tensors:
         key, num_bytes, storage = storage_of(tensor)
         if num_bytes and key not in excluded:
-            found[key] = num_bytes
+            sizes[key] = num_bytes
             alive.append(storage)
-    return found, alive
+    return sizes, alive
 
 
 def model_storages(model: nn.Module) -> frozenset[Hashable]:
-    """The storages of a model's parameters and buffers."""
+    """Return the identities of the storages of a model's parameters and buffers."""
     return frozenset(storages_of([*model.parameters(), *model.buffers()])[0])
 
 
 def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the tensors' own elements, each tensor once; an expanded tensor counts its storage."""
+    """Sum the bytes of the tensors' elements, each tensor once; an expanded tensor counts its storage."""
     unique = {id(tensor): tensor for tensor in tensors}.values()
     return sum(min(tensor.numel() * tensor.element_size(), storage_of(tensor)[1]) for tensor in unique)

@@ -1,4 +1,4 @@
-"""``stagewright profile``: what each unit of a model costs."""
+"""``stagewright profile``: measure the cost of each unit of a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stagewright.cli.options import (
     Weights,
     begin,
 )
-from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
+from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 
 __all__ = ["profile"]
 
@@ -43,8 +43,8 @@ def profile(
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Measure what each unit of a model costs: parameters, MACs, time, bytes."""
-    place = begin(model, device)
+    """Measure each unit of a model: parameters, MACs, forward and backward time, saved activations."""
+    target = begin(model, device)
     choice = ModelChoice(
         name=model,
         units=units,
@@ -61,14 +61,14 @@ def profile(
     )
     from stagewright.profiler import profile as measure
 
-    loaded, graph = choice.captured(place)
-    with progress(f"measuring {model} on {place}") as report:
+    loaded, graph = choice.capture(target)
+    with progress(f"measuring {model} on {target}") as report:
         result = measure(
             graph,
             loaded.args,
             loaded.kwargs,
             name=model,
-            device=place,
+            device=target,
             repeats=repeats,
             training=not inference,
             cache=False if no_cache else cache_dir or True,
@@ -77,9 +77,6 @@ def profile(
     if json:
         print_json({**result.to_dict(), "coverage": result.coverage, "source": result.source})
         return
-    from stagewright.report.tables.profile import profile_table
-
-    console = screen()
-    console.print(profile_table(result))
+    print_table(result.table())
     note(f"times: {result.source}")
     note_coverage(result.coverage)

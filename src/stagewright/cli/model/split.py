@@ -1,4 +1,4 @@
-"""``stagewright split``: where to cut a model, by every policy."""
+"""``stagewright split``: cut a model into pipeline stages, by one policy or all."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stagewright.cli.options import (
     begin,
     numbers,
 )
-from stagewright.cli.screen import note, note_coverage, print_json, progress, screen
+from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
 __all__ = ["split"]
 
 _WHERE = "Where to cut"
-_WHAT_FOR = "What for"
+_WHAT_FOR = "Conditions"
 
 
 def split(
@@ -50,11 +50,11 @@ def split(
         ),
     ] = None,
     all_policies: Annotated[
-        bool, typer.Option("--all", help="Every policy, side by side.", rich_help_panel=_WHERE)
+        bool, typer.Option("--all", help="Compare all policies.", rich_help_panel=_WHERE)
     ] = False,
     cut: Annotated[
         list[str] | None,
-        typer.Option(help="Cut after this unit or block; once for each cut.", rich_help_panel=_WHERE),
+        typer.Option(help="Cut after this unit or block; repeat for each cut.", rich_help_panel=_WHERE),
     ] = None,
     measure: Annotated[
         bool,
@@ -76,18 +76,18 @@ def split(
         typer.Option(help="Relative speeds of the devices, like 1,1,0.5.", rich_help_panel=_WHAT_FOR),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR)
+        str | None, typer.Option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR)
     ] = None,
-    latency: Annotated[str, typer.Option(help="Of each message, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
+    latency: Annotated[str, typer.Option(help="Latency of each link, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
     overlap_links: Annotated[
-        bool, typer.Option("--overlap-links", help="Links work while stages compute.", rich_help_panel=_WHAT_FOR)
+        bool, typer.Option("--overlap-links", help="Transfers overlap with compute.", rich_help_panel=_WHAT_FOR)
     ] = False,
-    schedule: Annotated[str, typer.Option(help="1f1b or gpipe: for memory.", rich_help_panel=_WHAT_FOR)] = "1f1b",
+    schedule: Annotated[str, typer.Option(help="1f1b or gpipe, for the memory estimate.", rich_help_panel=_WHAT_FOR)] = "1f1b",
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Units keep their inputs only.", rich_help_panel=_WHAT_FOR)
+        bool, typer.Option("--recompute", help="Activation checkpointing: units save only their inputs.", rich_help_panel=_WHAT_FOR)
     ] = False,
     optimizer_states: Annotated[
-        int, typer.Option(help="A parameter's states (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)
+        int, typer.Option(help="Optimizer states per parameter (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)
     ] = 2,
     client_first: Annotated[
         int | None,
@@ -111,9 +111,9 @@ def split(
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Show where a model is cut into stages by each policy, what every stage costs, and what it can give."""
+    """Cut a model into pipeline stages and show the cost of each stage and the speed-up bound."""
     if sum([bool(policy), all_policies, bool(cut)]) > 1:
-        raise UsageError("--policy, --all and --cut exclude each other; give one of them")
+        raise UsageError("--policy, --all and --cut exclude each other; use one of them")
     conditions_of: dict[str, Any] = {
         "num_microbatches": _microbatches(microbatches),
         "speeds": numbers(speeds, "speeds") if speeds else None,
@@ -127,12 +127,12 @@ def split(
         "client_first": client_first,
         "client_last": client_last,
     }
-    place = begin(model, device)
+    target = begin(model, device)
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.registry import find_policy
     from stagewright.partition.split import compare, split_at
     from stagewright.partition.split import split as split_by
-    from stagewright.partition.values import Comparison
+    from stagewright.partition.split_result import Comparison
 
     conditions = Conditions(**conditions_of)
     if policy:
@@ -155,11 +155,11 @@ def split(
             "seed": seed,
         },
     )
-    loaded, graph = choice.captured(place)
+    loaded, graph = choice.capture(target)
     num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
     if cut and len(cut) + 1 != num_stages:
         raise UsageError(
-            f"--cut is there {len(cut)} times and makes {len(cut) + 1} stages; leave --stages {num_stages} out"
+            f"--cut is given {len(cut)} times, which makes {len(cut) + 1} stages; leave out --stages {num_stages}"
         )
     _check_stages(num_stages, len(graph.calls), model)
     known = {name for call in graph.calls for name in (call.name, call.block) if name}
@@ -169,13 +169,13 @@ def split(
     from stagewright.profiler import measure_stages
     from stagewright.profiler import profile as measure_units
 
-    with progress(f"measuring {model} on {place}") as report:
+    with progress(f"measuring {model} on {target}") as report:
         profile = measure_units(
             graph,
             loaded.args,
             loaded.kwargs,
             name=model,
-            device=place,
+            device=target,
             repeats=repeats,
             training=not inference,
             cache=False if no_cache or measure else cache_dir or True,  # stages and units are timed in one run
@@ -189,13 +189,13 @@ def split(
         comparison = Comparison(splits=(split_by(profile, num_stages, policy or "optimal", conditions),))
     measured = None
     if measure:
-        with progress(f"measuring stages of {model} on {place}") as report:
+        with progress(f"measuring stages of {model} on {target}") as report:
             measured = measure_stages(
                 graph,
                 loaded.args,
                 loaded.kwargs,
-                splits=[one.cuts for one in comparison],
-                device=place,
+                splits=[split.cuts for split in comparison],
+                device=target,
                 repeats=repeats,
                 training=not inference,
                 progress=report,
@@ -208,16 +208,15 @@ def split(
     if json:
         print_json(_data(comparison, measured, profile))
         return
-    from stagewright.report.tables.split import split_summary, split_tables
 
-    console = screen()
-    for table in split_tables(comparison, measured):
-        console.print(table)
+    for table in comparison.split_tables(measured):
+        print_table(table)
     if len(comparison) > 1:
-        console.print(split_summary(comparison, measured))
-    for skipped in comparison.skipped:
-        note(f"left out: {skipped.reason}")
-    summed = f"units sum to {profile.coverage:.0%} of the whole model's time"
+        print_table(comparison.table(measured))
+    else:
+        for skipped in comparison.skipped:
+            note(f"skipped: {skipped.reason}")
+    summed = f"units add up to {profile.coverage:.0%} of the whole model's time"
     note(
         f"micro-batches of {profile.batch_size} samples on {profile.device}, {profile.dtype}; "
         f"{summed if profile.has_whole else 'the whole model does not fit there'}; times: {profile.source}"
@@ -226,12 +225,12 @@ def split(
 
 
 def _data(comparison: Any, measured: Any, profile: Any) -> dict[str, Any]:
-    """The JSON of this verb (documented in docs/json.md)."""
+    """Return the JSON of this verb (documented in docs/json.md)."""
     data: dict[str, Any] = comparison.to_dict()
-    for at, one in enumerate(data["policies"]):
+    for index, policy in enumerate(data["policies"]):
         if measured is not None:
-            one["measured_bottleneck_s"] = max(time.total_s for time in measured[at])
-            for stage, time in zip(one["stages"], measured[at], strict=True):
+            policy["measured_bottleneck_s"] = max(time.total_s for time in measured[index])
+            for stage, time in zip(policy["stages"], measured[index], strict=True):
                 stage["measured"] = time.to_dict()
     about = ("model", "device", "dtype", "batch_size", "training", "coverage", "source")
     data["profile"] = {name: getattr(profile, name) for name in about}
@@ -239,12 +238,12 @@ def _data(comparison: Any, measured: Any, profile: Any) -> dict[str, Any]:
 
 
 def _check_stages(num_stages: int, num_units: int, model: str) -> None:
-    """Refuse before anything is measured what can't be cut."""
+    """Refuse an impossible number of stages before anything is measured."""
     if num_stages < 1:
-        raise UsageError(f"{num_stages} stages were asked for, but a model has at least 1")
+        raise UsageError(f"{num_stages} stages are not possible: a model has at least 1")
     if num_stages > num_units:
         raise UsageError(
-            f"{num_stages} stages were asked for, but {model!r} has {num_units} units and so at most {num_units} "
+            f"{num_stages} stages are too many: {model!r} has {num_units} units, so at most {num_units} "
             "stages; use fewer stages or finer units (--units leaf)"
         )
 

@@ -4,12 +4,12 @@
     p_model_cls   : placeholder (parameter)        cls  : get_attr "cls"
     args_0        : placeholder (user input)       args_0 : placeholder
     unit(3, [x, m], [b])                           layer.3 : call_module "layer.3" (x, attention_mask=m)
-    getitem(unit, 0)                               the call itself, or a part of what it returned
+    getitem(unit, 0)                               the call itself, or a part of its result
     wrap_with_set_grad_enabled(False, body, …)     the nodes of the body, marked with GradMode(False)
     _assert_…                                      –
 
-Each node keeps the traced value in ``meta["val"]``; unit calls carry ``meta["call"]`` (their number), glue in a context
-``meta["contexts"]``, and whatever writes to an input ``meta["mutates"]`` (those nodes).
+Each node keeps the traced value in ``meta["val"]``. Unit calls have ``meta["call"]`` (their index), glue operations in
+a context have ``meta["contexts"]``, and nodes that write to inputs have ``meta["mutates"]`` (the written nodes).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.utils import _pytree as pytree
 
 from stagewright.errors import CaptureError
 from stagewright.graph.contexts import Autocast, GradMode
-from stagewright.graph.symbols import follows_from_batch
-from stagewright.graph.tracing.observe import TensorForm
+from stagewright.graph.symbolic_shapes import depends_only_on_batch
+from stagewright.graph.tracing.observation import TensorSpec
 from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall
 
-__all__ = ["Assembled", "assemble", "pick_leaf"]
+__all__ = ["AssembledGraph", "assemble", "pick_leaf"]
 
 ROOT = "model."  # the name under which the traced root holds the user's model
 CONSTANT = "stagewright_constant_"
@@ -39,13 +39,13 @@ _BASE_TYPES = (int, float, complex, bool, str, type(None), torch.dtype, torch.de
 
 
 @dataclass(slots=True, kw_only=True)
-class Assembled:
-    """The graph of unit calls and glue."""
+class AssembledGraph:
+    """The graph of unit calls and glue operations."""
 
     graph: fx.Graph
     """Placeholders are the flattened user inputs; the output node holds the flattened results."""
     constants: dict[str, Any] = field(default_factory=dict)
-    """Objects that ``get_attr`` nodes refer to and that are not attributes of the model."""
+    """Objects of ``get_attr`` nodes that are not attributes of the model."""
     in_spec: Any = None
     """Structure of the user's ``(args, kwargs)``."""
     out_spec: Any = None
@@ -53,26 +53,26 @@ class Assembled:
 
 
 def pick_leaf(value: Any, position: int) -> Any:
-    """One leaf of a structure that plain indexing can't reach."""
+    """Return a leaf of a structure that indexing can't reach."""
     return pytree.tree_leaves(value)[position]
 
 
-def assemble(trace: Trace) -> Assembled:
+def assemble(trace: Trace) -> AssembledGraph:
     """Build the graph of original modules from a trace."""
     return _Assembler(trace).run()
 
 
 class _Assembler:
-    """Copies the exported graph node by node; a value of ``env`` is a node or a plain object."""
+    """A copier of the exported graph, node by node; a value of ``env`` is a node or a plain object."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.program = trace.program
         self.graph = fx.Graph()
-        self.result = Assembled(graph=self.graph)
+        self.result = AssembledGraph(graph=self.graph)
         self.attributes: dict[str, fx.Node] = {}
 
-    def run(self) -> Assembled:
+    def run(self) -> AssembledGraph:
         program = self.program
         lifted = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         env: dict[fx.Node, Any] = {}
@@ -81,16 +81,16 @@ class _Assembler:
                 env[node] = self.placeholder(node, lifted[node.name])
         outputs = self.copy(program.graph_module, env, contexts=())
         self.outputs(outputs)
-        self.settle_buffers()
+        self.move_buffer_accesses()
         self.graph.lint()
         call = program.module_call_graph[0].signature
         if call is None:  # export always records the root's signature
-            raise CaptureError("torch.export gave no signature for the model")
+            raise CaptureError("torch.export returned no signature for the model")
         self.result.in_spec, self.result.out_spec = call.in_spec.children()[0], call.out_spec
         return self.result
 
     def placeholder(self, node: fx.Node, spec: Any) -> Any:
-        """User inputs stay placeholders; lifted tensors become attributes when they are first used."""
+        """Keep user inputs as placeholders; turn lifted tensors into attributes at their first use."""
         if spec.kind is InputKind.USER_INPUT:
             new = self.graph.placeholder(node.name)
             new.meta["val"] = node.meta.get("val")
@@ -99,11 +99,11 @@ class _Assembler:
             return _Lazy(spec.target.removeprefix(ROOT), node.meta.get("val"))
         value = self.program.constants.get(spec.target)
         if value is None:
-            raise CaptureError(f"the model's glue uses {spec.target!r}, which is neither a parameter nor a buffer")
+            raise CaptureError(f"the code between units uses {spec.target!r}, which is not a parameter or buffer")
         return self.constant(value, node.meta.get("val"))
 
     def constant(self, value: Any, traced: Any = None) -> Any:
-        """Refer to an object that can't stand in a graph as it is."""
+        """Return a value as it is, or a reference to a constant if an fx graph can't hold it."""
         if isinstance(value, _BASE_TYPES):
             return value
         name = f"{CONSTANT}{len(self.result.constants)}"
@@ -111,7 +111,7 @@ class _Assembler:
         return _Lazy(name, traced)
 
     def attribute(self, lazy: _Lazy) -> fx.Node:
-        """The node that reads an attribute; made once, at the front of the graph."""
+        """Return the node that reads an attribute, created once at the start of the graph."""
         if lazy.name not in self.attributes:
             first = next((node for node in self.graph.nodes if node.op not in ("placeholder", "get_attr")), None)
             point = self.graph.inserting_before(first) if first is not None else self.graph.inserting_before()
@@ -122,7 +122,7 @@ class _Assembler:
         return self.attributes[lazy.name]
 
     def copy(self, module: fx.GraphModule, env: dict[fx.Node, Any], contexts: tuple[Any, ...]) -> Any:
-        """Copy all nodes of a (sub-)graph; returns what its output node holds, with nodes replaced."""
+        """Copy all nodes of a (sub-)graph; return its output with nodes replaced."""
 
         def value(node: fx.Node) -> Any:
             new = env[node]
@@ -168,7 +168,7 @@ class _Assembler:
             arg for arg in node.args if isinstance(arg, fx.Node) and isinstance(env[arg], _Lazy) and env[arg].body
         ]
         if bodies:
-            raise CaptureError(f"the model's glue uses torch's {name} operator, which can't be placed in a stage")
+            raise CaptureError(f"the code between units uses torch's {name} operator, which can't be placed in a stage")
         new = self.graph.call_function(node.target, fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value))  # type: ignore[arg-type]
         new.meta["val"] = node.meta.get("val")
         new.meta["contexts"] = contexts
@@ -183,61 +183,61 @@ class _Assembler:
         return self.copy(module, dict(zip(inputs, args, strict=True)), contexts)
 
     def unit(self, node: fx.Node, value: Callable[[fx.Node], Any], contexts: tuple[Any, ...]) -> list[Any]:
-        """Turn the opaque operator into a call of the original module; returns its tensor leaves."""
+        """Replace the opaque operator with a call of the original module; return its tensor leaves."""
         number, tensors, sizes = node.args
         call = self.trace.calls[int(number)]  # type: ignore[arg-type]
         tensors, sizes = fx.map_arg(tensors, value), fx.map_arg(sizes, value)
         leaves: list[Any] = []
-        for at, (kind, which) in enumerate(call.leaves):
+        for index, (kind, value_or_index) in enumerate(call.leaves):
             if kind == "tensor":
-                leaf = tensors[which]  # type: ignore[index]
-                leaves.append(None if at in call.absent and not _reads_data(leaf) else leaf)
+                leaf = tensors[value_or_index]  # type: ignore[index]
+                leaves.append(None if index in call.absent and not _reads_data(leaf) else leaf)
             elif kind == "size":
-                leaves.append(sizes[which])  # type: ignore[index]
+                leaves.append(sizes[value_or_index])  # type: ignore[index]
             else:
-                constant = self.constant(which)
+                constant = self.constant(value_or_index)
                 leaves.append(self.attribute(constant) if isinstance(constant, _Lazy) else constant)
         args, kwargs = self.arguments(leaves, call)
-        new = self.graph.call_module(call.form.name, args, kwargs)
+        new = self.graph.call_module(call.spec.name, args, kwargs)
         new.meta["call"] = int(number)  # type: ignore[arg-type]
         new.meta["contexts"] = contexts
         new.meta["mutates"] = frozenset(
-            leaves[at] for at in call.form.mutated if at < len(leaves) and isinstance(leaves[at], fx.Node)
+            leaves[index] for index in call.spec.mutated if index < len(leaves) and isinstance(leaves[index], fx.Node)
         )
         return self.results(new, call, node.meta["val"], leaves)
 
     def arguments(self, leaves: list[Any], call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Rebuild a call's arguments; structures that fx can't hold are rebuilt at run time."""
+        """Rebuild a call's arguments; structures that fx can't hold are rebuilt when the graph runs."""
         args_spec, kwargs_spec = call.in_spec.children()
         arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, call.in_spec)
         if _only_builtins(call.in_spec):
             return arguments
         rebuilt: list[Any] = []
-        at = 0
+        start = 0
         for spec in (*args_spec.children(), *kwargs_spec.children()):
-            part = leaves[at : at + spec.num_leaves]
-            at += spec.num_leaves
+            part = leaves[start : start + spec.num_leaves]
+            start += spec.num_leaves
             if _only_builtins(spec):
                 rebuilt.append(pytree.tree_unflatten(part, spec))
             else:
-                held = self.attribute(self.constant(_Structure(spec)))
-                rebuilt.append(self.graph.call_function(_rebuild, (held, part)))
+                structure = self.attribute(self.constant(_Structure(spec)))
+                rebuilt.append(self.graph.call_function(_rebuild, (structure, part)))
         return tuple(rebuilt[: args_spec.num_children]), dict(
             zip(kwargs_spec.context, rebuilt[args_spec.num_children :], strict=True)
         )
 
     def results(self, new: fx.Node, call: TracedCall, values: list[Any], leaves: list[Any]) -> list[Any]:
-        """The tensor leaves of what the unit returns, each as a node."""
-        form = call.form
-        if form.out_spec.is_leaf():
+        """Return the tensor leaves of the unit's result, each as a node."""
+        spec = call.spec
+        if spec.out_spec.is_leaf():
             new.meta["val"] = values[0] if values else None
-            new.meta["alias_of"] = _node(leaves, form.aliases.get(0))
+            new.meta["alias_of"] = _node(leaves, spec.aliases.get(0))
             return [new]
         new.meta["val"] = None
-        paths = pytree.tree_unflatten(list(range(len(form.out_leaves))), form.out_spec)
-        found: list[Any] = []
-        for position, leaf in enumerate(form.out_leaves):
-            if not isinstance(leaf, TensorForm):
+        paths = pytree.tree_unflatten(list(range(len(spec.out_leaves))), spec.out_spec)
+        results: list[Any] = []
+        for position, leaf in enumerate(spec.out_leaves):
+            if not isinstance(leaf, TensorSpec):
                 continue
             steps = _path(paths, position)
             part = new
@@ -247,13 +247,13 @@ class _Assembler:
                 for step in steps:
                     part.meta.setdefault("val", None)
                     part = self.graph.call_function(operator.getitem, (part, step))
-            part.meta["val"] = values[len(found)]
-            part.meta["alias_of"] = _node(leaves, form.aliases.get(position))
-            found.append(part)
-        return found
+            part.meta["val"] = values[len(results)]
+            part.meta["alias_of"] = _node(leaves, spec.aliases.get(position))
+            results.append(part)
+        return results
 
     def outputs(self, outputs: Any) -> None:
-        """The user's results; buffers that export returns as results are written back instead."""
+        """Write the output node; buffers that export returns as results are written back instead."""
         specs = self.program.graph_signature.output_specs
         results = []
         for spec, value in zip(specs, outputs, strict=True):
@@ -269,31 +269,32 @@ class _Assembler:
                 )
         self.graph.output(tuple(results))
 
-    def settle_buffers(self) -> None:
-        """Read a buffer that the glue replaces right before its first use, and write it as soon as it may be written.
+    def move_buffer_accesses(self) -> None:
+        """Move the read of a replaced buffer right before its first use, and the write as early as possible.
 
-        Export traces ``self.mean = 0.9 * self.mean + …`` with the write at the very end; a stage can hold such a buffer
-        only if reading and writing lie together.
+        Export traces ``self.mean = 0.9 * self.mean + …`` with the write at the end of the graph. A stage can hold such
+        a buffer only if the read and the write are close together.
         """
-        order = {node: at for at, node in enumerate(self.graph.nodes)}
-        written = {one for node in self.graph.nodes for one in node.meta.get("mutates", ()) if one.op == "get_attr"}
+        order = {node: index for index, node in enumerate(self.graph.nodes)}
+        mutated = [target for node in self.graph.nodes for target in node.meta.get("mutates", ())]
+        written = {target for target in mutated if target.op == "get_attr"}
         for write in [node for node in self.graph.nodes if node.target is torch.ops.aten.copy_.default]:
             buffer, value = write.args[0], write.args[1]
             if not isinstance(buffer, fx.Node) or buffer.op != "get_attr" or write.users:
                 continue
-            others = [user for user in buffer.users if user is not write]
+            earlier = [user for user in buffer.users if user is not write]
             if isinstance(value, fx.Node):
-                others.append(value)
-            if others:
-                max(others, key=order.__getitem__).append(write)
-        order = {node: at for at, node in enumerate(self.graph.nodes)}
+                earlier.append(value)
+            if earlier:
+                max(earlier, key=order.__getitem__).append(write)
+        order = {node: index for index, node in enumerate(self.graph.nodes)}
         for buffer in written:
             min(buffer.users, key=order.__getitem__).prepend(buffer)
 
 
 @dataclass(slots=True)
 class _Lazy:
-    """An attribute that gets a node only when something uses it."""
+    """An attribute that gets a node at its first use."""
 
     name: str
     value: Any
@@ -308,19 +309,19 @@ class _Structure:
 
 
 def _rebuild(structure: _Structure, leaves: list[Any]) -> Any:
-    """Rebuild a structured argument (a dataclass, a ModelOutput) at run time."""
+    """Rebuild a structured argument (a dataclass, a ModelOutput) when the graph runs."""
     return pytree.tree_unflatten(leaves, structure.spec)
 
 
 def _only_builtins(spec: Any) -> bool:
-    """Whether a structure is made of tuples, lists and dictionaries alone."""
+    """Whether a structure contains only tuples, lists and dictionaries."""
     if spec.is_leaf():
         return True
     return spec.type in (tuple, list, dict) and all(_only_builtins(child) for child in spec.children())
 
 
 def _path(tree: Any, position: int) -> list[Any] | None:
-    """Indices that lead to the leaf with this number, through tuples, lists and dictionaries only."""
+    """Return the indices that lead to a leaf through tuples, lists and dictionaries, if that is possible."""
     if isinstance(tree, int) and not isinstance(tree, bool):
         return [] if tree == position else None
     if type(tree) in (tuple, list):
@@ -336,26 +337,26 @@ def _path(tree: Any, position: int) -> list[Any] | None:
     return None
 
 
-def _node(leaves: list[Any], at: int | None) -> fx.Node | None:
-    """The node at a leaf's position, if there is one."""
-    leaf = leaves[at] if at is not None and at < len(leaves) else None
+def _node(leaves: list[Any], index: int | None) -> fx.Node | None:
+    """Return the leaf at an index if it is a node."""
+    leaf = leaves[index] if index is not None and index < len(leaves) else None
     return leaf if isinstance(leaf, fx.Node) else None
 
 
 def _written(node: fx.Node) -> frozenset[fx.Node]:
-    """The argument nodes that an operator writes to."""
+    """Return the argument nodes that an operator writes to."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return frozenset()
     written: set[fx.Node] = set()
-    for at, argument in enumerate(node.target._schema.arguments):
+    for index, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
-            written.update(one for one in pytree.tree_leaves(value) if isinstance(one, fx.Node))
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            written.update(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
     return frozenset(written)
 
 
 def _reads_data(leaf: Any) -> bool:
-    """Whether a value depends on what is in the inputs or comes out of a unit, not only on their sizes."""
+    """Whether a value depends on the values of inputs or unit results, not only on their sizes."""
     todo, seen = [leaf], set()
     while todo:
         node = todo.pop()
@@ -364,7 +365,7 @@ def _reads_data(leaf: Any) -> bool:
         seen.add(node)
         if node.op in ("placeholder", "call_module"):
             return True
-        if follows_from_batch(node.meta.get("val")):
+        if depends_only_on_batch(node.meta.get("val")):
             continue
         todo.extend(node.all_input_nodes)
     return False

@@ -1,8 +1,7 @@
-"""Stand in for the calls of chosen modules, for a while.
+"""Intercept the calls of chosen modules temporarily.
 
-``nn.Module.__call__`` asks for ``_compiled_call_impl`` before it looks at hooks and ``forward``; that is the one
-private name used here. So a stand-in sees exactly what the caller passed, and the user's own hooks run inside the
-original call.
+``nn.Module.__call__`` checks ``_compiled_call_impl`` before hooks and ``forward``; that is the only private name used
+here. So a replacement sees exactly what the caller passed, and the user's hooks run inside the original call.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["interceptable", "intercepted"]
+__all__ = ["can_intercept", "intercept_calls"]
 
 _SLOT = "_compiled_call_impl"
 
 Call = Callable[..., Any]
 
 
-def interceptable(module: nn.Module) -> bool:
-    """Whether calls of this module can be stood in for (scripted modules run outside Python)."""
+def can_intercept(module: nn.Module) -> bool:
+    """Whether calls of this module can be intercepted (scripted modules run outside Python)."""
     return not isinstance(module, torch.jit.ScriptModule)
 
 
 @contextmanager
-def intercepted(stand_ins: Mapping[nn.Module, Callable[[Call], Call]]) -> Iterator[None]:
-    """Replace each module's call by ``make(original)`` until the block ends."""
-    before: list[tuple[nn.Module, Any]] = []
+def intercept_calls(replacements: Mapping[nn.Module, Callable[[Call], Call]]) -> Iterator[None]:
+    """Replace each module's call with ``make(original)`` until the block ends."""
+    originals: list[tuple[nn.Module, Any]] = []
     try:
-        for module, make in stand_ins.items():
+        for module, make in replacements.items():
             slot = vars(module).get(_SLOT)
             original = slot if slot is not None else module._call_impl
-            before.append((module, slot))
+            originals.append((module, slot))
             vars(module)[_SLOT] = make(original)
         yield
     finally:
-        for module, slot in before:
+        for module, slot in originals:
             if slot is None:
                 vars(module).pop(_SLOT, None)
             else:

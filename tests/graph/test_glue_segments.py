@@ -45,7 +45,7 @@ def pieces_of(
     model: nn.Module, example: torch.Tensor
 ) -> tuple[UnitGraph, list[tuple[int, nn.Module, tuple[Any, ...]]]]:
     graph = capture(model, (example,), units="leaf")
-    return graph, [(one.unit, one.module, one.args) for one in graph.record_between((example,))]
+    return graph, [(one.unit, one.module, one.args) for one in graph.record_glue((example,))]
 
 
 def operations(graph: torch.fx.Graph) -> Counter[str]:

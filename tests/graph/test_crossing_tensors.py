@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stagewright.graph import UnitGraph, capture
-from stagewright.graph.crossing import _Flow
+from stagewright.graph.crossing_tensors import _Flow
 
 
 def shapes(graph: UnitGraph) -> list[list[tuple[tuple[int, ...], str]]]:

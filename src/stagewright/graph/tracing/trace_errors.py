@@ -1,4 +1,4 @@
-"""Say where in the user's model capture failed, and what can be done about it."""
+"""Explain where in the user's model tracing failed, and how to fix it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import nn
 
 from stagewright.errors import CaptureError
 
-__all__ = ["explain_failure", "failing_module", "reason_of"]
+__all__ = ["explain_failure", "failure_reason", "find_failing_module"]
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_STAGEWRIGHT = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve())
 _LIBRARIES = str(Path(sysconfig.get_paths()["purelib"]).resolve())
 
 
 def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
-    """One error that names the line in the user's model and the two ways out."""
+    """Return an error that names the line in the user's model and two fixes."""
     frame = _user_frame(error, model)
-    place, owner = "", ""
+    location, owner = "", ""
     if frame is not None:
         code, line = frame
         name = _module_name(code, model)
         source = linecache.getline(code.f_code.co_filename, line).strip()
         owner = name or ""
-        place = f" at {code.f_code.co_filename}:{line}, in {code.f_code.co_name}: `{source}`"
-    what = reason_of(error)
+        location = f" at {code.f_code.co_filename}:{line}, in {code.f_code.co_name}: `{source}`"
+    reason = failure_reason(error)
     if _is_about_cache(error):
         return CaptureError(
-            f"can't capture {type(model).__name__}: it keeps a key-value cache, which can't travel between stages; "
+            f"can't capture {type(model).__name__}: it uses a key-value cache, which can't be sent between stages; "
             "set model.config.use_cache = False, or pass use_cache=False"
         )
     if owner:
@@ -42,29 +42,29 @@ def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
     else:
         advice = "move that code into a submodule and name it as a unit"
     return CaptureError(
-        f"can't capture {type(model).__name__}{place}: {what}; {advice}, "
+        f"can't capture {type(model).__name__}{location}: {reason}; {advice}, "
         "or give the model as an nn.Sequential or a list of stages"
     )
 
 
-def failing_module(error: Exception, model: nn.Module, opened: Collection[str]) -> str | None:
-    """The innermost opened submodule whose own code was running when the error was raised."""
-    found = None
+def find_failing_module(error: Exception, model: nn.Module, opened: Collection[str]) -> str | None:
+    """Return the innermost opened submodule whose forward raised the error."""
+    innermost = None
     for frame, _ in _frames(error):
         name = _module_name(frame, model)
         if name is not None and name in opened:
-            found = name
-    return found
+            innermost = name
+    return innermost
 
 
 def _is_about_cache(error: Exception) -> bool:
-    """Whether a Hugging Face cache object got in the way, as a result or as an argument of a unit."""
+    """Whether a Hugging Face cache object, as result or argument of a unit, caused the error."""
     text = str(error)
-    return "transformers.cache_utils" in text or ("Cache" in text and "can't travel between stages" in text)
+    return "transformers.cache_utils" in text or ("Cache" in text and "can't be sent between stages" in text)
 
 
-def reason_of(error: Exception) -> str:
-    """The first telling line of an error of torch's."""
+def failure_reason(error: Exception) -> str:
+    """Return the reason of an error in one line."""
     text = str(error).strip()
     if isinstance(error, CaptureError):
         return text
@@ -75,7 +75,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """All frames of an error and of its causes, outermost first."""
+    """Return all frames of an error and of its causes, outermost first."""
     frames: list[tuple[FrameType, int]] = []
     seen: set[int] = set()
     current: BaseException | None = error
@@ -90,15 +90,15 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def _user_frame(error: Exception, model: nn.Module) -> tuple[FrameType, int] | None:
-    """The innermost frame in a module of the model; failing that, in code of neither torch nor this package."""
+    """Return the innermost frame in a module of the model, or else outside torch and this package."""
     in_model = None
     outside = None
     for frame, line in _frames(error):
         path = str(Path(frame.f_code.co_filename).resolve())
-        if path.startswith((_OURS, _TORCH)) or frame.f_code.co_filename.startswith("<"):
+        if path.startswith((_STAGEWRIGHT, _TORCH)) or frame.f_code.co_filename.startswith("<"):
             continue
         if frame.f_code.co_name == "__call__":
-            continue  # a wrapper around the module's own code
+            continue  # a wrapper around the module's forward
         if _module_name(frame, model) is not None:
             in_model = frame, line
         elif not path.startswith(_STANDARD) or path.startswith(_LIBRARIES):
@@ -107,7 +107,7 @@ def _user_frame(error: Exception, model: nn.Module) -> tuple[FrameType, int] | N
 
 
 def _module_name(frame: FrameType, model: nn.Module) -> str | None:
-    """The name of the module whose method a frame runs, if it is one of the model's."""
+    """Return the name of the model's module whose method a frame runs."""
     owner = frame.f_locals.get("self")
     if not isinstance(owner, nn.Module):
         return None

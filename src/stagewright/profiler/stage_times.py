@@ -1,7 +1,7 @@
-"""Measure whole stages, not the sum of their units: the test of a split.
+"""Measure whole stages instead of adding up their units, to validate a split.
 
-Each stage that any of the given splits has is built from the graph and timed alone on the values that reach it, in
-rounds over all of them, so that a slow phase of the machine hits every split alike.
+Every stage of the given splits is built from the graph and timed alone on its real inputs. Rounds go over all stages,
+so that a slow phase of the machine affects every split equally.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure_stages"]
 
-Range = tuple[int, int]
+UnitRange = tuple[int, int]
 
 
 def measure_stages(
@@ -38,57 +38,57 @@ def measure_stages(
     training: bool = True,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[list[StageTime]]:
-    """The measured times of every stage of every split; a split is given by its cuts, by index."""
+    """Measure every stage of every split; a split is given by the indices of its cuts."""
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}, but at least 1 is needed")
     device = Device.parse(device) if isinstance(device, str) else device
     num_units = len(graph.calls)
     ranges = [_ranges(cuts, num_units) for cuts in splits]
-    wanted = sorted({one for stages in ranges for one in stages})
+    distinct = sorted({stage for stages in ranges for stage in stages})
     with preserved(graph.model), device.pinned():
-        place = device.torch_device()
-        with visiting(graph.model, place):
-            replays = _replays(graph, tuple(args), kwargs or {}, wanted, training=training)
-        stopwatch = Stopwatch(place)
+        torch_device = device.torch_device()
+        with visiting(graph.model, torch_device):
+            replays = _replays(graph, tuple(args), kwargs or {}, distinct, training=training)
+        stopwatch = Stopwatch(torch_device)
         for current_round in range(repeats + 1):
-            for done, (one, replay) in enumerate(replays.items()):
+            for done, (stage, replay) in enumerate(replays.items()):
                 if progress is not None:
-                    progress(current_round * len(replays) + done, (repeats + 1) * len(replays), _name(graph, one))
-                with resident(replay.module, place):
+                    progress(current_round * len(replays) + done, (repeats + 1) * len(replays), _name(graph, stage))
+                with resident(replay.module, torch_device):
                     if current_round:
                         replay.sample(stopwatch)
                     else:
                         replay.warm_up(stopwatch)
     if progress is not None:
         progress((repeats + 1) * len(replays), (repeats + 1) * len(replays), "stages")
-    times = {one: _stage_time(replay) for one, replay in replays.items()}
-    return [[times[one] for one in stages] for stages in ranges]
+    times = {stage: _stage_time(replay) for stage, replay in replays.items()}
+    return [[times[stage] for stage in stages] for stages in ranges]
 
 
-def _ranges(cuts: Sequence[int], num_units: int) -> list[Range]:
-    """First and last unit of every stage."""
+def _ranges(cuts: Sequence[int], num_units: int) -> list[UnitRange]:
+    """Return the first and last unit of every stage."""
     return list(zip([0, *(cut + 1 for cut in cuts)], [*cuts, num_units - 1], strict=True))
 
 
-def _name(graph: UnitGraph, one: Range) -> str:
-    return f"{graph.calls[one[0]].name} … {graph.calls[one[1]].name}"
+def _name(graph: UnitGraph, stage: UnitRange) -> str:
+    return f"{graph.calls[stage[0]].name} … {graph.calls[stage[1]].name}"
 
 
 def _replays(
-    graph: UnitGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Sequence[Range], *, training: bool
-) -> dict[Range, Replay]:
-    """Each stage with the values that reach it in a real run."""
+    graph: UnitGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any], stages: Sequence[UnitRange], *, training: bool
+) -> dict[UnitRange, Replay]:
+    """Build each stage with the inputs that it gets in a real run."""
     inputs: dict[int, Sequence[Any]] = {0: graph.flatten(args, kwargs)}
-    starts = sorted({first for first, _ in wanted})
+    starts = sorted({first for first, _ in stages})
     with torch.no_grad():
         for start, following in itertools.pairwise(starts):
             inputs[following] = graph.stage(start, following - 1)(*inputs[start])
-    found: dict[Range, Replay] = {}
-    for first, last in wanted:
+    replays: dict[UnitRange, Replay] = {}
+    for first, last in stages:
         values = inputs[first]
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         needs = [first > 0 and tensor.is_floating_point() for tensor in tensors]
-        found[first, last] = Replay(
+        replays[first, last] = Replay(
             _name(graph, (first, last)),
             graph.stage(first, last),
             values,
@@ -97,7 +97,7 @@ def _replays(
             needs_gradient=needs,
             is_whole=True,
         )
-    return found
+    return replays
 
 
 def _stage_time(replay: Replay) -> StageTime:

@@ -1,7 +1,7 @@
-"""The plain values that capture gives: unit calls, crossings and cuts.
+"""Unit calls, cuts and crossings: the plain values of a captured model.
 
-A *unit* is a submodule that is placed as a whole; a *unit call* is one use of it in a forward pass; a *cut* is a place
-between two unit calls and its *crossing* is the set of tensors that must travel there.
+A *unit* is a submodule that is placed as a whole; a *unit call* is one call of it in a forward pass; a *cut* is a
+position between two unit calls, and its *crossing* is the set of tensors that must be sent there.
 """
 
 from __future__ import annotations
@@ -17,52 +17,51 @@ class UnitCall:
     """One call of one unit."""
 
     index: int
-    """Place in the order of execution, from 0."""
+    """Position in the order of execution, from 0."""
     name: str
-    """Unique name: the module's, with ``@2``, ``@3``, … for later calls of the same module."""
+    """Unique name: that of the module, with ``@2``, ``@3``, … for later calls of the same module."""
     target: str
     """Qualified name of the module in the user's model."""
     kind: str
     """Class name of the module."""
     block: str | None
-    """Qualified name of the repeated block that this call is, or lies in; ``None`` for stem and head."""
+    """Qualified name of the repeated block that this call is, or is part of; ``None`` for stem and head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """One tensor that must travel across a cut, at the example's batch size."""
+    """One tensor that must be sent across a cut, at the example's batch size."""
 
     name: str
     """Name of the value in the graph."""
     shape: tuple[int, ...]
-    """Shape at the example's batch size."""
     dtype: str
     """Element type, such as ``float32``."""
     item_bytes: int
     """Bytes of one element."""
     batch_dim: int | None
-    """The dimension that grows with the batch, if one does."""
+    """The dimension that grows with the batch, if any."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes on the link, sent contiguous."""
+        """Bytes of the contiguous tensor."""
         return math.prod(self.shape) * self.item_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """A place between two unit calls."""
+    """A position between two unit calls."""
 
     index: int
-    """Cut ``k`` lies after unit call ``k``."""
+    """Cut ``k`` is after unit call ``k``."""
     after: str
     """Name of the unit call before the cut."""
     before: str
     """Name of the unit call behind the cut."""
     crossing: tuple[Crossing, ...]
-    """What must travel here, each value once."""
+    """The tensors that must be sent here, each once."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole crossing."""
-        return sum(value.num_bytes for value in self.crossing)
+        """Bytes of all crossing tensors."""
+        return sum(tensor.num_bytes for tensor in self.crossing)

@@ -129,7 +129,7 @@ def prove(name: str, about: dict[str, Any], cores: list[int]) -> Found:
     )
     with tempfile.TemporaryDirectory() as root:
         try:
-            equality = run_plan(plan, root, hang_s=120)["equality"]
+            equality = run_plan(plan, root, hang_s=120).to_dict()["equality"]
         except StagewrightError as error:
             verdict = "refused" if isinstance(error, UsageError) else "failed"
             return {"verdict": verdict, "reason": portable(str(error).splitlines()[0])}

@@ -96,7 +96,7 @@ def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
     from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
     from stagewright.engine.jobs.compare import run_plan
     from stagewright.planner.costs.measure import measure_model
-    from stagewright.planner.forecast import prepare
+    from stagewright.planner.forecast import prepare_plan
     from stagewright.spec.plan import OptimizerSpec
 
     given = dict(about)
@@ -108,10 +108,10 @@ def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
     # How fast links are moves no byte: stages run in the order of their schedule.
     link = Link(bandwidth_bytes_per_s=1e11, latency_s=1e-5)
     group = DeviceGroup(kind="cuda" if on_gpu else "cpu", count=plan.mesh.num_workers)
-    forecast = prepare(plan, measured, Cluster(devices=(group,), links=Links(intra_host=link))).forecast()
+    forecast = prepare_plan(plan, measured, Cluster(devices=(group,), links=Links(intra_host=link))).forecast()
     along = [one.memory.peak_bytes if on_gpu else one.memory.counted_bytes for one in forecast.workers]
     with tempfile.TemporaryDirectory() as root:
-        row = run_plan(plan, root, hang_s=60)
+        row = run_plan(plan, root, hang_s=60).to_dict()
     return {
         "equal": row["equality"]["equal"],
         "forecast_memory_bytes": max(along),

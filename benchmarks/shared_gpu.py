@@ -99,7 +99,7 @@ def prove(about: dict[str, Any], device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         try:
             plan = make_plan({**about, "steps": 2, "warmup": 1}, (device,) * 8)
-            return dict(run_plan(plan, root, hang_s=60)["equality"])
+            return run_plan(plan, root, hang_s=60).to_dict()["equality"]
         except StagewrightError as error:
             return {"error": str(error)}
 

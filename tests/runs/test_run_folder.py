@@ -85,8 +85,8 @@ def test_result(tmp_path: Path) -> None:
     folder.finish("done", {"samples_per_s": 12.5})
     result = folder.result()
     assert result is not None
-    assert (result["status"], result["samples_per_s"]) == ("done", 12.5)
-    assert datetime.fromisoformat(result["ended"]).tzinfo is not None
+    assert (result.status, result.samples_per_s) == ("done", 12.5)
+    assert datetime.fromisoformat(result.ended).tzinfo is not None
     folder.finish("failed", {"error": "worker 1 was killed"})
     assert json.loads((folder.path / "result.json").read_text())["error"] == "worker 1 was killed"
     assert not list(folder.path.glob(".*"))
@@ -108,7 +108,7 @@ def test_what_was_refused_did_not_fail(error: Exception, status: str, tmp_path: 
     folder.give_up(error)
     result = folder.result()
     assert result is not None
-    assert (result["status"], result["error"]) == (status, str(error))
+    assert (result.status, result.error) == (status, str(error))
 
 
 def test_a_folder_that_is_no_run_says_what_is_missing(tmp_path: Path) -> None:

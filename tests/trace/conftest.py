@@ -29,4 +29,4 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         steps=2,
         warmup=0,
     )
-    return Path(run_plan(plan, tmp_path_factory.mktemp("trace"))["run"])
+    return Path(run_plan(plan, tmp_path_factory.mktemp("trace")).run)

@@ -77,10 +77,10 @@ def test_memory_over_the_step(real_run: Path) -> None:
     folder = RunFolder.open(real_run)
     result = folder.result()
     assert result is not None
-    for worker, peak in zip(read_memory(folder), result["memory"], strict=True):
+    for worker, peak in zip(read_memory(folder), result.memory, strict=True):
         assert {one.doing.split()[0] for one in worker.moments} >= {"forward", "backward", "optimizer", "between"}
-        assert worker.peak.parameters == peak["parameters"]
-        assert worker.peak.total_bytes == sum(peak.values()), "the peak that the run itself reports"
+        assert worker.peak.parameters == peak.parameters
+        assert worker.peak.total_bytes == peak.total_bytes, "the peak that the run itself reports"
         assert worker.moments[-1].activations == 0
 
 

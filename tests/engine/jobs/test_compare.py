@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from stagewright.cluster.device import usable_cores
 from stagewright.engine.jobs.compare import compare, median_rows, run_plan, strategy_plans
 from stagewright.errors import RunError, UsageError
 from stagewright.runs.index import RunIndex
+from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.bubble_bound import bubble_bound
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -44,13 +44,13 @@ def on(mesh: str, **options: Any) -> Plan:
 def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
     plan = on(mesh, **options)
     row = run_plan(plan, tmp_path)
-    assert row["equal"], row["equality"]
-    assert row["samples_per_s"] > 0
-    assert len(row["peak_memory_bytes"]) == plan.mesh.num_workers
-    assert min(row["peak_memory_bytes"]) > 0
-    folder = RunFolder(Path(row["run"]))
+    assert row.equal, row.parity
+    assert row.samples_per_s > 0
+    assert len(row.peak_memory_bytes) == plan.mesh.num_workers
+    assert min(row.peak_memory_bytes) > 0
+    folder = RunFolder(Path(str(row.run)))
     assert folder.result() is not None
-    assert folder.plan().cuts == tuple(row["cuts"])  # the resolved plan is in the folder and runs again
+    assert folder.plan().cuts == tuple(row.cuts)  # the resolved plan is in the folder and runs again
     assert len(list(folder.metrics(0))) >= plan.steps
 
 
@@ -75,7 +75,7 @@ def test_equal_to_serial(mesh: str, options: dict[str, Any], tmp_path: Path) -> 
 def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = ModelSpec(name="mobilenet-v2", image_size=32, num_classes=4)
     row = run_plan(on(mesh, model=model, batch_norm="deferred", **options), tmp_path)
-    assert row["equal"], row["equality"]
+    assert row.equal, row.parity
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
 )
 def test_models_that_do_what_few_do(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
     row = run_plan(on(mesh, model=ModelSpec(name=f"tests.engine.support.odd_models:{name}"), **options), tmp_path)
-    assert row["equal"], row["equality"]
+    assert row.equal, row.parity
 
 
 @pytest.mark.long
 def test_layers_shared_in_bfloat16_differ_by_no_more_than_rounding(tmp_path: Path) -> None:
     """Gradients of attention's queries are small differences: other sums move them by more than 2e-2."""
     row = run_plan(on("tensor=2", dtype="bfloat16", steps=1), tmp_path)
-    assert row["equal"], row["equality"]
-    assert 2e-2 < row["equality"]["tolerance"] < 0.15
+    assert row.equal, row.parity
+    assert 2e-2 < row.parity.tolerance < 0.15
 
 
 def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
@@ -113,14 +113,15 @@ def test_rows_have_a_speedup_only_where_equal(tmp_path: Path) -> None:
         PLAN, model=ModelSpec(name="mlp-mnist"), devices=tuple(f"cpu:{CORES[at % len(CORES)]}" for at in (0, 1))
     )
     serial, tensor = compare(strategy_plans(mlp, ["serial", "tensor"], 2, 4), tmp_path)
-    assert serial["speedup"] == 1
-    assert RunFolder(Path(serial["run"])).result()["speedup"] == 1  # type: ignore[index]
+    assert serial.speedup == 1
+    assert RunFolder(Path(str(serial.run))).result().speedup == 1  # type: ignore[union-attr]
     with RunIndex(tmp_path) as index:
         assert sorted(str(row.speedup) for row in index.rows()) == ["1.0", "None"]
-    assert serial["equality"]["gradients"] == 0
-    assert tensor["refused"]
-    assert "tensor" in tensor["error"]
-    assert tensor["speedup"] is None
+    assert serial.parity is not None
+    assert serial.parity.gradients == 0
+    assert tensor.refused
+    assert "tensor" in str(tensor.error)
+    assert tensor.speedup is None
 
 
 def test_a_device_is_held_to_its_memory(tmp_path: Path) -> None:
@@ -130,8 +131,8 @@ def test_a_device_is_held_to_its_memory(tmp_path: Path) -> None:
     (folder,) = [RunFolder(one) for one in tmp_path.iterdir() if one.is_dir()]
     result = folder.result()
     assert result is not None
-    assert result["status"] == "failed"
-    assert "out of memory" in json.dumps(result)
+    assert result.status == "failed"
+    assert "out of memory" in str(result.error)
 
 
 def test_strategies_and_bounds() -> None:
@@ -149,18 +150,18 @@ def test_strategies_and_bounds() -> None:
 def test_rounds_are_compared_each_with_its_own_serial() -> None:
     """A phase in which the machine is twice as slow changes no speed-up."""
 
-    def round_of(serial: float, data: float, equal: bool = True) -> list[dict[str, Any]]:
+    def round_of(serial: float, data: float, equal: bool = True) -> list[RunResult]:
         return [
-            {"samples_per_s": serial, "equal": True, "bound": 1.0},
-            {"samples_per_s": data, "equal": equal, "bound": 2.0},
+            RunResult(samples_per_s=serial, equal=True, bound=1.0),
+            RunResult(samples_per_s=data, equal=equal, bound=2.0),
         ]
 
     rows = median_rows([round_of(10, 15), round_of(5, 8), round_of(10, 17)], 0)
-    assert [row["samples_per_s"] for row in rows] == [10, 15]
-    assert rows[1]["speedup"] == 1.6
-    assert rows[1]["share_of_bound"] == 0.8
-    assert rows[1]["speedups"] == [1.5, 1.6, 1.7]
-    assert median_rows([round_of(10, 15), round_of(10, 15, equal=False)], 0)[1]["speedup"] is None
-    broken = [round_of(10, 15), [round_of(10, 15)[0], {"error": "worker 1 was killed", "speedup": None}]]
-    assert median_rows(broken, 0)[1] == {"error": "worker 1 was killed", "speedup": None}
+    assert [row.samples_per_s for row in rows] == [10, 15]
+    assert rows[1].speedup == 1.6
+    assert rows[1].share_of_bound == 0.8
+    assert rows[1].speedups == (1.5, 1.6, 1.7)
+    assert median_rows([round_of(10, 15), round_of(10, 15, equal=False)], 0)[1].speedup is None
+    failed = RunResult(status="failed", error="worker 1 was killed")
+    assert median_rows([round_of(10, 15), [round_of(10, 15)[0], failed]], 0)[1] == failed
     assert "speedups" not in median_rows([round_of(10, 15)], 0)[1]

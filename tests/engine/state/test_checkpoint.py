@@ -174,7 +174,7 @@ def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, m
     found = find_checkpoint(tmp_path / "runs", serial)
     assert found is not None
     assert found.name == checkpoint_name(4)
-    assert RunFolder.open(found.parent.parent).result()["status"] == "failed"  # type: ignore[index]
+    assert RunFolder.open(found.parent.parent).result().status == "failed"  # type: ignore[union-attr]
     later, resumed = run(serial, "runs", checkpoint=str(found), export=str(tmp_path / "weights"))
     np.testing.assert_allclose(later, losses[4:], rtol=1e-5)
     for name in ("training_loss", "evaluation_loss", "accuracy"):

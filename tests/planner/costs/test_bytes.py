@@ -33,7 +33,7 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
         model=model, batch=8, microbatches=2, steps=1, warmup=0, devices=default_devices(2, share=True), **fields
     )
     run = run_plan(plan, tmp_path)
-    events = pq.read_table(Path(run["run"]) / "workers" / "0" / "events.parquet").to_pylist()
+    events = pq.read_table(Path(str(run.run)) / "workers" / "0" / "events.parquet").to_pylist()
     counted: Counter[str] = Counter()
     for one in events:
         if one["step"] == 0 and one["kind"] == "collective" and one["note"] in ("data", "tensor"):
@@ -46,5 +46,5 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
         # Marks of parameters that were used, and rows that fill up shards, are no part of a forecast.
         assert one.num_bytes == pytest.approx(counted[axis], rel=0.01)
         assert one.sent_bytes == one.num_bytes // (2 if plan.shard else 1), "two workers: a half once, or twice"
-    assert run["collective_bytes"][0] == counted, "the table and the events"
-    assert {str(one.edge): one.num_bytes for one in forecast.links} == run["link_bytes"]
+    assert run.collective_bytes[0] == counted, "the table and the events"
+    assert {str(one.edge): one.num_bytes for one in forecast.links} == run.link_bytes

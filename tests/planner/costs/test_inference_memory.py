@@ -26,7 +26,7 @@ def test_a_run_counts_the_same(mesh: Mesh, tmp_path: Path) -> None:
         steps=1,
         warmup=0,
     )
-    counted = run_plan(plan, tmp_path)["peak_memory_bytes"]
+    counted = run_plan(plan, tmp_path).peak_memory_bytes
     measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
     workers = prepare_plan(plan, measured, cluster_of(2)).forecast().workers
     # Replicas are alike: one is forecast.

@@ -33,7 +33,7 @@ if not torch.cuda.is_available():
     sys.exit(0)
 
 from record import write_record
-from stagewright import codec
+from stagewright import codecs
 from stagewright.codecs.kernels import select as kernels
 from stagewright.codecs.kernels import triton_cuda as fast_cuda
 
@@ -74,7 +74,7 @@ def compile_some(share: list[tuple[str, str, torch.dtype, dict[str, int], int]])
     """Fill Triton's cache."""
     for name, way, dtype, variant, count in share:
         use(name, way, variant)
-        one = codec.get(name)
+        one = codecs.get(name)
         values = torch.randn(count, device="cuda").to(dtype)
         message = one.encode(values, checked=False)
         if way == "decode":
@@ -117,7 +117,7 @@ def check() -> dict[str, Any]:
         (0, 3),
     ]
     for name in NAMES:
-        one = codec.get(name)
+        one = codecs.get(name)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for way in ("encode", "decode"):
                 use(name, way, used(name, way, dtype))
@@ -170,7 +170,7 @@ def time_large(dtype: torch.dtype, *, every: bool) -> dict[str, Any]:
     for name in ("block8", "block4", "hadamard8", "hadamard4"):
         if name == "hadamard8" and dtype is torch.float32:
             continue
-        one = codec.get(name)
+        one = codecs.get(name)
         message = one.encode(values, checked=False)
         for way in ("encode", "decode"):
             rows = []
@@ -196,7 +196,7 @@ def time_small() -> dict[str, Any]:
     found: dict[str, Any] = {}
     inputs = [torch.randn(SMALL, device="cuda").bfloat16() for _ in range(40)]
     for name in ("block8", "block4", "hadamard8", "hadamard4"):
-        one = codec.get(name)
+        one = codecs.get(name)
         for way in ("encode", "decode"):
             use(name, way, used(name, way, torch.bfloat16))
         messages = [one.encode(x, checked=False) for x in inputs]
@@ -218,7 +218,7 @@ def time_small() -> dict[str, Any]:
     found["copy"] = {"copy_us": median_s(copies.replay) / 40 * 1e6}
     for name in ("block4", "sort3+1"):
         with kernels.plain_torch():
-            one = codec.get(name)
+            one = codecs.get(name)
             message = one.encode(inputs[0], checked=False)
             found[f"{name} in plain torch"] = {
                 "encode_us": median_s(lambda: one.encode(inputs[0], checked=False)) * 1e6,  # noqa: B023

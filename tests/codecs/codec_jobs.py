@@ -1,4 +1,4 @@
-"""What workers do in the tests of codecs on links; imported by name in the engine's ``pool``."""
+"""Worker functions for the tests of codecs on links; the engine's ``pool`` imports them by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stagewright.cluster.device import Device
-from stagewright.engine.batch.splitter import Dealer
+from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.jobs.measure import load_model, prove, serial_reference
 from stagewright.engine.parallel import codec_choice
 from stagewright.engine.parallel.replica import Replica, capture_for
@@ -24,7 +24,7 @@ _contexts: dict[str, WorkerContext] = {}
 
 
 def make_plan(mesh: str, model: str = "digits-vit", **more: Any) -> Plan:
-    """A plan of the smallest models, cut evenly."""
+    """Plan a small model, cut evenly."""
     plan = Plan(
         model=ModelSpec(name=model, **more.pop("model_options", {})), mesh=Mesh.parse(mesh), **{"batch": 12, **more}
     )
@@ -32,7 +32,9 @@ def make_plan(mesh: str, model: str = "digits-vit", **more: Any) -> Plan:
     probe.module.train(plan.training)
     names = [call.name for call in capture_for(plan, probe).calls]
     count = plan.num_stages
-    plan = dataclasses.replace(plan, cuts=tuple(names[round(len(names) * at / count) - 1] for at in range(1, count)))
+    plan = dataclasses.replace(
+        plan, cuts=tuple(names[round(len(names) * index / count) - 1] for index in range(1, count))
+    )
     check_plan(plan)
     return plan
 
@@ -43,8 +45,8 @@ def context_of(rank: int, mesh: str) -> WorkerContext:
     return _contexts[mesh]
 
 
-def prove_plan(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
-    """Prove a plan equal to serial under the same quantisation; what crossed the links, and what serial without is."""
+def check_parity(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
+    """Check parity under the same quantization; also return the sent bytes and the effect of the codecs."""
     plan = make_plan(mesh, **more)
     context = context_of(rank, mesh)
     model = load_model(plan, context)
@@ -52,7 +54,7 @@ def prove_plan(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
     graph = capture_for(plan, model)
     reference = plain = None
     if rank == 0:
-        parts = Dealer(plan, model, graph).parts(batch, context.torch_device)
+        parts = BatchSplitter(plan, model, graph).split(batch, context.torch_device)
         options: dict[str, Any] = {
             "training": plan.training, "seed": plan.seed, "device": context.torch_device,
             "deferred": plan.batch_norm == "deferred",
@@ -60,19 +62,20 @@ def prove_plan(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
         plain = make_reference(graph, parts, model.loss, **options)
         reference = serial_reference(plan, model, graph, context)
     replica = Replica(plan, model, context, graph)
-    equality = prove(replica, batch, reference)
+    report = prove(replica, batch, reference)
     outcome = replica.train_step(batch) if plan.training else replica.infer(batch)
-    moved = 0.0
+    codec_effect = 0.0
     if plain is not None and reference is not None:
-        moved = max(
-            (float((one - reference.gradients[name]).abs().max()) for name, one in plain.gradients.items()), default=0.0
+        codec_effect = max(
+            (float((gradient - reference.gradients[name]).abs().max()) for name, gradient in plain.gradients.items()),
+            default=0.0,
         )
-        moved = max(moved, abs(plain.loss - reference.loss))
-    return {"equality": equality.to_dict(), "sent_bytes": outcome.sent_bytes, "moved": moved}
+        codec_effect = max(codec_effect, abs(plain.loss - reference.loss))
+    return {"equality": report.to_dict(), "sent_bytes": outcome.sent_bytes, "codec_effect": codec_effect}
 
 
 def choose(rank: int, mesh: str, rate: float | None, **more: Any) -> tuple[Any, Any]:
-    """What `auto` chooses on links of a given rate, or as they are."""
+    """Return the codecs that `auto` chooses on links of a given rate, or as measured."""
     plan = make_plan(mesh, **more)
     context = context_of(rank, mesh)
     model = load_model(plan, context)
@@ -89,7 +92,7 @@ def choose(rank: int, mesh: str, rate: float | None, **more: Any) -> tuple[Any, 
 
 
 def train_and_resume(rank: int, mesh: str, folder: str, **more: Any) -> dict[str, Any]:
-    """Four steps with an evaluation between; and two steps, a checkpoint, and two steps of another trainer."""
+    """Train six steps with a checkpoint and an evaluation after four; resume with and without the codecs' state."""
     plan = make_plan(mesh, optimizer=OptimizerSpec(name="sgd", learning_rate=0.05), **more)
     context = context_of(rank, mesh)
 
@@ -97,27 +100,27 @@ def train_and_resume(rank: int, mesh: str, folder: str, **more: Any) -> dict[str
         torch.manual_seed(0)
         return Trainer(plan, load_model(plan, context), context)
 
-    one = trainer()
-    batches = [one.model.example(plan.batch)] * 2
+    first = trainer()
+    batches = [first.model.example(plan.batch)] * 2
     losses, evaluated = [], []
     for step in range(6):
-        losses.append(one.step(batches[step % 2]).loss)
+        losses.append(first.step(batches[step % 2]).loss)
         if step == 3:
-            one.save(Path(folder) / "middle")
-            before = {name: value.clone() for name, value in one.replica.codecs.state().items()}  # type: ignore[union-attr]
-            evaluated.append(one.evaluate(batches[0]).loss)
-            after = one.replica.codecs.state()  # type: ignore[union-attr]
+            first.save(Path(folder) / "middle")
+            before = {name: value.clone() for name, value in first.replica.codecs.state().items()}  # type: ignore[union-attr]
+            evaluated.append(first.evaluate(batches[0]).loss)
+            after = first.replica.codecs.state()  # type: ignore[union-attr]
             assert before.keys() == after.keys()
             assert all(torch.equal(before[name], after[name]) for name in before)
-    other = trainer()
-    other.load(Path(folder) / "middle")
-    evaluated.append(other.evaluate(batches[0]).loss)
-    again = [other.step(batches[step % 2]).loss for step in (4, 5)]
-    fresh = trainer()
-    fresh.load(Path(folder) / "middle")
-    fresh.replica.codecs.forget()  # type: ignore[union-attr]
-    forgotten = [fresh.step(batches[step % 2]).loss for step in (4, 5)]
+    second = trainer()
+    second.load(Path(folder) / "middle")
+    evaluated.append(second.evaluate(batches[0]).loss)
+    resumed = [second.step(batches[step % 2]).loss for step in (4, 5)]
+    third = trainer()
+    third.load(Path(folder) / "middle")
+    third.replica.codecs.forget()  # type: ignore[union-attr]
+    forgotten = [third.step(batches[step % 2]).loss for step in (4, 5)]
     return {
-        "losses": losses, "again": again, "forgotten": forgotten, "evaluated": evaluated,
-        "remembered": len(one.replica.codecs.state()),  # type: ignore[union-attr]
+        "losses": losses, "resumed": resumed, "forgotten": forgotten, "evaluated": evaluated,
+        "num_states": len(first.replica.codecs.state()),  # type: ignore[union-attr]
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Codecs on the links of a pipeline: equal to serial under the same quantisation, under every schedule and mesh."""
+"""Codecs on the links of a pipeline: parity with the baseline under the same quantization, for schedules and meshes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from stagewright import codec
+from stagewright import codecs
 from stagewright.engine.pipeline.executor import MicroBatch
 from stagewright.engine.pipeline.link_codec import FakeLink, LinkCodecs
-from stagewright.engine.pipeline.transport import Message, TensorShape
+from stagewright.engine.pipeline.transport import TensorShape, Transfer
 from stagewright.errors import CorruptMessage, UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.spec.plan_file import plan_from_table, plan_to_table
@@ -20,65 +20,68 @@ from stagewright.spec.plan_rules import check_plan
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 
 
-def proved(pool_of: Any, mesh: str, **more: Any) -> list[dict[str, Any]]:
-    found = pool_of(Mesh.parse(mesh).num_workers).run("codec_jobs:prove_plan", mesh, **more)
-    assert found[0]["equality"]["equal"], found[0]["equality"]
-    assert found[0]["moved"] > 1e-4, "the codecs changed nothing: were they used?"
-    return found
+def check(pool_of: Any, mesh: str, **more: Any) -> list[dict[str, Any]]:
+    results = pool_of(Mesh.parse(mesh).num_workers).run("codec_jobs:check_parity", mesh, **more)
+    assert results[0]["equality"]["equal"], results[0]["equality"]
+    assert results[0]["codec_effect"] > 1e-4, "the codecs changed nothing: were they used?"
+    return results
 
 
 @pytest.mark.parametrize("name", [pytest.param("block8", marks=pytest.mark.long), "hadamard4"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_workers(pool_of: Any, schedule: str, name: str) -> None:
-    proved(pool_of, "pipeline=2", schedule=schedule, microbatches=4, codec=name, units="leaf")
+    check(pool_of, "pipeline=2", schedule=schedule, microbatches=4, codec=name, units="leaf")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["block8", pytest.param("hadamard4", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "schedule",
-    [one if one in ("1f1b", "interleaved", "zbv") else pytest.param(one, marks=pytest.mark.long) for one in SCHEDULES],
+    [
+        schedule if schedule in ("1f1b", "interleaved", "zbv") else pytest.param(schedule, marks=pytest.mark.long)
+        for schedule in SCHEDULES
+    ],
 )
 def test_three_workers(pool_of: Any, schedule: str, name: str) -> None:
-    proved(pool_of, "pipeline=3", schedule=schedule, microbatches=6, codec=name, units="leaf")
+    check(pool_of, "pipeline=3", schedule=schedule, microbatches=6, codec=name, units="leaf")
 
 
-SELDOM = ["fp8", "block4", "lloyd2", "lowrank:4", "topk:20"]
+RARE = ["fp8", "block4", "lloyd2", "lowrank:4", "topk:20"]
 
 
 @pytest.mark.parametrize(
-    "name", ["bf16", "sort3+1", "delta(block4)", *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)]
+    "name", ["bf16", "sort3+1", "delta(block4)", *(pytest.param(name, marks=pytest.mark.slow) for name in RARE)]
 )
-def test_every_kind(pool_of: Any, name: str) -> None:
-    proved(pool_of, "pipeline=2", microbatches=2, codec=name)
+def test_codecs(pool_of: Any, name: str) -> None:
+    check(pool_of, "pipeline=2", microbatches=2, codec=name)
 
 
-def test_directions_and_links_apart_and_bytes_as_they_travel(pool_of: Any) -> None:
-    plain = pool_of(2).run("codec_jobs:prove_plan", "pipeline=2", microbatches=2)
-    found = proved(pool_of, "pipeline=2", microbatches=2, codec="block4", codec_backward="none")
-    assert found[1]["sent_bytes"] == plain[1]["sent_bytes"]
+def test_directions_have_separate_codecs_and_bytes_are_counted(pool_of: Any) -> None:
+    plain = pool_of(2).run("codec_jobs:check_parity", "pipeline=2", microbatches=2)
+    results = check(pool_of, "pipeline=2", microbatches=2, codec="block4", codec_backward="none")
+    assert results[1]["sent_bytes"] == plain[1]["sent_bytes"]
     (raw,) = plain[0]["sent_bytes"].values()
-    (small,) = found[0]["sent_bytes"].values()
+    (small,) = results[0]["sent_bytes"].values()
     assert 0.14 < small / raw < 0.16
-    assert plain[0]["moved"] == 0
+    assert plain[0]["codec_effect"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", ["data=2,pipeline=2", "tensor=2,pipeline=2"])
 def test_meshes(pool_of: Any, mesh: str) -> None:
-    """A tensor axis adds in another order, so a value may round to the next step; what that costs is allowed."""
-    found = proved(pool_of, mesh, microbatches=2, codec="block8")
-    tolerance = found[0]["equality"]["tolerance"]
-    assert tolerance == 1e-5 if mesh.startswith("data") else 1e-5 < tolerance < 2e-3, found[0]["equality"]
+    """Tensor parallelism reorders additions, so a value may round to the next step; the tolerance allows for it."""
+    results = check(pool_of, mesh, microbatches=2, codec="block8")
+    tolerance = results[0]["equality"]["tolerance"]
+    assert tolerance == 1e-5 if mesh.startswith("data") else 1e-5 < tolerance < 2e-3, results[0]["equality"]
 
 
 def test_inference(pool_of: Any) -> None:
-    proved(pool_of, "pipeline=2", microbatches=2, codec="hadamard4", training=False)
+    check(pool_of, "pipeline=2", microbatches=2, codec="hadamard4", training=False)
 
 
-def test_masks_and_ids_travel_as_they_are(pool_of: Any) -> None:
-    """A float mask of -3.4e38 would not survive a codec; ids have no error at all."""
-    proved(
+def test_masks_and_ids_are_sent_without_a_codec(pool_of: Any) -> None:
+    """A float mask of -3.4e38 would not survive a codec; ids must be exact."""
+    check(
         pool_of,
         "pipeline=2",
         model="bert-minilm",
@@ -89,7 +92,7 @@ def test_masks_and_ids_travel_as_they_are(pool_of: Any) -> None:
     )
 
 
-def test_auto_leaves_fast_links_alone_and_compresses_slow_ones(pool_of: Any) -> None:
+def test_auto_compresses_slow_links_only(pool_of: Any) -> None:
     (fast, _), _ = pool_of(2).run("codec_jobs:choose", "pipeline=2", 1e15, codec="auto", microbatches=2)
     assert fast == ("none",)
     forward, backward = pool_of(2).run("codec_jobs:choose", "pipeline=2", 1e5, codec="auto", microbatches=2)[0]
@@ -103,20 +106,20 @@ def test_auto_leaves_fast_links_alone_and_compresses_slow_ones(pool_of: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["delta(block4)", "feedback(block4)"])
-def test_memory_is_in_the_checkpoint_and_frozen_in_evaluation(pool_of: Any, tmp_path: Path, name: str) -> None:
-    found = pool_of(2).run("codec_jobs:train_and_resume", "pipeline=2", str(tmp_path), microbatches=2, codec=name)[0]
-    assert found["remembered"] > 0
-    assert found["again"] == found["losses"][4:]
-    assert found["evaluated"][0] == found["evaluated"][1]
-    assert found["forgotten"] != found["again"]
+def test_state_is_in_the_checkpoint_and_frozen_in_evaluation(pool_of: Any, tmp_path: Path, name: str) -> None:
+    results = pool_of(2).run("codec_jobs:train_and_resume", "pipeline=2", str(tmp_path), microbatches=2, codec=name)[0]
+    assert results["num_states"] > 0
+    assert results["resumed"] == results["losses"][4:]
+    assert results["evaluated"][0] == results["evaluated"][1]
+    assert results["forgotten"] != results["resumed"]
 
 
-def test_a_message_that_is_not_the_agreed_one_is_refused() -> None:
+def test_a_message_of_another_codec_is_rejected() -> None:
     batch = [MicroBatch((torch.zeros(2, 3),), None, 2, 1.0)]
     here, there = LinkCodecs(["block4"], ["none"]), LinkCodecs(["hadamard4"], ["none"])
     for end in (here, there):
         end.begin([[True]], batch)
-    message, values = Message(0, 0, False), torch.randn(4, 64)
+    message, values = Transfer(0, 0, False), torch.randn(4, 64)
     expected = TensorShape(shape=(4, 64), dtype=torch.float32)
     sent = here.encode(message, 0, values)
     assert here.num_bytes(message, 0, expected) == sent.numel()
@@ -124,23 +127,23 @@ def test_a_message_that_is_not_the_agreed_one_is_refused() -> None:
         there.decode(message, 0, expected, sent)
     with pytest.raises(CorruptMessage, match="checksum"):
         here.decode(message, 0, expected, torch.cat((sent[:-1], sent[-1:] ^ 1)))
-    second = here.encode(message, 0, values)  # the link is set up: no checksum any more
+    second = here.encode(message, 0, values)  # the link is set up: no more checksums
     assert int(second[24:32].sum()) == 0
     assert torch.equal(
-        here.decode(message, 0, expected, second), codec.get("block4").decode(sent, (4, 64), values.dtype)
+        here.decode(message, 0, expected, second), codecs.get("block4").decode(sent, (4, 64), values.dtype)
     )
     ids = torch.arange(6)
     assert here.encode(message, 0, ids) is ids
 
 
-def test_a_fake_link_does_both_ways() -> None:
+def test_fake_link_in_both_directions() -> None:
     values = torch.randn(5, 70, requires_grad=True)
     out = FakeLink.apply(values, "block4", "hadamard8")
-    one, other = codec.get("block4"), codec.get("hadamard8")
-    assert torch.equal(out, one.decode(one.encode(values), values.shape, values.dtype))
+    forward, backward = codecs.get("block4"), codecs.get("hadamard8")
+    assert torch.equal(out, forward.decode(forward.encode(values), values.shape, values.dtype))
     gradient = torch.randn(5, 70)
     out.backward(gradient)
-    assert torch.equal(values.grad, other.decode(other.encode(gradient), values.shape, values.dtype))
+    assert torch.equal(values.grad, backward.decode(backward.encode(gradient), values.shape, values.dtype))
 
 
 def test_plans_name_codecs() -> None:

@@ -1,8 +1,8 @@
-"""What every codec is: a tensor becomes one buffer whose size its shape and dtype tell, and a tensor again.
+"""The base class of codecs: a tensor becomes one buffer, whose size depends on shape and dtype only, and back.
 
     buffer:   │ header │ payload: packed codes │ scales │ zeros up to 16 bytes │
 
-A codec of your own is a class with three methods; ``register`` gives it a name:
+A custom codec is a class with three methods; ``register`` names it:
 
     @register("half")
     class Half(Codec):
@@ -16,30 +16,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from stagewright.codecs.header import check_header, header_bytes, header_of, write_checksum
+from stagewright.codecs.header import build_header, check_header, header_bytes, write_checksum
 from stagewright.errors import CorruptMessage, UsageError
 
-__all__ = ["Codec", "aligned", "header_tensor", "num_values", "rounding"]
+__all__ = ["Codec", "aligned", "header_tensor", "num_values", "rounding_error"]
 
 _headers: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
 
 def aligned(num_bytes: int) -> int:
-    """Up to a multiple of 16."""
+    """Round up to a multiple of 16."""
     return -(-num_bytes // 16) * 16
 
 
 def num_values(shape: Sequence[int]) -> int:
-    """Elements of a tensor of that shape."""
+    """Count the elements of a tensor of this shape."""
     return math.prod(shape)
 
 
 def header_tensor(header: bytes, device: torch.device) -> torch.Tensor:
-    """A header's bytes on a device; made once."""
+    """Return a header's bytes on a device, cached."""
     key = (header, device)
     if key not in _headers:
         if len(_headers) >= 1024:
@@ -48,52 +47,52 @@ def header_tensor(header: bytes, device: torch.device) -> torch.Tensor:
     return _headers[key]
 
 
-def rounding(values: torch.Tensor) -> torch.Tensor:
-    """What one rounding to the tensor's own type may change, as float32."""
-    share = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}[values.dtype]
+def rounding_error(values: torch.Tensor) -> torch.Tensor:
+    """Bound the error of one rounding to the tensor's dtype, as float32."""
+    relative = {torch.float32: 2.0**-22, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}[values.dtype]
     smallest = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2.0**-24}[values.dtype]
-    return values.detach().float().abs() * share + smallest
+    return values.detach().float().abs() * relative + smallest
 
 
 class Codec(ABC):
-    """Tensors to bytes and back."""
+    """Encoder and decoder between float tensors and bytes."""
 
     summary: str = ""
-    """One line for people."""
+    """One line for users."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """The full name, by which it is found again and which the header carries."""
+        """The full name; `get` accepts it and the header carries its hash."""
 
     @abstractmethod
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of what follows the header, before it is rounded up to a multiple of 16."""
+        """Return the payload's size before it is padded to a multiple of 16."""
 
     @abstractmethod
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
-        """Fill the payload (uint8, its padding included) with a contiguous tensor's values."""
+        """Fill the whole payload (uint8, including its padding) from a contiguous tensor."""
 
     @abstractmethod
     def read(self, payload: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor in a payload; codes that can't be are CorruptMessage, never a crash."""
+        """Return the tensor in a payload; raise CorruptMessage on invalid codes, never crash."""
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
-        """The largest |x − decode(encode(x))| that this codec may make, for each finite value, as float32."""
-        raise NotImplementedError(f"codec {self.name} states no bound")
+        """Bound |x − decode(encode(x))| for each finite value, as float32."""
+        raise NotImplementedError(f"codec {self.name} states no error bound")
 
     def num_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """The size of a message, header and all; no tensor is needed."""
+        """Return the size of a message, including the header."""
         return header_bytes(len(shape)) + aligned(self.payload_bytes(shape, dtype))
 
     def header(self, shape: Sequence[int], dtype: torch.dtype) -> bytes:
-        """The header of an unchecked message; two ends of a link compare these when it is set up."""
-        return header_of(self.name, tuple(shape), dtype, aligned(self.payload_bytes(shape, dtype)))
+        """Return the header of a message without checksum; both ends of a link compare it when the link is set up."""
+        return build_header(self.name, tuple(shape), dtype, aligned(self.payload_bytes(shape, dtype)))
 
     def encode(self, values: torch.Tensor, *, out: torch.Tensor | None = None, checked: bool = True) -> torch.Tensor:
-        """The message of a float tensor; the same tensor gives the same bytes.
+        """Encode a float tensor as a message; equal tensors give equal bytes.
 
-        ``out``: a buffer of the right size to use. ``checked``: with a checksum of the payload, which a sender whose
-        link is reliable may leave out.
+        ``out`` is a buffer of the right size to write to. ``checked`` adds a checksum of the payload; a sender on a
+        reliable link may leave it out.
         """
         values = values.detach()
         shape = tuple(values.shape)
@@ -102,8 +101,11 @@ class Codec(ABC):
         if out is None:
             out = torch.empty(size, dtype=torch.uint8, device=values.device)
         elif out.numel() != size or out.dtype is not torch.uint8 or out.device != values.device:
-            raise UsageError(f"codec {self.name} needs {size} uint8 on {values.device}, not {out.numel()} {out.dtype}")
-        self._fill(values.contiguous(), out, header)
+            raise UsageError(
+                f"codec {self.name} needs a buffer of {size} uint8 on {values.device}, got {out.numel()} {out.dtype} "
+                f"on {out.device}"
+            )
+        self._encode_into(values.contiguous(), out, header)
         if checked:
             write_checksum(out, len(header))
         return out
@@ -117,37 +119,34 @@ class Codec(ABC):
         out: torch.Tensor | None = None,
         checked: bool = True,
     ) -> torch.Tensor:
-        """The tensor in a message of that shape and type; CorruptMessage where it is not such a message.
+        """Decode a message of this shape and dtype; raise CorruptMessage if it is not one.
 
-        ``checked`` reads the header and the checksum if there is one (on a GPU that waits for it); a receiver that
+        ``checked`` verifies the header and, if present, the checksum (which synchronizes a GPU). A receiver that
         agreed on both when the link was set up may leave it out.
         """
         header = self.header(shape, dtype)
-        what = f"codec {self.name} and {str(dtype).removeprefix('torch.')}{list(shape)}"
+        description = f"codec {self.name} and {str(dtype).removeprefix('torch.')}{list(shape)}"
         if buffer.dtype is torch.uint8 and (not buffer.is_contiguous() or buffer.storage_offset() % 16):
             buffer = buffer.clone(memory_format=torch.contiguous_format)
         if checked:
-            check_header(buffer, header, what)
+            check_header(buffer, header, description)
         elif buffer.dtype is not torch.uint8 or buffer.shape != (self.num_bytes(shape, dtype),):
             size = self.num_bytes(shape, dtype)
-            raise CorruptMessage(f"a message for {what} has {size} bytes, not {buffer.dtype} {tuple(buffer.shape)}")
-        return self._take(buffer[len(header) :], tuple(shape), dtype, out)
+            raise CorruptMessage(
+                f"a message for {description} has {size} bytes, got {buffer.dtype} {tuple(buffer.shape)}"
+            )
+        return self._decode_payload(buffer[len(header) :], tuple(shape), dtype, out)
 
-    def _fill(self, values: torch.Tensor, out: torch.Tensor, header: bytes) -> None:
-        """Header and payload; a codec with a kernel that writes both at once has its own."""
+    def _encode_into(self, values: torch.Tensor, out: torch.Tensor, header: bytes) -> None:
+        """Write header and payload; overridden by codecs whose kernel writes both in one launch."""
         out[: len(header)] = header_tensor(header, out.device)
         self.write(values, out[len(header) :])
 
-    def _take(
+    def _decode_payload(
         self, payload: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor | None
     ) -> torch.Tensor:
-        found = self.read(payload, shape, dtype)
-        return found if out is None else out.copy_(found)
+        values = self.read(payload, shape, dtype)
+        return values if out is None else out.copy_(values)
 
     def __repr__(self) -> str:
         return f"<codec {self.name}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        from stagewright.codecs.registry import get
-
-        return get, (self.name,)

@@ -1,10 +1,11 @@
-"""The codecs by name, and how to add one.
+"""Codecs by name, and how to register one.
 
-@register("half")
-class Half(Codec):                      # get("half"), or get("half3") and get("half:3") with numbers
-    def __init__(self, name): …         # CodecName: its numbers, its inner codec
+    @register("half")
+    class Half(Codec):                      # get("half"), or get("half3") and get("half:3") with numbers
+        def __init__(self, name): …         # a CodecName: numbers, inner codec, option
 
-One that is not registered is named with its module: get("shop:Half"), get("shop:Half:3").
+A class that is not registered is named with its module: get("shop:Half"), get("shop:Half:3"). Importing this module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -12,88 +13,93 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagewright.codecs.base import Codec
-from stagewright.codecs.name import EXAMPLES, CodecName
+from stagewright.codecs.catalog import BUILTIN_CODECS, EXAMPLES
+from stagewright.codecs.name import AUTO, CodecName
 from stagewright.errors import StagewrightError, UnknownName, UsageError
 from stagewright.user_code import describe, find, one_line
 
-__all__ = ["codec_names", "get", "is_registered", "register"]
+if TYPE_CHECKING:
+    from stagewright.codecs.base import Codec
 
-_Kind = TypeVar("_Kind", bound=Callable[[CodecName], Codec])
+__all__ = ["build_codec", "check_codec", "codec_names", "get", "register"]
 
-_HOMES = {
-    "none": "plain",
-    "bf": "plain",
-    "fp": "plain",
-    "block": "block",
-    "hadamard": "hadamard",
-    "lloyd": "lloyd",
-    "lowrank": "lowrank",
-    "topk": "topk",
-    "sort": "sort",
-    "delta": "stateful",
-    "feedback": "stateful",
-}
-"""The module of each of the house's own kinds, imported when it is asked for."""
+_Factory = TypeVar("_Factory", bound=Callable[[CodecName], "Codec"])
 
-_KINDS: dict[str, Callable[[CodecName], Codec]] = {}
+_FACTORIES: dict[str, Callable[[CodecName], Codec]] = {}
 
 
-def register(kind: str) -> Callable[[_Kind], _Kind]:
+def register(kind: str) -> Callable[[_Factory], _Factory]:
     """Register the decorated class as a kind of codec."""
 
-    def add(made: _Kind) -> _Kind:
-        home: Any = getattr(made, "__module__", "")
-        own = kind in _HOMES and home == f"stagewright.codecs.builtin.{_HOMES[kind]}"
-        if (kind in _KINDS or kind in _HOMES) and not own:
-            raise UsageError(f"codec {kind!r} exists already: give the new one another name")
-        _KINDS[kind] = made
+    def add(factory: _Factory) -> _Factory:
+        module: Any = getattr(factory, "__module__", "")
+        is_builtin = kind in BUILTIN_CODECS and module == _builtin_module(kind)
+        if (kind in _FACTORIES or kind in BUILTIN_CODECS) and not is_builtin:
+            raise UsageError(f"codec {kind!r} exists already; choose another name")
+        _FACTORIES[kind] = factory
         get.cache_clear()
-        return made
+        return factory
 
     return add
 
 
-def is_registered(kind: str) -> bool:
-    """Whether there is such a kind."""
-    return kind in _HOMES or kind in _KINDS
-
-
 @lru_cache(maxsize=256)
 def get(name: str) -> Codec:
-    """The codec of that name: ``get("block4")``, ``get("lowrank:8")``, ``get("delta(block4)")``."""
-    return make(CodecName.parse(name))
+    """Return the codec with this name: ``get("block4")``, ``get("lowrank:8")``, ``get("delta(block4)")``."""
+    return build_codec(CodecName.parse(name))
 
 
-def make(found: CodecName) -> Codec:
-    """The codec of a name that is taken apart."""
-    if found.is_own:
-        return _own(found)
-    if found.kind not in _KINDS and found.kind in _HOMES:
-        importlib.import_module(f"stagewright.codecs.builtin.{_HOMES[found.kind]}")
-    if found.kind not in _KINDS:
-        raise UnknownName("codec", found.text, codec_names())
-    return _KINDS[found.kind](found)
+def build_codec(name: CodecName) -> Codec:
+    """Create the codec for a parsed name."""
+    if name.is_custom:
+        return _build_custom(name)
+    if name.kind not in _FACTORIES and name.kind in BUILTIN_CODECS:
+        importlib.import_module(_builtin_module(name.kind))
+    if name.kind not in _FACTORIES:
+        raise UnknownName("codec", name.text, codec_names())
+    return _FACTORIES[name.kind](name)
 
 
-def _own(found: CodecName) -> Codec:
-    """A user's own class, from its module."""
-    kind = find(found.kind, "codec", "Codec")
-    if not (isinstance(kind, type) and issubclass(kind, Codec)):
-        what = f"the class {kind.__name__}" if isinstance(kind, type) else describe(kind)
-        raise UsageError(
-            f"{found.kind!r} is {what}, not a codec; name a class that inherits from stagewright.codecs.Codec"
-        )
-    try:
-        return kind(found)  # type: ignore[arg-type]  # a name taken apart, as registered ones are given
-    except StagewrightError:
-        raise
-    except Exception as error:  # anything that a user's code may raise
-        raise UsageError(f"the codec {found.text!r} can't be made: {one_line(error)}") from error
+def check_codec(text: str) -> None:
+    """Raise UsageError unless a plan may use this codec: built-in, registered, or a user's class.
+
+    A user's class is imported and created; other names are checked without importing torch.
+    """
+    if text == AUTO:
+        return
+    name = CodecName.parse(text)
+    while name.inner is not None:
+        name = name.inner
+    if name.is_custom:
+        get(text)
+    elif name.kind not in BUILTIN_CODECS and name.kind not in _FACTORIES:
+        raise UnknownName("codec", text, (*EXAMPLES, AUTO))
 
 
 def codec_names() -> tuple[str, ...]:
-    """One name of every kind at least: the house's own, then those that were added."""
-    return (*EXAMPLES, *(kind for kind in _KINDS if kind not in _HOMES))
+    """Return at least one name of each kind: built-in codecs first, then registered ones."""
+    return (*EXAMPLES, *(kind for kind in _FACTORIES if kind not in BUILTIN_CODECS))
+
+
+def _builtin_module(kind: str) -> str:
+    return f"stagewright.codecs.builtin.{BUILTIN_CODECS[kind].module}"
+
+
+def _build_custom(name: CodecName) -> Codec:
+    """Import a user's class and create the codec."""
+    from stagewright.codecs.base import Codec
+
+    factory = find(name.kind, "codec", "Codec")
+    if not (isinstance(factory, type) and issubclass(factory, Codec)):
+        actual = f"the class {factory.__name__}" if isinstance(factory, type) else describe(factory)
+        raise UsageError(
+            f"{name.kind!r} is {actual}, not a codec; name a class that inherits from stagewright.codecs.Codec"
+        )
+    try:
+        return factory(name)  # type: ignore[arg-type]  # subclasses take a CodecName
+    except StagewrightError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise UsageError(f"cannot create the codec {name.text!r}: {one_line(error)}") from error

@@ -1,1 +1,1 @@
-"""The built-in codecs, one kind a file."""
+"""Built-in codecs, one file per kind; `codecs.catalog` lists them."""

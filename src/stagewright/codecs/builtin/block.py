@@ -1,8 +1,8 @@
-"""block8, block6, block4: every 64 values between their own minimum and maximum.
+"""block8, block6, block4: every 64 values quantized between their minimum and maximum.
 
     payload:   │ codes of block 0, 8·b bytes │ codes of block 1 │ … │ scale, minimum of block 0 │ of block 1 │ …
 
-8.5, 6.5 and 4.5 bits a value. `affine` says what a code is, `packing` where its bits are.
+8.5, 6.5 and 4.5 bits per value. `affine` defines the codes, `packing` the position of their bits.
 """
 
 from __future__ import annotations
@@ -11,43 +11,46 @@ from collections.abc import Sequence
 
 import torch
 
-from stagewright.codecs.affine import Affine, dequantise, quantise, step_bound
-from stagewright.codecs.base import Codec, aligned, header_tensor, num_values, rounding
+from stagewright.codecs.affine import Affine, dequantize, quantize, step_bound
+from stagewright.codecs.base import Codec, aligned, header_tensor, num_values, rounding_error
 from stagewright.codecs.kernels import select as kernels
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.packing import BLOCK, num_blocks, pack, packed_bytes, unpack
 from stagewright.codecs.registry import register
 from stagewright.codecs.rotation import rotate, rotate_back
 
-__all__ = ["LARGEST", "BlockCodec", "padded_rows", "spread"]
+__all__ = ["BlockCodec", "padded_rows", "spread", "to_dtype"]
 
-LARGEST = {torch.float16: 65504.0}
-"""Where a rounded value could leave a type's range, the range's end."""
+_MAX_FLOAT16 = 65504.0
 
 
 def padded_rows(values: torch.Tensor) -> torch.Tensor:
-    """A tensor's values as float32 [blocks, 64], zeros behind the last."""
+    """Return a tensor's values as float32 [blocks, 64], padded with zeros."""
     flat = values.detach().reshape(-1).float()
     blocks = num_blocks(flat.numel())
     return torch.nn.functional.pad(flat, (0, blocks * BLOCK - flat.numel())).view(blocks, BLOCK)
 
 
 def spread(rows: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """One number a block, [blocks, 1], given to each value of a tensor."""
+    """Expand one number per block, [blocks, 1], to the values of a tensor."""
     return rows.expand(-1, BLOCK).reshape(-1)[: values.numel()].view(values.shape)
+
+
+def to_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Convert decoded float32 values; rounding must not overflow float16."""
+    return (values.clamp(-_MAX_FLOAT16, _MAX_FLOAT16) if dtype is torch.float16 else values).to(dtype)
 
 
 @register("block")
 class BlockCodec(Codec):
-    """Blocks as they are, or rotated."""
+    """Affine quantization of blocks."""
 
     rotated = False
-    """Whether each block is rotated first."""
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name.text)
         self.bits = int(name.numbers[0])
-        self.summary = f"{self.bits} bits between the minimum and maximum of every 64 values"
+        self.summary = f"{self.bits} bits per value between the minimum and maximum of each block of 64"
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return num_blocks(num_values(shape)) * (packed_bytes(self.bits) + 4)
@@ -56,56 +59,53 @@ class BlockCodec(Codec):
         count = values.numel()
         blocks, size = num_blocks(count), packed_bytes(self.bits)
         codes, rest = payload[: blocks * size], payload[blocks * size :]
-        fast = kernels.encoder(values)
-        if fast is not None:
-            fast(values, codes, rest[: blocks * 4], self.bits, self.rotated, None)
+        kernel = kernels.encoder(values)
+        if kernel is not None:
+            kernel(values, codes, rest[: blocks * 4], self.bits, self.rotated, None)
         else:
             rows = padded_rows(values)
-            # A rotated block has no padding: the zeros behind the last value are spread over all of it.
-            found = (
-                quantise(rotate(rows), self.bits, blocks * BLOCK) if self.rotated else quantise(rows, self.bits, count)
+            # Rotation spreads the padding over the whole block, so a rotated block has none.
+            quantized = (
+                quantize(rotate(rows), self.bits, blocks * BLOCK) if self.rotated else quantize(rows, self.bits, count)
             )
-            pack(found.codes, self.bits, codes.view(blocks, size))
-            rest[: blocks * 4].view(torch.int32).copy_(found.scales)
+            pack(quantized.codes, self.bits, codes.view(blocks, size))
+            rest[: blocks * 4].view(torch.int32).copy_(quantized.scales)
         rest[blocks * 4 :] = 0
 
     def read(self, payload: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return self._take(payload, tuple(shape), dtype, None)
+        return self._decode_payload(payload, tuple(shape), dtype, None)
 
-    def _fill(self, values: torch.Tensor, out: torch.Tensor, header: bytes) -> None:
+    def _encode_into(self, values: torch.Tensor, out: torch.Tensor, header: bytes) -> None:
         if out.device.type != "cuda":
-            super()._fill(values, out, header)
+            super()._encode_into(values, out, header)
             return
-        fast = kernels.encoder(values)
-        if fast is None:
-            super()._fill(values, out, header)
+        kernel = kernels.encoder(values)
+        if kernel is None:
+            super()._encode_into(values, out, header)
             return
         blocks, size = num_blocks(values.numel()), packed_bytes(self.bits)
         start = len(header)
         codes, scales = out[start : start + blocks * size], out[start + blocks * size :]
-        if aligned(blocks * 4) != blocks * 4:  # the padding behind the scales: only where blocks are no multiple of 4
+        if aligned(blocks * 4) != blocks * 4:  # padding after the scales
             scales[blocks * 4 :] = 0
-        fast(values, codes, scales[: blocks * 4], self.bits, self.rotated, (header_tensor(header, out.device), out))
+        kernel(values, codes, scales[: blocks * 4], self.bits, self.rotated, (header_tensor(header, out.device), out))
 
-    def _take(
+    def _decode_payload(
         self, payload: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, out: torch.Tensor | None
     ) -> torch.Tensor:
         count = num_values(shape)
         blocks, size = num_blocks(count), packed_bytes(self.bits)
         codes = payload[: blocks * size]
         scales = payload[blocks * size : blocks * (size + 4)]
-        fast = kernels.decoder(payload, dtype)
-        if fast is not None:
+        kernel = kernels.decoder(payload, dtype)
+        if kernel is not None:
             if out is None:
                 out = torch.empty(shape, dtype=dtype, device=payload.device)
-            fast(codes, scales, out, self.bits, self.rotated)
+            kernel(codes, scales, out, self.bits, self.rotated)
             return out
-        found = Affine(unpack(codes.view(blocks, size), self.bits), scales.clone().view(torch.int32))
-        rows = dequantise(found)
+        rows = dequantize(Affine(unpack(codes.view(blocks, size), self.bits), scales.clone().view(torch.int32)))
         flat = (rotate_back(rows) if self.rotated else rows).view(-1)[:count]
-        if dtype is torch.float16:
-            flat = flat.clamp(-LARGEST[dtype], LARGEST[dtype])
-        values = flat.to(dtype).view(shape)
+        values = to_dtype(flat, dtype).view(shape)
         return values if out is None else out.copy_(values)
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
@@ -113,14 +113,13 @@ class BlockCodec(Codec):
         if not rows.numel():
             return torch.zeros_like(values, dtype=torch.float32)
         if self.rotated:
-            # Half a step for each of 64 rotated values at most; a rotation keeps lengths: 8 half steps in all.
-            turned = rotate(rows)
-            length = turned.norm(dim=1, keepdim=True)
-            found = 4 * step_bound(turned, self.bits) + length * 2.0**-18
+            # At most half a step for each of 64 rotated values; rotation preserves norms: 8 half steps in total.
+            rotated = rotate(rows)
+            norm = rotated.norm(dim=1, keepdim=True)
+            error = 4 * step_bound(rotated, self.bits) + norm * 2.0**-18
         else:
-            real = rows
-            if values.numel() % BLOCK:
-                real = rows.clone()
-                real[-1, values.numel() % BLOCK :] = rows[-1, values.numel() % BLOCK - 1]
-            found = step_bound(real, self.bits) / 2 + real.abs().amax(1, keepdim=True) * 2.0**-20
-        return spread(found, values) + rounding(values)
+            if values.numel() % BLOCK:  # padding must not widen the last block's range
+                rows = rows.clone()
+                rows[-1, values.numel() % BLOCK :] = rows[-1, values.numel() % BLOCK - 1]
+            error = step_bound(rows, self.bits) / 2 + rows.abs().amax(1, keepdim=True) * 2.0**-20
+        return spread(error, values) + rounding_error(values)

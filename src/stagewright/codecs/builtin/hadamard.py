@@ -1,7 +1,7 @@
-"""hadamard8, hadamard4: `block` after a rotation of every 64 values; the layout is the same.
+"""hadamard8, hadamard4: `block` quantization of rotated blocks, in the same layout.
 
-Best where few values are far larger than the rest (activations of transformers, gradients). It hurts where many are
-exactly zero (after ReLU): `block` keeps zeros, a rotation spreads the others over them.
+Best for tensors with outliers (transformer activations, gradients). Worse for tensors with many exact zeros (after
+ReLU): `block` keeps zeros, rotation spreads the other values over them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["HadamardCodec"]
 
 @register("hadamard")
 class HadamardCodec(BlockCodec):
-    """Blocks, rotated."""
+    """Affine quantization of rotated blocks."""
 
     rotated = True
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name)
-        self.summary = f"{self.bits} bits for every 64 values after a rotation that shares outliers"
+        self.summary = f"{self.bits} bits per value, in blocks of 64 rotated to spread outliers"

@@ -1,10 +1,11 @@
-"""lowrank:r: the tensor as a matrix, and that as a product of two thin ones found by power iteration.
+"""lowrank:r: the tensor, reshaped to a matrix, as a product of two thin matrices found by power iteration.
 
-    x [m, n] ≈ P Qᵀ      P [m, r] with orthonormal columns, Q = xᵀ P [n, r]; both travel in bf16
+    x [m, n] ≈ P Qᵀ      P [m, r] with orthonormal columns, Q = xᵀ P [n, r]; both are sent in bf16
 
-The tensor is folded where the matrix becomes most square. The iteration starts from the same numbers for the same
-shape, so it is deterministic; but products are added up differently on different devices, so here alone the bytes of a
-CPU and a GPU differ. A tensor with a NaN or Inf decodes as NaN. A tensor whose rank is at most r keeps bf16's error.
+The tensor is reshaped to the most square matrix. The iteration starts from the same numbers for the same shape, so it
+is deterministic on one device; but devices sum products in different orders, so this is the only codec whose bytes
+differ between CPU and GPU. A tensor with NaN or Inf decodes as NaN. For a tensor of rank at most r only bf16's error
+remains.
 """
 
 from __future__ import annotations
@@ -13,27 +14,27 @@ from collections.abc import Sequence
 
 import torch
 
-from stagewright.codecs.base import Codec, num_values, rounding
-from stagewright.codecs.builtin.block import LARGEST
+from stagewright.codecs.base import Codec, num_values, rounding_error
+from stagewright.codecs.builtin.block import to_dtype
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import register
 
 __all__ = ["LowRank"]
 
-ROUNDS = 2  # of the power iteration
+_ITERATIONS = 2
 
 
 @register("lowrank")
 class LowRank(Codec):
-    """Two thin matrices."""
+    """Low-rank factorization."""
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name.text)
         self.rank = int(name.numbers[0])
-        self.summary = f"a product of two matrices of rank {self.rank}, in bf16"
+        self.summary = f"two factors of rank {self.rank}, in bf16"
 
     def _sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """Rows, columns and rank of the matrix."""
+        """Return the rows, columns and rank of the matrix."""
         count = num_values(shape)
         if not count:
             return 0, 0, 0
@@ -62,24 +63,22 @@ class LowRank(Codec):
         matrix = matrix / scale
         start = torch.Generator().manual_seed(rows * 1000003 + columns)
         right = torch.randn(columns, rank, generator=start).to(matrix.device)
-        for _ in range(ROUNDS):
+        for _ in range(_ITERATIONS):
             left = torch.linalg.qr(matrix @ right).Q
             right = matrix.T @ left
-        both = torch.cat((left.reshape(-1), right.reshape(-1) * scale)).to(torch.bfloat16)
-        payload[: 2 * both.numel()] = both.view(torch.uint8)
+        factors = torch.cat((left.reshape(-1), right.reshape(-1) * scale)).to(torch.bfloat16)
+        payload[: 2 * factors.numel()] = factors.view(torch.uint8)
 
     def read(self, payload: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         rows, columns, rank = self._sizes(shape)
-        both = payload[: 2 * rank * (rows + columns)].clone().view(torch.bfloat16).float()
-        left, right = both[: rows * rank].view(rows, rank), both[rows * rank :].view(columns, rank)
+        factors = payload[: 2 * rank * (rows + columns)].clone().view(torch.bfloat16).float()
+        left, right = factors[: rows * rank].view(rows, rank), factors[rows * rank :].view(columns, rank)
         flat = left @ right.T
-        if dtype is torch.float16:
-            flat = flat.clamp(-LARGEST[dtype], LARGEST[dtype])
-        return flat.to(dtype).view(tuple(shape))
+        return to_dtype(flat, dtype).view(tuple(shape))
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
-        # A projection takes away no more than there is; bf16 adds a 128th, float32's sums a little.
-        length = values.detach().float().reshape(-1)
-        most = length.abs().amax() if length.numel() else length.sum()
-        norm = (length / most).norm() * most if length.numel() and float(most) > 0 else length.sum() * 0
-        return (norm * 1.03 + 2.0**-100).expand(values.shape) + rounding(values)
+        # A projection removes at most the whole norm; bf16 adds 1/128 and float32 sums a little.
+        flat = values.detach().float().reshape(-1)
+        largest = flat.abs().amax() if flat.numel() else flat.sum()
+        norm = (flat / largest).norm() * largest if flat.numel() and float(largest) > 0 else flat.sum() * 0
+        return (norm * 1.03 + 2.0**-100).expand(values.shape) + rounding_error(values)

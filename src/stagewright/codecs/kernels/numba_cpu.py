@@ -1,11 +1,11 @@
-"""The block codecs on a CPU, compiled by numba: one pass over the tensor, the block at hand in the first-level cache.
+"""CPU kernels of the block codecs, compiled by numba: one pass over the tensor, with each block in the L1 cache.
 
-    64 values ─► (signs, 6 stages) ─► minimum, maximum ─► scale ─► codes ─► bytes      as `affine` and `rotation` say
+    64 values ─► (signs, 6 stages) ─► minimum, maximum ─► scale ─► codes ─► bytes      see `affine` and `rotation`
 
-Minimum and maximum are taken of integers that sort like the floats they are made of: exact, NaN at the ends, and whole
-vectors at a time. The transform is Pease's: every stage is the same (neighbours in, halves out), in the same order of
-additions as `rotation`. Nothing here is allowed to reorder or fuse arithmetic. Kernels are compiled at their first use
-and kept on the disk; numbers that other files define come as arguments, or a kept kernel would not see them change.
+Minimum and maximum are computed on integers that sort like the floats they encode: exact, vectorizable, with NaN at the
+ends. The transform is Pease's: all stages are alike (adjacent pairs in, halves out), with the same order of additions
+as `rotation`. Arithmetic must not be reordered or fused. Kernels are compiled on first use and cached on disk; values
+that other files define are passed as arguments, because a cached kernel would not see them change.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _F = np.float32
 _MAGIC, _SMALLEST, _ZERO, _ONE = _F(MAGIC), _F(SMALLEST), _F(0), _F(1)
 _EIGHTH = _F(0.125)
 _INFINITE = _F(np.inf)
-_SIGNS = np.array([-(2**31) if SIGN_BITS >> at & 1 else 0 for at in range(BLOCK)], dtype=np.int32)
+_SIGNS = np.array([-(2**31) if SIGN_BITS >> index & 1 else 0 for index in range(BLOCK)], dtype=np.int32)
 
 
 def _jit(function: Any) -> Any:
-    """Compiled at the first call; kept on the disk where there is a place for it."""
+    """Compile on the first call and cache on disk where a cache folder is writable."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
     try:
         return numba.njit(cache=True, **options)(function)
@@ -47,7 +47,7 @@ def _stage(a: Any, b: Any) -> None:
 
 @_jit
 def _transform(a: Any, b: Any) -> None:
-    """H · a, in a; b is room."""
+    """Compute H · a in place; ``b`` is scratch space."""
     _stage(a, b)
     _stage(b, a)
     _stage(a, b)
@@ -58,10 +58,10 @@ def _transform(a: Any, b: Any) -> None:
 
 @_jit
 def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: int, rotated: bool, signs: Any) -> None:
-    """Rows of 64, of which the first ``real`` are values and take part in minimum and maximum."""
+    """Encode rows of 64; only the first ``real`` values of a row count for minimum and maximum."""
     work = np.empty(BLOCK, np.int32)
     floats = work.view(np.float32)
-    other = np.empty(BLOCK, np.float32)
+    scratch = np.empty(BLOCK, np.float32)
     cell = np.empty(1, np.int32)
     cell_float = cell.view(np.float32)
     share, full, left = _ONE / _F((1 << bits) - 1), np.int32((1 << bits) - 1), np.int32(shift)
@@ -71,7 +71,7 @@ def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: i
         if rotated:
             for i in range(BLOCK):
                 work[i] ^= signs[i]
-            _transform(floats, other)
+            _transform(floats, scratch)
             for i in range(BLOCK):
                 floats[i] *= _EIGHTH
         least, most = np.int32(2147483647), np.int32(-2147483648)
@@ -85,8 +85,8 @@ def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: i
                 key = work[i] ^ ((work[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
                 least = min(least, key)
                 most = max(most, key)
-        # Beyond the keys of both infinities lie the NaNs.
-        good = least > np.int32(-2139095041) and most < np.int32(2139095040)
+        # NaNs lie beyond the keys of both infinities.
+        is_finite = least > np.int32(-2139095041) and most < np.int32(2139095040)
         cell[0] = least ^ ((least >> np.int32(31)) & np.int32(0x7FFFFFFF))
         low = cell_float[0]
         cell[0] = most ^ ((most >> np.int32(31)) & np.int32(0x7FFFFFFF))
@@ -99,7 +99,7 @@ def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: i
             cell[0] = lowered & np.int32(-65536)
             minimum = cell_float[0]
         span = abs(high - minimum)  # never −0
-        if not good or not span < _INFINITE:
+        if not is_finite or not span < _INFINITE:
             scales[block] = np.int32(0x7FC0)
             mask, inverse, minimum = np.int32(0), _ZERO, _ZERO
         else:
@@ -137,7 +137,7 @@ def _encode(values: Any, shift: int, real: int, codes: Any, scales: Any, bits: i
 
 @_jit
 def _expand(codes: Any, block: int, bits: int, minimum: Any, scale: Any, floats: Any, row: int) -> None:
-    """The 64 values of one block."""
+    """Dequantize the 64 values of one block."""
     if bits == 4:
         for i in range(32):
             byte = np.int32(codes[block, i])
@@ -163,10 +163,10 @@ def _expand(codes: Any, block: int, bits: int, minimum: Any, scale: Any, floats:
 
 @_jit
 def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, rotated: bool, signs: Any) -> None:
-    """Rows of 64. ``kind`` 0: float32 into ``out``; 1: the bits of bf16 into ``half``."""
+    """Decode rows of 64. ``kind`` 0: float32 into ``out``; 1: the bits of bf16 into ``half``."""
     work = np.empty((1, BLOCK), np.int32)
     floats = work.view(np.float32)
-    other = np.empty(BLOCK, np.float32)
+    scratch = np.empty(BLOCK, np.float32)
     cell = np.empty(1, np.int32)
     cell_float = cell.view(np.float32)
     for block in range(len(scales)):
@@ -179,7 +179,7 @@ def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, 
             continue
         _expand(codes, block, bits, minimum, scale, floats, 0)
         if rotated:
-            _transform(floats[0], other)
+            _transform(floats[0], scratch)
             for i in range(BLOCK):
                 floats[0, i] *= _EIGHTH
             for i in range(BLOCK):
@@ -189,9 +189,9 @@ def _decode(codes: Any, scales: Any, out: Any, half: Any, kind: int, bits: int, 
                 out[block, i] = floats[0, i]
         elif scale == scale:
             for i in range(BLOCK):
-                found = work[0, i]
-                found += np.int32(0x7FFF) + ((found >> np.int32(16)) & np.int32(1))
-                half[block, i] = np.int16(found >> np.int32(16))
+                word = work[0, i]
+                word += np.int32(0x7FFF) + ((word >> np.int32(16)) & np.int32(1))
+                half[block, i] = np.int16(word >> np.int32(16))
         else:
             for i in range(BLOCK):
                 half[block, i] = np.int16(0x7FC0)
@@ -201,27 +201,27 @@ _NO_FLOATS, _NO_HALVES = np.empty((0, BLOCK), np.float32), np.empty((0, BLOCK), 
 
 
 def encode(
-    values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bits: int, rotated: bool, head: object
+    values: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, bits: int, rotated: bool, header: object
 ) -> None:
-    """Fill codes and scales (uint8) with a contiguous tensor's blocks."""
+    """Encode a contiguous tensor into codes and scales (uint8); ``header`` is unused on a CPU."""
     flat = values.view(-1)
     flat = flat.view(torch.int16) if flat.dtype is torch.bfloat16 else flat.float().view(torch.int32)
     shift = 16 if flat.dtype is torch.int16 else 0
     whole, rest = divmod(flat.numel(), BLOCK)
-    stored, about = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
+    code_rows, scale_words = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
     if whole:
         rows = flat[: whole * BLOCK].view(whole, BLOCK).numpy()
-        _encode(rows, shift, BLOCK, stored[:whole], about[:whole], bits, rotated, _SIGNS)
+        _encode(rows, shift, BLOCK, code_rows[:whole], scale_words[:whole], bits, rotated, _SIGNS)
     if rest:
         last = torch.nn.functional.pad(flat[whole * BLOCK :], (0, BLOCK - rest)).view(1, BLOCK).numpy()
-        _encode(last, shift, BLOCK if rotated else rest, stored[whole:], about[whole:], bits, rotated, _SIGNS)
+        _encode(last, shift, BLOCK if rotated else rest, code_rows[whole:], scale_words[whole:], bits, rotated, _SIGNS)
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: int, rotated: bool) -> None:
-    """Fill a contiguous tensor with the values of its blocks."""
+    """Decode codes and scales into a contiguous tensor."""
     flat = out.view(-1)
     whole, rest = divmod(flat.numel(), BLOCK)
-    stored, about = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
+    code_rows, scale_words = codes.view(-1, 8 * bits).numpy(), scales.view(torch.int32).numpy()
     if out.dtype is torch.float16:
         wide = torch.empty(flat.numel(), dtype=torch.float32)
         decode(codes, scales, wide, bits, rotated)
@@ -231,7 +231,7 @@ def decode(codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, bits: i
 
     def run(rows: torch.Tensor, first: int, end: int) -> None:
         floats, halves = (_NO_FLOATS, rows.view(torch.int16).numpy()) if is_half else (rows.numpy(), _NO_HALVES)
-        _decode(stored[first:end], about[first:end], floats, halves, int(is_half), bits, rotated, _SIGNS)
+        _decode(code_rows[first:end], scale_words[first:end], floats, halves, int(is_half), bits, rotated, _SIGNS)
 
     if whole:
         run(flat[: whole * BLOCK].view(whole, BLOCK), 0, whole)

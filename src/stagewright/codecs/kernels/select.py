@@ -1,7 +1,7 @@
-"""Which kernels do the work of the block codecs: numba's on a CPU, triton's on a GPU, or plain torch.
+"""Selection of the block codecs' kernels: numba on a CPU, Triton on a GPU, otherwise plain torch.
 
-All give the same bytes. What is not installed is not used: numba comes with ``pip install stagewright[fast]``, triton
-with torch's builds for CUDA. ``STAGEWRIGHT_CODEC_KERNELS=torch`` leaves both out.
+All produce the same bytes. Packages that are not installed are not used: numba comes with
+``pip install stagewright[fast]``, Triton with torch's CUDA builds. ``STAGEWRIGHT_CODEC_KERNELS=torch`` disables both.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ import torch
 __all__ = ["decoder", "encoder", "kernel_names", "plain_torch"]
 
 VARIABLE = "STAGEWRIGHT_CODEC_KERNELS"
-_off = 0
+_disabled = 0
 
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Work with plain torch inside; for comparing."""
-    global _off
-    _off += 1
+    """Use plain torch inside the context, for comparisons."""
+    global _disabled
+    _disabled += 1
     try:
         yield
     finally:
-        _off -= 1
+        _disabled -= 1
 
 
 @lru_cache(maxsize=1)
 def kernel_names() -> dict[str, str]:
-    """For each kind of device, what does the work there."""
+    """Return the kernels' package for each device type."""
     if os.environ.get(VARIABLE) == "torch":
         return {"cpu": "torch", "cuda": "torch"}
-    has = {name: importlib.util.find_spec(name) is not None for name in ("numba", "triton")}
-    return {"cpu": "numba" if has["numba"] else "torch", "cuda": "triton" if has["triton"] else "torch"}
+    installed = {name: importlib.util.find_spec(name) is not None for name in ("numba", "triton")}
+    return {"cpu": "numba" if installed["numba"] else "torch", "cuda": "triton" if installed["triton"] else "torch"}
 
 
 def encoder(values: torch.Tensor) -> Callable[..., None] | None:
-    """The kernel for a tensor, if there is one."""
-    found = _module(values.device.type, values.numel())
-    return found.encode if found is not None else None
+    """Return the encoding kernel for a tensor; None: use plain torch."""
+    module = _module(values.device.type, values.numel())
+    return module.encode if module is not None else None
 
 
 def decoder(payload: torch.Tensor, dtype: torch.dtype) -> Callable[..., None] | None:
-    """The kernel for a message, if there is one."""
-    found = _module(payload.device.type, payload.numel())
-    return found.decode if found is not None else None
+    """Return the decoding kernel for a payload; None: use plain torch."""
+    module = _module(payload.device.type, payload.numel())
+    return module.decode if module is not None else None
 
 
 def _module(device: str, size: int) -> Any:
-    if _off or not size:
+    if _disabled or not size:
         return None
     if device == "cpu" and kernel_names()["cpu"] == "numba":
-        from stagewright.codecs.kernels import numba_cpu as fast_cpu
+        from stagewright.codecs.kernels import numba_cpu
 
-        return fast_cpu
+        return numba_cpu
     if device == "cuda" and kernel_names()["cuda"] == "triton":
-        from stagewright.codecs.kernels import triton_cuda as fast_cuda
+        from stagewright.codecs.kernels import triton_cuda
 
-        return fast_cuda
+        return triton_cuda
     return None

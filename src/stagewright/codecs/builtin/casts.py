@@ -1,10 +1,10 @@
-"""Codecs without blocks or with the smallest: the bytes as they are, bf16, and fp8 with a power of two a block.
+"""Casts to another dtype: none (raw bytes), bf16, and fp8 with one power-of-two scale per block.
 
-    none   the tensor's own bytes
-    bf16   float32 rounded to nearest even; 16-bit types travel as they are
-    fp8    e4m3 codes (one byte) | one byte a block of 64: the power of two that brings its largest value to 224–448
+    none   the tensor's bytes
+    bf16   float32 rounded to nearest even; 16-bit dtypes unchanged
+    fp8    e4m3 codes (one byte each) | one byte per block of 64: the power of two that scales its maximum to 224–448
 
-fp8 keeps NaN where it is and turns Inf into NaN, for it has no Inf; the other values of the block are not touched.
+fp8 has no Inf: NaN stays NaN, Inf becomes NaN, and the other values of the block are not affected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stagewright.codecs.base import Codec, num_values, rounding
+from stagewright.codecs.base import Codec, num_values, rounding_error
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.packing import BLOCK, num_blocks
 from stagewright.codecs.registry import register
@@ -23,9 +23,9 @@ __all__ = ["Bf16", "Fp8", "NoCodec"]
 
 @register("none")
 class NoCodec(Codec):
-    """The bytes as they are."""
+    """Raw bytes."""
 
-    summary = "the tensor's own bytes"
+    summary = "raw bytes"
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name.text)
@@ -47,9 +47,9 @@ class NoCodec(Codec):
 
 @register("bf")
 class Bf16(Codec):
-    """Sixteen bits a value."""
+    """Cast to bfloat16."""
 
-    summary = "float32 rounded to bfloat16; 16-bit types as they are"
+    summary = "float32 rounded to bfloat16; 16-bit dtypes unchanged"
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name.text)
@@ -58,16 +58,16 @@ class Bf16(Codec):
         return num_values(shape) * 2
 
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
-        small = values.view(-1)
-        if values.dtype is torch.float32:  # NaN has one pattern, so that every device writes the same bytes
-            small = small.to(torch.bfloat16).view(torch.int16).masked_fill_(small.isnan(), 0x7FC0)
-        data = small.view(torch.uint8)
+        narrow = values.view(-1)
+        if values.dtype is torch.float32:  # one NaN pattern: every device writes the same bytes
+            narrow = narrow.to(torch.bfloat16).view(torch.int16).masked_fill_(narrow.isnan(), 0x7FC0)
+        data = narrow.view(torch.uint8)
         payload[: data.numel()] = data
         payload[data.numel() :] = 0
 
     def read(self, payload: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        kept = torch.bfloat16 if dtype is torch.float32 else dtype
-        return payload[: self.payload_bytes(shape, dtype)].clone().view(kept).view(tuple(shape)).to(dtype)
+        sent_dtype = torch.bfloat16 if dtype is torch.float32 else dtype
+        return payload[: self.payload_bytes(shape, dtype)].clone().view(sent_dtype).view(tuple(shape)).to(dtype)
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
         if values.dtype is not torch.float32:
@@ -81,9 +81,9 @@ _LARGEST = 0x00600000  # the mantissa of 1.75: e4m3's largest value is 1.75 · 2
 
 @register("fp")
 class Fp8(Codec):
-    """Eight bits a value, floating."""
+    """Cast to float8 e4m3 with a scale per block."""
 
-    summary = "e4m3 with a power of two for every 64 values"
+    summary = "float8 e4m3 with a power-of-two scale per block of 64"
 
     def __init__(self, name: CodecName) -> None:
         super().__init__(name.text)
@@ -97,9 +97,9 @@ class Fp8(Codec):
         rows = torch.nn.functional.pad(values.view(-1).float(), (0, blocks * BLOCK - count)).view(blocks, BLOCK)
         finite = torch.where(rows.isfinite(), rows.abs(), 0.0)
         largest = finite.amax(1).view(torch.int32) if blocks else torch.zeros(0, dtype=torch.int32, device=rows.device)
-        exponent = (largest & _EXPONENT) >> 23  # biased by 127; 0 where all is below 2^-126
+        exponent = (largest & _EXPONENT) >> 23  # biased by 127; 0 where all values are below 2^-126
         exponent = exponent + ((largest & _MANTISSA) > _LARGEST).to(torch.int32)
-        power = (exponent - 8).clamp(1, 246)  # of the scale, biased; its inverse must not overflow
+        power = (exponent - 8).clamp(1, 246)  # exponent of the scale, biased; its inverse must not overflow
         inverse = ((254 - power) << 23).view(torch.float32)
         codes = (rows * inverse[:, None]).clamp(-448.0, 448.0).masked_fill(rows.isinf(), torch.nan)
         data = codes.to(torch.float8_e4m3fn).view(torch.uint8).masked_fill(~rows.isfinite(), 0x7F)
@@ -120,6 +120,6 @@ class Fp8(Codec):
         blocks = num_blocks(flat.numel())
         rows = torch.nn.functional.pad(flat, (0, blocks * BLOCK - flat.numel())).view(blocks, BLOCK)
         largest = torch.where(rows.isfinite(), rows.abs(), 0.0).amax(1, keepdim=True) if blocks else rows[:, :1]
-        # Four significant bits; below 2^-6 of the scale steps are even, 2^-9 of it, and the scale is at most max/224.
-        found = rows.abs() * 2.0**-4 + largest * (2.0**-10 / 224) + 2.0**-126
-        return found.view(-1)[: flat.numel()].view(values.shape) + rounding(values)
+        # Four significant bits; below 2^-6 of the scale steps are uniform, 2^-9 of it; the scale is at most max/224.
+        error = rows.abs() * 2.0**-4 + largest * (2.0**-10 / 224) + 2.0**-126
+        return error.view(-1)[: flat.numel()].view(values.shape) + rounding_error(values)

@@ -1,10 +1,14 @@
-"""Stagewright: how to parallelise a PyTorch model on the devices you have.
+"""Stagewright: parallelize a PyTorch model on the devices you have.
 
     import stagewright as sw
 
-    graph = sw.capture(model, (x,))                  # the model as calls of its own units
-    profile = sw.profile(graph, (x,), name="mine")   # what each unit costs
-    split = sw.split(profile, num_stages=4)          # where to cut
+    graph = sw.capture(model, (x,))              # the model as a graph of its units
+    profile = sw.profile(graph, (x,))            # parameters, MACs, time and memory of each unit
+    print(sw.split(profile, num_stages=4))       # where to cut it into pipeline stages
+
+    print(sw.compare("gpt2", devices=2))         # run every strategy, verified against the single-device baseline
+    sw.plan("gpt2", cluster="cluster.toml").write("plan.toml")
+    trainer = sw.parallelize(model, batch, plan="plan.toml", loss=loss_fn, optimizer=make_adamw)
 
 Names are loaded when they are first used, so importing this package does not import torch.
 """
@@ -16,48 +20,111 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stagewright.api.compare import Comparison as Comparison
+    from stagewright.api.compare import compare as compare
+    from stagewright.api.fit import FitResult as FitResult
+    from stagewright.api.fit import fit as fit
+    from stagewright.api.forecast import explain as explain
+    from stagewright.api.forecast import forecast as forecast
+    from stagewright.api.plan import PlanResult as PlanResult
+    from stagewright.api.plan import plan as plan
+    from stagewright.api.run import Run as Run
+    from stagewright.api.train import TrainingResult as TrainingResult
+    from stagewright.api.train import train as train
+    from stagewright.cluster.cluster import Cluster as Cluster
+    from stagewright.cluster.device import Device as Device
+    from stagewright.codecs.base import Codec as Codec
     from stagewright.engine.parallel.parallelize import parallelize as parallelize
     from stagewright.engine.parallel.trainer import Trainer as Trainer
+    from stagewright.errors import RunError as RunError
     from stagewright.errors import StagewrightError as StagewrightError
+    from stagewright.errors import UsageError as UsageError
     from stagewright.graph.capture import capture as capture
-    from stagewright.graph.stage import Stage as Stage
     from stagewright.graph.unit_graph import UnitGraph as UnitGraph
+    from stagewright.partition.registry import SplitPolicy as SplitPolicy
     from stagewright.partition.split import split as split
-    from stagewright.partition.values import Split as Split
+    from stagewright.partition.split_result import Split as Split
+    from stagewright.planner.explain import Explanation as Explanation
     from stagewright.profiler.measure import profile as profile
     from stagewright.profiler.profile import Profile as Profile
+    from stagewright.simulator.forecast import Forecast as Forecast
+    from stagewright.spec.plan import Plan as Plan
+    from stagewright.zoo.model import Batch as Batch
+    from stagewright.zoo.model import Model as Model
 
 __version__ = "0.1.0.dev0"
 
-# Torch for Arm processors brings an allocator of its own, which gives memory back to the system ten milliseconds after
-# it was freed, and reads this when it is loaded. Every step would ask for the same pages again (`keep_freed_memory`).
+# PyTorch for Arm processors has its own allocator, which returns freed memory to the system after 10 ms, so that every
+# step would request the same pages again. It reads this variable when it is loaded.
 os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 # Public name → the module that defines it.
 _HOMES = {
+    "Batch": "stagewright.zoo.model",
+    "Cluster": "stagewright.cluster.cluster",
+    "Codec": "stagewright.codecs.base",
+    "Comparison": "stagewright.api.compare",
+    "Device": "stagewright.cluster.device",
+    "Explanation": "stagewright.planner.explain",
+    "FitResult": "stagewright.api.fit",
+    "Forecast": "stagewright.simulator.forecast",
+    "Model": "stagewright.zoo.model",
+    "Plan": "stagewright.spec.plan",
+    "PlanResult": "stagewright.api.plan",
     "Profile": "stagewright.profiler.profile",
-    "Split": "stagewright.partition.values",
-    "Stage": "stagewright.graph.stage",
+    "Run": "stagewright.api.run",
+    "RunError": "stagewright.errors",
+    "Split": "stagewright.partition.split_result",
+    "SplitPolicy": "stagewright.partition.registry",
     "StagewrightError": "stagewright.errors",
     "Trainer": "stagewright.engine.parallel.trainer",
+    "TrainingResult": "stagewright.api.train",
     "UnitGraph": "stagewright.graph.unit_graph",
+    "UsageError": "stagewright.errors",
     "capture": "stagewright.graph.capture",
+    "compare": "stagewright.api.compare",
+    "explain": "stagewright.api.forecast",
+    "fit": "stagewright.api.fit",
+    "forecast": "stagewright.api.forecast",
     "parallelize": "stagewright.engine.parallel.parallelize",
+    "plan": "stagewright.api.plan",
     "profile": "stagewright.profiler.measure",
     "split": "stagewright.partition.split",
+    "train": "stagewright.api.train",
 }
 
 __all__ = [
+    "Batch",
+    "Cluster",
+    "Codec",
+    "Comparison",
+    "Device",
+    "Explanation",
+    "FitResult",
+    "Forecast",
+    "Model",
+    "Plan",
+    "PlanResult",
     "Profile",
+    "Run",
+    "RunError",
     "Split",
-    "Stage",
+    "SplitPolicy",
     "StagewrightError",
     "Trainer",
+    "TrainingResult",
     "UnitGraph",
+    "UsageError",
     "capture",
+    "compare",
+    "explain",
+    "fit",
+    "forecast",
     "parallelize",
+    "plan",
     "profile",
     "split",
+    "train",
 ]
 
 

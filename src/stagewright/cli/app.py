@@ -1,4 +1,4 @@
-"""The program: its verbs, and how errors end it.
+"""The program: its verbs, and its exit codes.
 
 Exit codes: 0 done, 1 the run failed, 2 wrong usage or file, 3 a stated threshold was missed, 130 interrupted.
 """
@@ -30,14 +30,14 @@ from stagewright.cli.running.compare import compare
 from stagewright.cli.running.train import train
 from stagewright.cli.running.worker import worker
 from stagewright.cli.study import study
-from stagewright.cli.usage import is_refusal, refusal
+from stagewright.cli.usage import is_usage_error, usage_sentence
 from stagewright.errors import StagewrightError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="stagewright",
-    help="How to parallelise a PyTorch model on the devices you have: where to cut it, what each cut gives, and why.",
+    help="Parallelize a PyTorch model on the devices you have: plan, run, verify, and see where the time goes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,38 +73,38 @@ def _show_version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
 ) -> None:
-    """What comes before a verb."""
+    """Handle the options before a verb."""
 
 
 def main() -> None:
-    """Run the command line; an error that we raised ends it with one sentence, as does what typer refuses."""
+    """Run the command line; an expected error ends it with one sentence."""
     try:
         code = app(prog_name="stagewright", standalone_mode=False)
     except StagewrightError as error:
         print(f"stagewright: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has left: nothing to add
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has closed it
         sys.exit(1)
     except Exception as error:
         full = _out_of_memory(error)
         if full is not None:
             print(f"stagewright: {full}", file=sys.stderr)
             sys.exit(full.exit_code)
-        if not is_refusal(error):
+        if not is_usage_error(error):
             raise
-        if type(error).__name__ != "NoArgsIsHelpError":  # then its help was shown
-            print(f"stagewright: {refusal(error)}", file=sys.stderr)
+        if type(error).__name__ != "NoArgsIsHelpError":  # typer has shown the help
+            print(f"stagewright: {usage_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     finally:
-        gc.freeze()  # or else Python looks through all that was imported once more, for a second
-    if code == 130:  # typer makes it of Ctrl-C, without a word
+        gc.freeze()  # otherwise the last collection scans all imported modules for a second
+    if code == 130:  # typer returns it for Ctrl-C without a message
         print("stagewright: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _out_of_memory(error: Exception) -> StagewrightError | None:
-    """What to tell of torch's error that a device is full; None of any other."""
+    """Return an out-of-memory error of torch as a StagewrightError; None for any other error."""
     if "torch" not in sys.modules:
         return None
     from stagewright.machine.out_of_memory import refusal_of

@@ -1,4 +1,4 @@
-"""Where things appear: tables and data on standard output, progress and notes on standard error."""
+"""Standard output and standard error: tables and data on the first, progress and notes on the second."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["note", "note_coverage", "print_json", "progress", "screen"]
+from stagewright.api.progress import Progress
+
+if TYPE_CHECKING:
+    from stagewright.table import Table
+
+__all__ = ["SCREEN", "note", "note_coverage", "print_json", "print_lines", "print_table", "progress", "screen"]
 
 LEAST_WIDTH = 112  # a narrow terminal wraps lines, but no cell is cut
 PLAIN_WIDTH = 200  # where output is not a terminal: wide enough that no cell of a table is cut
 
 
 def screen() -> Console:
-    """Standard output; where it is not a terminal, wide enough for whole tables (COLUMNS overrides)."""
+    """Return standard output; where it is not a terminal, wide enough for whole tables (COLUMNS overrides)."""
     plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(width=PLAIN_WIDTH if plain else None, highlight=False)
     console.width = max(console.width, LEAST_WIDTH)
@@ -27,41 +32,75 @@ def screen() -> Console:
 
 
 def note(text: str) -> None:
-    """A line beside the results."""
+    """Print a line on standard error."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim", markup=False)
 
 
 def note_coverage(coverage: float) -> None:
-    """Warn where the units' times do not explain the whole model's."""
+    """Warn where the times of the units do not add up to the model's."""
     if abs(coverage - 1) > 0.1:
         note(
-            f"beware: the units and what lies between them sum to {coverage:.0%} of the whole model's time, so times "
-            "are uncertain; measure again on a quiet machine, with more --repeats, or with a larger batch where units "
-            "take less than 100 µs"
+            f"warning: the units and the operations between them add up to {coverage:.0%} of the whole model's time, "
+            "so times are uncertain; measure again on a quiet machine, with more --repeats, or with a larger batch "
+            "where units take less than 100 µs"
         )
 
 
 def print_json(data: Any) -> None:
-    """Data for programs, exact and without colours."""
+    """Print data for programs, exact and without colors."""
     print(json.dumps(data, indent=2))
 
 
+def print_table(table: Table) -> None:
+    """Print a table; where the terminal is too narrow for its cells, the terminal wraps lines and nothing is cut."""
+    from stagewright.report.render.terminal import draw_table, min_table_width
+
+    console = screen()
+    console.width = max(console.width, min_table_width(table, console))
+    console.print(draw_table(table))
+
+
+def print_lines(*lines: str) -> None:
+    """Print sentences as they are."""
+    console = screen()
+    for line in lines:
+        console.print(line, markup=False)
+
+
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal; otherwise one plain line at the start and one at the end."""
+def progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar on a terminal, otherwise one plain line."""
     console = Console(stderr=True)
     if not console.is_terminal:
         begun = False
 
-        def plain(done: int, total: int, name: str) -> None:
+        def plain(done: int, total: int, step: str) -> None:
             nonlocal begun
             if not begun:
-                print(f"{what} ({total} steps) …", file=sys.stderr)
+                print(f"{name} ({total} steps) …", file=sys.stderr)
                 begun = True
 
         yield plain
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, description=f"{what}: {name}")
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total, step: bar.update(task, completed=done, total=total, description=f"{name}: {step}")
+
+
+class _ScreenProgress(Progress):
+    """Notes and bars on standard error."""
+
+    def note(self, text: str) -> None:
+        note(text)
+
+    def task(self, name: str) -> AbstractContextManager[Callable[[int, int, str], None]]:
+        return progress(name)
+
+
+SCREEN = _ScreenProgress()

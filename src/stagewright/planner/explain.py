@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stagewright.display import Displayed
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, fastest_baseline
 from stagewright.planner.costs.measure import plan_microbatch_sizes
@@ -48,17 +49,35 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Displayed):
     """Why the speed-up is not n."""
 
+    plan: Plan
     parts: SpeedupBreakdown
     """The parts."""
     is_measured: bool
     """Whether step_s was measured, or forecast."""
     change: Change | None
     """The change that would gain most; None: none of those tried gains a hundredth."""
-    num_tried: int = 0
-    """How many changes were tried, of those that fit."""
+    num_tried: int | None = None
+    """How many changes were tried, of those that fit; None: none was looked for."""
+
+    @property
+    def title(self) -> str:
+        """The plan, and whether its step was measured."""
+        mesh, source = self.plan.mesh, "measured" if self.is_measured else "forecast"
+        return f"{self.plan.model.name}: {mesh.strategy} on {mesh.num_workers} workers, {source}"
+
+    @property
+    def advice(self) -> str:
+        """The change that gains most, as a phrase."""
+        if self.num_tried is None:
+            return "not searched: no real plan has these costs"
+        if self.change is not None:
+            return f"{self.change.what}: {self.change.gain:+.0%} (forecast)"
+        if self.num_tried == 0:
+            return "unknown: no other plan fits"
+        return f"none of the {self.num_tried} changes tried gains 1 %"
 
     def to_dict(self) -> dict[str, Any]:
         parts = self.parts
@@ -76,14 +95,14 @@ class Explanation:
             "change": None
             if self.change is None
             else {"what": self.change.what, "step_s": self.change.step_s, "gain": self.change.gain},
-            "num_tried": self.num_tried,
+            "num_tried": self.num_tried or 0,
         }
 
 
 def explain_plan(prepared: PreparedPlan, *, changes: bool = True) -> Explanation:
     """A plan's forecast, explained; without `changes` none is looked for (costs that no plan has can't be compared)."""
     parts = explain_speedup(prepared.costs, serial_s=_serial_s(prepared))
-    return _explanation(parts, rank_changes(prepared) if changes else [], is_measured=False)
+    return _explanation(prepared.plan, parts, rank_changes(prepared) if changes else None, is_measured=False)
 
 
 def explain_run(prepared: PreparedPlan, folder: RunFolder) -> Explanation:
@@ -93,12 +112,15 @@ def explain_run(prepared: PreparedPlan, folder: RunFolder) -> Explanation:
         raise UsageError(f"{folder.path} has no measured steps: explain a run that `stagewright compare` has finished")
     serial_s = baseline_step_s(folder) or _serial_s(prepared)
     parts = explain_speedup(_as_measured(prepared.costs, folder), result.latency_s, serial_s)
-    return _explanation(parts, rank_changes(prepared), is_measured=True)
+    return _explanation(prepared.plan, parts, rank_changes(prepared), is_measured=True)
 
 
-def _explanation(parts: SpeedupBreakdown, tried: Sequence[Change], *, is_measured: bool) -> Explanation:
+def _explanation(
+    plan: Plan, parts: SpeedupBreakdown, tried: Sequence[Change] | None, *, is_measured: bool
+) -> Explanation:
     best = tried[0] if tried and tried[0].gain >= _LEAST_GAIN else None
-    return Explanation(parts=parts, is_measured=is_measured, change=best, num_tried=len(tried))
+    num_tried = None if tried is None else len(tried)
+    return Explanation(plan=plan, parts=parts, is_measured=is_measured, change=best, num_tried=num_tried)
 
 
 def _serial_s(prepared: PreparedPlan) -> float | None:
@@ -138,7 +160,7 @@ def _stage_as_measured(costs: PlanCosts, index: int, seconds: Mapping[str, float
     stage, terms = costs.stages[index], costs.model_overheads
     forward = seconds["forward"]
     changed: dict[str, Any] = {"forward_s": forward}
-    loss = terms.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
+    loss = terms.loss_backward_s * costs.contention if index == len(costs.stages) - 1 else 0.0
     halves = [seconds.get(kind) for kind in _HALVES]
     if None not in halves and index > 0 and not costs.recomputes(index):
         first, second = (one or 0.0 for one in halves)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.fabric.options import places_of, token_of, with_late, workload_of
+from stagewright.cli.fabric.options import add_delays, build_workload, rank_locations, read_token
 from stagewright.cli.options import Json
-from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.cli.screen import note, print_json, print_table, progress, screen
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
 from stagewright.quantity import parse_bytes, parse_s
 
 if TYPE_CHECKING:
-    from stagewright.fabric.ranks.coordinator import Measured, Place, Settings
+    from stagewright.fabric.ranks.coordinator import Measurements, RankLocation, Settings
     from stagewright.fabric.traffic.workload import Workload
 
 __all__ = ["fabric"]
@@ -149,7 +149,7 @@ def run(
     from stagewright.fabric.ranks.connections import check_congestion
     from stagewright.fabric.ranks.coordinator import Settings
     from stagewright.fabric.results.distribution import Threshold
-    from stagewright.fabric.results.result import summarise
+    from stagewright.fabric.results.result import summarize
     from stagewright.fabric.results.run_folder import FabricFolder
 
     thresholds = [Threshold.parse(text) for text in fail_above or ()]
@@ -172,7 +172,7 @@ def run(
         check_congestion(congestion)
     if engine == "nccl" and hosts is None and not has_gpu():
         raise UsageError("--engine nccl needs a GPU, and this machine shows none: use gloo or sockets")
-    places = places_of(hosts, lab)
+    places = rank_locations(hosts, lab)
     limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
     number = ranks if ranks is not None else len(places) if places else 4
     sources = {"--model": model, "--plan": plan, "--sizes": sizes, "--chakra": chakra, "-b": begin}
@@ -181,7 +181,7 @@ def run(
         what = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
         ways = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
         raise UsageError(f"{what}: give one of {ways}")
-    workload, job_steps = workload_of(
+    workload, job_steps = build_workload(
         model=model,
         plan=plan,
         sizes=sizes,
@@ -198,15 +198,15 @@ def run(
         gaps=not no_gaps,
         limits=limits,
     )
-    workload = with_late(workload, late or [])
+    workload = add_delays(workload, late or [])
     if chakra_out is not None:
         from stagewright.fabric.traffic.chakra import to_chakra
 
         note(f"wrote {', '.join(map(str, to_chakra(workload, chakra_out)))}")
     if not places:
-        from stagewright.fabric.ranks.coordinator import Place
+        from stagewright.fabric.ranks.coordinator import RankLocation
 
-        places = [Place(name="local")] * workload.num_ranks
+        places = [RankLocation(name="local")] * workload.num_ranks
     if len(places) < workload.num_ranks:
         raise UsageError(f"{workload.num_ranks} ranks need as many hosts, but there are {len(places)}")
     places = places[: workload.num_ranks]
@@ -216,7 +216,7 @@ def run(
         congestion=congestion,
         buffer_bytes=parse_bytes(buffer) if buffer else None,
         probe=not no_probe,
-        token=token_of(token_file) if hosts is not None else b"",
+        token=read_token(token_file) if hosts is not None else b"",
     )
     same_host = hosts is None and lab is None
     folder = FabricFolder.create(
@@ -239,7 +239,7 @@ def run(
         raise RunError(measured.error)
     if lab is not None:
         measured.trials.void[:] = lab.late_trials(measured.trials)
-    result = summarise(
+    result = summarize(
         workload,
         engine,
         measured,
@@ -287,7 +287,7 @@ def agent(
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{listen!r} is not an address to listen at; write it like 0.0.0.0:7651")
-    serve_agent(host.strip("[]"), int(port), token_of(token_file), once=once, tell=note)
+    serve_agent(host.strip("[]"), int(port), read_token(token_file), once=once, tell=note)
 
 
 @fabric.command()
@@ -306,7 +306,7 @@ def compare(
         return
     from stagewright.report.tables.fabric import change_table
 
-    screen().print(change_table(changes, f"{first.name} and then {second.name}"))
+    print_table(change_table(changes, f"{first.name} and then {second.name}"))
 
 
 @fabric.command(
@@ -354,21 +354,21 @@ def lab(
 
 
 def _measure(
-    workload: Workload, places: list[Place], settings: Settings, report: Callable[[int, int], None] | None
-) -> Measured:
+    workload: Workload, places: list[RankLocation], settings: Settings, report: Callable[[int, int], None] | None
+) -> Measurements:
     from stagewright.fabric.ranks.coordinator import Coordinator
 
     with Coordinator(workload, places, settings) as coordinator:
         return coordinator.run(report)
 
 
-def _floor(workload: Workload, settings: Settings) -> Measured:
+def _floor(workload: Workload, settings: Settings) -> Measurements:
     """The same messages where there is no network: what this host alone needs."""
-    from stagewright.fabric.ranks.coordinator import Place
+    from stagewright.fabric.ranks.coordinator import RankLocation
 
     few = replace(workload, trials=min(workload.trials, _FLOOR_TRIALS), delays_s=(), time_limit_s=60.0)
     plain = replace(settings, probe=False, steps=False, token=b"")
-    return _measure(few, [Place(name="local")] * workload.num_ranks, plain, None)
+    return _measure(few, [RankLocation(name="local")] * workload.num_ranks, plain, None)
 
 
 @contextmanager
@@ -388,9 +388,9 @@ def _show(data: dict[str, Any], *, nccl: bool, pairs: bool) -> None:
         title = f"{data['workload']}: {data['ranks']} ranks, {data['engine']}" + (
             ", overlapped" if data["overlap"] else ""
         )
-        console.print(fabric_table(data, title))
+        print_table(fabric_table(data, title))
     if pairs and data["pairs"]:
-        console.print(pair_table(data["pairs"], data["ranks"]))
+        print_table(pair_table(data["pairs"], data["ranks"]))
     for line in fabric_remarks(data):
         console.print(line, markup=False, soft_wrap=True)
     note(f"raw trials: {data['folder']}")

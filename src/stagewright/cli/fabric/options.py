@@ -10,20 +10,20 @@ from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes, parse_s
 
 if TYPE_CHECKING:
-    from stagewright.fabric.ranks.coordinator import Place
+    from stagewright.fabric.ranks.coordinator import RankLocation
     from stagewright.fabric.traffic.workload import Workload
 
-__all__ = ["places_of", "token_of", "with_late", "workload_of"]
+__all__ = ["add_delays", "build_workload", "rank_locations", "read_token"]
 
 
-def places_of(hosts: str | None, lab: Any) -> list[Place]:
+def rank_locations(hosts: str | None, lab: Any) -> list[RankLocation]:
     """Where the ranks run: the lab's hosts, those that were named, or none (this machine)."""
     from stagewright.fabric.ranks.agent import DEFAULT_PORT
-    from stagewright.fabric.ranks.coordinator import Place
+    from stagewright.fabric.ranks.coordinator import RankLocation
 
     if lab is not None:
         return [
-            Place(name=f"host {at}", host=host["address"], namespace=host["namespace"])
+            RankLocation(name=f"host {at}", host=host["address"], namespace=host["namespace"])
             for at, host in enumerate(lab.hosts)
         ]
     found = []
@@ -31,11 +31,11 @@ def places_of(hosts: str | None, lab: Any) -> list[Place]:
         name, colon, port = text.strip().rpartition(":") if text.count(":") == 1 else (text.strip(), "", "")
         if not name or (colon and not port.isdigit()):
             raise UsageError(f"{text!r} in --hosts is not a host; write a,b or a:7651,b:7651")
-        found.append(Place(name=text.strip(), host=name, port=int(port) if colon else DEFAULT_PORT))
+        found.append(RankLocation(name=text.strip(), host=name, port=int(port) if colon else DEFAULT_PORT))
     return found
 
 
-def token_of(path: Path | None) -> bytes:
+def read_token(path: Path | None) -> bytes:
     """The shared secret of coordinator and agents, from its file."""
     from stagewright.fabric.ranks.wire import check_token
 
@@ -50,7 +50,7 @@ def token_of(path: Path | None) -> bytes:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
 
 
-def workload_of(
+def build_workload(
     *,
     model: str | None,
     plan: Path | None,
@@ -70,7 +70,7 @@ def workload_of(
 ) -> tuple[Workload, int]:
     """What to send, and how many steps the real job has."""
     from stagewright.fabric.collectives.algorithms import ALL_REDUCE, collective
-    from stagewright.fabric.traffic.workload import explicit, parse_nccl_size, sweep_sizes
+    from stagewright.fabric.traffic.workload import from_sizes, parse_nccl_size, sweep_sizes
 
     collective(algorithm, number)  # an unknown name is told before anything is loaded
     if model is not None:
@@ -98,7 +98,7 @@ def workload_of(
         )
     count = 100 if trials is None else trials
     if plan is not None:
-        from stagewright.fabric.traffic.from_plan import from_plan, profile_of
+        from stagewright.fabric.traffic.from_plan import from_plan, profile_plan
         from stagewright.spec.plan_file import read_plan
 
         wanted = read_plan(plan)
@@ -106,7 +106,7 @@ def workload_of(
             raise UsageError(f"{plan} has {wanted.mesh.num_workers} workers, so --ranks {ranks} can't be: leave it out")
         note(f"profiling {wanted.model.name} …")
         workload = from_plan(
-            wanted, profile_of(wanted), name=plan.name, algorithm=algorithm, gaps=gaps, trials=count, **limits
+            wanted, profile_plan(wanted), name=plan.name, algorithm=algorithm, gaps=gaps, trials=count, **limits
         )
         return workload, count
     if chakra is not None:
@@ -118,13 +118,13 @@ def workload_of(
             raise UsageError(f"a sweep from {begin} needs an end: add -e 64M")
         swept = sweep_sizes(parse_nccl_size(begin), parse_nccl_size(end), factor)
         count = 20 if trials is None else trials
-        return explicit(swept, number, algorithm=algorithm, trials=count, name="sweep", **limits), count
+        return from_sizes(swept, number, algorithm=algorithm, trials=count, name="sweep", **limits), count
     assert sizes is not None
     listed = [parse_nccl_size(text) for text in sizes.split(",")]
-    return explicit(listed, number, algorithm=algorithm, trials=count, **limits), count
+    return from_sizes(listed, number, algorithm=algorithm, trials=count, **limits), count
 
 
-def with_late(workload: Workload, late: list[str]) -> Workload:
+def add_delays(workload: Workload, late: list[str]) -> Workload:
     """The workload with ranks that compute longer."""
     delays = {}
     for text in late:

@@ -1,4 +1,4 @@
-"""``stagewright codecs``: what can be done to what crosses a link, and what it does to a model's real tensors."""
+"""``stagewright codecs``: list the codecs, and measure them on a model's crossing tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stagewright.cli.options import (
     Weights,
     begin,
 )
-from stagewright.cli.screen import note, print_json, progress, screen
+from stagewright.cli.screen import note, print_json, print_table, progress
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
 
@@ -31,7 +31,7 @@ __all__ = ["codecs"]
 
 codecs = typer.Typer(
     name="codecs",
-    help="Compress what crosses the links: the codecs there are, and what each does to a model's tensors.",
+    help="Compressed links: list the codecs, and measure them on a model's tensors.",
     no_args_is_help=True,
 )
 
@@ -41,7 +41,7 @@ LINKS = "0.1Gbit/s,1Gbit/s,10Gbit/s,100Gbit/s"
 
 @codecs.command("list")
 def list_codecs(json: Json = False) -> None:
-    """Every codec with what it does and its bits a value."""
+    """List the codecs with their size in bits per value."""
     import torch
 
     from stagewright.codecs import codec_names, get
@@ -54,8 +54,8 @@ def list_codecs(json: Json = False) -> None:
         return
     from stagewright.report.tables.codecs import list_table
 
-    screen().print(list_table(rows))
-    note(f"bits a value: header and scales included, for a float32 tensor of {list(shape)}")
+    print_table(list_table(rows))
+    note(f"bits per value include header and scales, for a float32 tensor of {list(shape)}")
 
 
 @codecs.command()
@@ -65,7 +65,7 @@ def bench(
     plot: Annotated[
         str | None, typer.Option(metavar="FILE", help="Draw error, size and links into a .png, .svg or .pdf file.")
     ] = None,
-    stages: Annotated[int, typer.Option(min=2, help="Cut the model into so many stages with equally many units.")] = 2,
+    stages: Annotated[int, typer.Option(min=2, help="Number of stages, with equally many units each.")] = 2,
     cuts: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Cut after these units instead, with commas.", show_default=False),
@@ -73,7 +73,7 @@ def bench(
     names: Annotated[
         str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")
     ] = MEASURED,
-    links: Annotated[str, typer.Option(metavar="RATES", help="Links to judge, with commas.")] = LINKS,
+    links: Annotated[str, typer.Option(metavar="RATES", help="Link rates to evaluate, with commas.")] = LINKS,
     batch: Batch = None,
     weights: Weights = None,
     image_size: ImageSize = None,
@@ -86,20 +86,20 @@ def bench(
     repeats: Repeats = 5,
     inference: Inference = False,
 ) -> None:
-    """Measure codecs on the tensors that cross a model's cuts: error, true size, speed, and where each loses."""
-    from stagewright.codecs.name import check_codec
+    """Measure codecs on the tensors that cross a model's cuts: error, size, speed, links where each pays off."""
+    from stagewright.codecs.registry import check_codec
 
     chosen = [name.strip() for name in _split_names(names)]
     for name in chosen:
         check_codec(name)
-    rates = [parse_rate(one) for one in links.split(",")]
+    rates = [parse_rate(rate) for rate in links.split(",")]
     if min(rates) <= 0:
-        raise UsageError(f"--links {links}: a link of rate 0 can't be judged; use rates above it, like 1Gbit/s")
+        raise UsageError(f"--links {links}: a rate must be above 0, like 1Gbit/s")
     if plot is not None:
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
-    place = begin(model, device)
+    target = begin(model, device)
     choice = ModelChoice(
         name=model,
         units=units,
@@ -117,16 +117,18 @@ def bench(
     from stagewright.engine.jobs.codec_bench import bench_codecs, even_cuts
     from stagewright.engine.parallel.replica import cut_indices
 
-    loaded, graph = choice.captured(place)
-    places = even_cuts(graph, stages) if cuts is None else cut_indices(graph, [one.strip() for one in cuts.split(",")])
+    loaded, graph = choice.capture(target)
+    indices = even_cuts(graph, stages)
+    if cuts is not None:
+        indices = cut_indices(graph, [name.strip() for name in cuts.split(",")])
     with progress(f"measuring codecs on {model}") as report:
         result = bench_codecs(
             loaded,
             graph,
-            places,
+            indices,
             chosen,
             rates,
-            device=str(place),
+            device=str(target),
             training=not inference,
             repeats=repeats,
             progress=report,
@@ -140,18 +142,17 @@ def bench(
         return
     from stagewright.report.tables.codecs import bench_tables
 
-    console = screen()
     for table in bench_tables(result):
-        console.print(table)
+        print_table(table)
 
 
 def _split_names(text: str) -> list[str]:
-    """Names with commas; those inside parentheses belong to a name."""
-    found, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0:
-            found.append("")
+    """Split at commas, except inside parentheses."""
+    names, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            names.append("")
         else:
-            found[-1] += sign
-    return found
+            names[-1] += character
+    return names

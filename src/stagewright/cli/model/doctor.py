@@ -1,4 +1,4 @@
-"""``stagewright doctor``: what this machine has, and its cluster file."""
+"""``stagewright doctor``: show this machine, and write its cluster file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from stagewright.cli.options import Json, check_output
-from stagewright.cli.screen import note, print_json, screen
+from stagewright.cli.screen import note, print_json, print_table, screen
 
 __all__ = ["doctor"]
 
@@ -51,9 +51,9 @@ def doctor(
     from stagewright.report.tables.cluster import link_table, machine_table
 
     console = screen()
-    console.print(machine_table(machine))
+    print_table(machine_table(machine))
     if measured is not None:
-        console.print(link_table(measured))
+        print_table(link_table(measured))
     for remark in machine.remarks:
         console.print(remark, markup=False)
     if output is not None:

@@ -49,9 +49,7 @@ def split(
             rich_help_panel=_WHERE,
         ),
     ] = None,
-    all_policies: Annotated[
-        bool, typer.Option("--all", help="Compare all policies.", rich_help_panel=_WHERE)
-    ] = False,
+    all_policies: Annotated[bool, typer.Option("--all", help="Compare all policies.", rich_help_panel=_WHERE)] = False,
     cut: Annotated[
         list[str] | None,
         typer.Option(help="Cut after this unit or block; repeat for each cut.", rich_help_panel=_WHERE),
@@ -76,15 +74,21 @@ def split(
         typer.Option(help="Relative speeds of the devices, like 1,1,0.5.", rich_help_panel=_WHAT_FOR),
     ] = None,
     bandwidth: Annotated[
-        str | None, typer.Option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR)
+        str | None,
+        typer.Option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR),
     ] = None,
     latency: Annotated[str, typer.Option(help="Latency of each link, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
     overlap_links: Annotated[
         bool, typer.Option("--overlap-links", help="Transfers overlap with compute.", rich_help_panel=_WHAT_FOR)
     ] = False,
-    schedule: Annotated[str, typer.Option(help="1f1b or gpipe, for the memory estimate.", rich_help_panel=_WHAT_FOR)] = "1f1b",
+    schedule: Annotated[
+        str, typer.Option(help="1f1b or gpipe, for the memory estimate.", rich_help_panel=_WHAT_FOR)
+    ] = "1f1b",
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Activation checkpointing: units save only their inputs.", rich_help_panel=_WHAT_FOR)
+        bool,
+        typer.Option(
+            "--recompute", help="Activation checkpointing: units save only their inputs.", rich_help_panel=_WHAT_FOR
+        ),
     ] = False,
     optimizer_states: Annotated[
         int, typer.Option(help="Optimizer states per parameter (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)

@@ -1,4 +1,4 @@
-"""``stagewright forecast``: what a plan would give, on this machine or on one that nobody here has."""
+"""``stagewright forecast``: predict a plan's step, on this machine or on another cluster."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stagewright.cli.planning.options import (
     Latency,
     PerfectBalance,
     Rescale,
+    measuring_from,
     note_profile,
-    prepared_from,
-    what_if,
+    what_if_from,
 )
-from stagewright.cli.screen import note, note_coverage, print_json, screen
+from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
 
 __all__ = ["forecast"]
@@ -59,13 +59,13 @@ def forecast(
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Predict a plan's step: time, speed-up, what each worker does when, memory, bytes."""
+    """Predict a plan's step: time, speed-up, timeline of every worker, memory, bytes sent."""
     from stagewright.spec.plan_file import read_plan
 
     wanted = read_plan(plan)
-    for path, what in ((plot, "--plot"), (trace, "--trace"), (chakra, "--chakra")):
+    for path, option in ((plot, "--plot"), (trace, "--trace"), (chakra, "--chakra")):
         if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{what} {path}: there is no folder {path.parent}; make it first")
+            raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
     if plot is not None:
         from stagewright.report.figures.file import check_figure_path
 
@@ -74,18 +74,13 @@ def forecast(
         from stagewright.simulator.export.chakra import check_chakra
 
         check_chakra()
-    prepared = prepared_from(
-        wanted,
-        cluster=cluster,
-        rescale=rescale,
-        innermost=innermost,
-        cache=cache_dir,
-        no_cache=no_cache,
-        repeats=repeats,
-        fresh=fresh,
+    from stagewright.api.forecast import measure_plan
+    from stagewright.api.inputs import load_cluster
+
+    measuring = measuring_from(
+        rescale=rescale, innermost=innermost, cache=cache_dir, no_cache=no_cache, repeats=repeats, fresh=fresh
     )
-    prepared = what_if(
-        prepared,
+    what_if = what_if_from(
         free_communication=free_communication,
         bandwidth=bandwidth,
         latency=latency,
@@ -93,25 +88,24 @@ def forecast(
         infinite_devices=infinite_devices,
         perfect_balance=perfect_balance,
     )
-    found = prepared.forecast()
-    if not found.segments:
-        from stagewright.simulator.simulate import MOST_SEGMENTS
+    prepared = what_if.apply(measure_plan(wanted, load_cluster(cluster), measuring, SCREEN))
+    result = prepared.forecast()
+    if not result.segments:
+        from stagewright.simulator.simulate import MAX_SEGMENTS
 
-        without = f"a step of more than {MOST_SEGMENTS:,} actions and messages has no timeline"
-        for path, what in ((plot, "--plot"), (trace, "--trace")):
+        without = f"a step of more than {MAX_SEGMENTS:,} actions and messages has no timeline"
+        for path, option in ((plot, "--plot"), (trace, "--trace")):
             if path is not None:
-                raise UsageError(f"{what} {path}: {without}; use fewer micro-batches or stages, or leave out {what}")
+                raise UsageError(
+                    f"{option} {path}: {without}; use fewer micro-batches or stages, or leave out {option}"
+                )
         note(without)
     if plot is not None:
-        from stagewright.report.figures.timeline import draw_timeline
-        from stagewright.report.timeline import forecast_timeline
-
-        draw_timeline(forecast_timeline(found), plot)
-        note(f"drawn: {plot}")
+        note(f"drawn: {result.plot(plot)}")
     if trace is not None:
         from stagewright.simulator.export.chrome import write_chrome_trace
 
-        write_chrome_trace(found, trace)
+        write_chrome_trace(result, trace)
         note(f"wrote {trace}: open it in ui.perfetto.dev or chrome://tracing")
     if chakra is not None:
         from stagewright.simulator.export.chakra import write_chakra
@@ -119,20 +113,19 @@ def forecast(
         written = write_chakra(prepared.costs, chakra)
         note(f"wrote {len(written)} traces: {written[0]} …")
     if json:
-        print_json(found.to_dict())
+        print_json(result.to_dict())
         return
-    from stagewright.report.tables.forecast import collective_line, forecast_summary, link_use_table, worker_table
+    from stagewright.report.tables.forecast import collective_line, forecast_summary, link_use_table
     from stagewright.report.timeline import forecast_timeline
     from stagewright.report.timeline_text import timeline_text
 
     console = screen()
-    console.print(worker_table(found))
-    if found.links:
-        console.print(link_use_table(found))
-    for one in found.collectives:
-        console.print(collective_line(one), markup=False)
-    for line in timeline_text(forecast_timeline(found), min(console.width, 120)):
+    print_table(result.table())
+    if result.links:
+        print_table(link_use_table(result))
+    print_lines(*(collective_line(use) for use in result.collectives))
+    for line in timeline_text(forecast_timeline(result), min(console.width, 120)):
         console.print(line, no_wrap=True)
-    console.print(forecast_summary(found), markup=False)
+    print_lines(forecast_summary(result))
     note_profile(prepared.measured.profile)
     note_coverage(prepared.measured.profile.coverage)

@@ -1,10 +1,9 @@
-"""``stagewright report``: runs as one page that can be sent to anybody."""
+"""``stagewright report``: one self-contained page about runs."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,31 +23,35 @@ def report(
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")] = Path(
+        "report.html"
+    ),
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its sentences and tables as Markdown, too.")
+        Path | None, typer.Option(metavar="FILE", help="Also write its text and tables as Markdown.")
     ] = None,
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Its figures as .svg and .png, too.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write its figures as .svg and .png.")
+    ] = None,
     forecast: Annotated[
-        bool, typer.Option("--forecast", help="Measure the models here and forecast the runs beside what they took.")
+        bool, typer.Option("--forecast", help="Measure the models here and compare the runs with their forecasts.")
     ] = False,
     newest: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Of the runs, the newest so many. \\[default: 40]",
+            help="Only the newest N runs. \\[default: 40]",
             show_default=False,
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page. \\[default: models and strategies]")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page. \\[default: models and strategies]")] = None,
     cache_dir: CacheDir = None,
     json: Json = False,
 ) -> None:
-    """Show runs on one page: speed, timeline, memory, traffic, learning, plans, and how to make them again."""
+    """Write one page about runs: throughput, timeline, memory, traffic, accuracy, plans, commands to reproduce."""
     from stagewright.files.atomic import save_text
     from stagewright.report.page.build import build_report
-    from stagewright.report.page.content.runs import MOST_RUNS
+    from stagewright.report.page.content.runs import MAX_RUNS
     from stagewright.report.page.html import page_html
 
     check_output(output, "-o", "report.html")
@@ -58,50 +61,51 @@ def report(
         check_output_folder(figures, "--figures")
     forecaster = None
     if forecast:
-        from stagewright.cli.planning.options import prepared_from
+        from stagewright.api.forecast import Measuring, measure_plan
+        from stagewright.cli.screen import SCREEN
         from stagewright.report.page.content.missing_forecasts import make_forecaster
 
-        usual: dict[str, Any] = {"cluster": None, "rescale": False, "innermost": "pipeline", "no_cache": False}
-        forecaster = make_forecaster(partial(prepared_from, **usual, cache=cache_dir, repeats=5, every_schedule=True))
-    made = build_report(runs, title=title, forecaster=forecaster, newest=newest or MOST_RUNS)
-    content = page_html(made.page)
+        measuring = Measuring(cache=cache_dir or True)
+        forecaster = make_forecaster(lambda plan: measure_plan(plan, None, measuring, SCREEN, all_schedules=True))
+    built = build_report(runs, title=title, forecaster=forecaster, newest=newest or MAX_RUNS)
+    content = page_html(built.page)
     save_text(content, output)
     if markdown is not None:
         from stagewright.report.page.markdown import page_markdown
 
-        save_text(page_markdown(made.page), markdown)
+        save_text(page_markdown(built.page), markdown)
     drawn: list[Path] = []
     if figures is not None:
         from stagewright.report.page.charts.figures import write_figures
 
-        drawn = write_figures(made.page, figures)
+        drawn = write_figures(built.page, figures)
     size = len(content.encode("utf-8"))
     if json:
         print_json(
             {
                 "page": str(output),
                 "bytes": size,
-                "title": made.page.title,
-                "sections": [section.name for section in made.page.sections],
+                "title": built.page.title,
+                "sections": [section.name for section in built.page.sections],
                 "runs": [
                     {"label": run.label, "folder": str(run.folder.path), "status": run.status, "speedup": run.speedup}
-                    for run in made.runs
+                    for run in built.runs
                 ],
-                "fabric_runs": [str(one.path) for one in made.found.fabrics],
-                "studies": [str(one) for one in made.found.studies],
-                "damaged": list(made.found.damaged),
-                "left_out": made.found.num_left_out,
+                "fabric_runs": [str(run.path) for run in built.folders.fabrics],
+                "studies": [str(study) for study in built.folders.studies],
+                "damaged": list(built.folders.damaged),
+                "left_out": built.folders.num_left_out,
                 "markdown": None if markdown is None else str(markdown),
                 "figures": [str(path) for path in drawn],
             }
         )
         return
-    if made.found.left_out:
-        note(made.found.left_out)
-    for reason in made.found.damaged:
-        note(f"left out: {reason}")
-    note(f"{output}: {format_bytes(size)}, {len(made.page.sections)} sections; open it in a browser")
+    if built.folders.left_out:
+        note(built.folders.left_out)
+    for reason in built.folders.damaged:
+        note(f"skipped: {reason}")
+    note(f"{output}: {format_bytes(size)}, {len(built.page.sections)} sections; open it in a browser")
     if markdown is not None:
-        note(f"{markdown}: the same as Markdown")
+        note(f"{markdown}: the same in Markdown")
     if drawn:
         note(f"{figures}: {len(drawn)} files of {len(drawn) // 2} figures")

@@ -1,4 +1,4 @@
-"""``stagewright runs``: what was run, the newest first."""
+"""``stagewright runs``: list the runs, newest first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.options import Json
-from stagewright.cli.screen import note, print_json, screen
+from stagewright.cli.screen import note, print_json, print_table
 from stagewright.errors import UsageError
 
 __all__ = ["runs"]
@@ -29,11 +29,11 @@ def runs(
         print_json({"root": str(root), "runs": [row.to_dict() for row in rows]})
         return
     if not rows:
-        note(f"no runs in {root}; make one with: stagewright compare mlp-mnist --devices 2")
+        note(f"no runs in {root}; start one: stagewright compare mlp-mnist --devices 2")
         return
     from stagewright.report.tables.runs import runs_table
 
-    screen().print(runs_table(rows))
+    print_table(runs_table(rows))
     for row in rows:
         if row.status in ("failed", "refused", "damaged") and row.error:
             note(f"{row.name}: {row.error}")

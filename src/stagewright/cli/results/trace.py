@@ -1,4 +1,4 @@
-"""``stagewright trace``: what every worker of a run did, and where the step went."""
+"""``stagewright trace``: the timeline of every worker of a run, and where the step time went."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stagewright.cli.options import CacheDir, Json, NoCache, Repeats, check_output
-from stagewright.cli.screen import note, print_json, screen
+from stagewright.cli.screen import note, print_json, print_table, screen
 from stagewright.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,41 +32,47 @@ def trace(
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(help="Which step. \\[default: the median one, or that of a fault]", rich_help_panel=_WHAT),
+        typer.Option(help="Which step. \\[default: the median one, or the one that failed]", rich_help_panel=_WHAT),
     ] = None,
     forecast: Annotated[
         bool,
-        typer.Option("--forecast", help="Beside its forecast; measures the model first.", rich_help_panel=_WHAT),
+        typer.Option("--forecast", help="Compare with the forecast; measures the model first.", rich_help_panel=_WHAT),
     ] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Memory over one step.", rich_help_panel=_WHAT)] = False,
     operators: Annotated[
         bool,
         typer.Option(
             "--operators",
-            help="Run the plan for one step more with torch's profiler, and show its operators.",
+            help="Run the plan for one more step under torch's profiler and list its operators.",
             rich_help_panel=_WHAT,
         ),
     ] = False,
     compare_workers: Annotated[
         bool,
-        typer.Option("--compare-workers", help="Did two workers execute the same operators?", rich_help_panel=_WHAT),
+        typer.Option(
+            "--compare-workers", help="Compare the operators that two workers executed.", rich_help_panel=_WHAT
+        ),
     ] = False,
     picture: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw the timeline, or with --memory that (.png, .svg, .pdf).", rich_help_panel=_OUT
+            metavar="FILE",
+            help="Draw the timeline or, with --memory, the memory (.png, .svg, .pdf).",
+            rich_help_panel=_OUT,
         ),
     ] = None,
     perfetto: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="For ui.perfetto.dev and chrome://tracing (.json).", rich_help_panel=_OUT),
+        typer.Option(
+            metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).", rich_help_panel=_OUT
+        ),
     ] = None,
     json: Json = False,
     repeats: Repeats = 5,
     no_cache: NoCache = False,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Show what every worker of a run did: a timeline, and a table of where each one's step went."""
+    """Show the timeline of every worker of a run, and a breakdown of its step time."""
     from stagewright.runs.run_folder import RunFolder
     from stagewright.trace.breakdown import breakdown, check_step
     from stagewright.trace.read import read_trace
@@ -81,69 +87,69 @@ def trace(
     folder = RunFolder.open(run)
     plan = folder.plan()
     pair = _pair(workers or [], compare_workers, plan)
-    found = read_trace(folder, unfinished=True)
-    usual = found.median_step if found.unfinished_step is None else found.unfinished_step
-    number = usual if step is None else step
-    check_step(found, number)
-    shares = breakdown(found, number)
-    told = _forecast(plan, cache_dir, no_cache, repeats) if forecast else None
-    recorded = _operators(folder, plan, again=operators) if operators or pair is not None else None
+    run_trace = read_trace(folder, unfinished=True)
+    default_step = run_trace.median_step if run_trace.unfinished_step is None else run_trace.unfinished_step
+    number = default_step if step is None else step
+    check_step(run_trace, number)
+    shares = breakdown(run_trace, number)
+    predicted = _forecast(plan, cache_dir, no_cache, repeats) if forecast else None
+    executed = _operators(folder, plan, again=operators) if operators or pair is not None else None
     comparison = None
-    if pair is not None and recorded is not None:
+    if pair is not None and executed is not None:
         from stagewright.trace.operators import compare_workers as compare
 
-        comparison = compare(recorded, *pair, plan)
-    held = None
+        comparison = compare(executed, *pair, plan)
+    memories = None
     if memory:
         from stagewright.trace.memory import read_memory
 
-        held = read_memory(folder)
+        memories = read_memory(folder)
     title = _title(plan)
     if picture is not None:
         from stagewright.report.figures.timeline import draw_timeline
         from stagewright.report.timeline import forecast_timeline, trace_timeline
 
-        if held is not None:
+        if memories is not None:
             from stagewright.report.figures.trace import draw_memory
 
-            draw_memory(held, picture, f"{title}, memory")
+            draw_memory(memories, picture, f"{title}, memory")
         else:
-            timeline = trace_timeline(found, number, f"{title} (measured)")
-            draw_timeline(timeline, picture, forecast_timeline(told) if told is not None else None)
+            timeline = trace_timeline(run_trace, number, f"{title} (measured)")
+            draw_timeline(timeline, picture, forecast_timeline(predicted) if predicted is not None else None)
         note(f"drawn: {picture}")
     if perfetto is not None:
         from stagewright.trace.perfetto import operator_events, perfetto_events, write_perfetto
 
         only = None if step is None else [step]
-        events = operator_events(recorded) if operators and recorded is not None else perfetto_events(found, only)
+        events = operator_events(executed) if operators and executed is not None else perfetto_events(run_trace, only)
         write_perfetto(events, perfetto)
         note(f"wrote {perfetto}: open it in ui.perfetto.dev or chrome://tracing")
-    begin_s, end_s = found.spans[number]
-    _tell_of_fault(found, plan, number)
-    errors = [worker.clock_error_s for worker in found.workers]
+    begin_s, end_s = run_trace.spans[number]
+    _note_missing(run_trace, plan, number)
+    errors = [worker.clock_error_s for worker in run_trace.workers]
     if json:
         content: dict[str, Any] = {
-            "run": found.run,
+            "run": run_trace.run,
             "model": plan.model.name,
             "mesh": str(plan.mesh),
             "training": plan.training,
-            "steps": list(found.steps),
+            "steps": list(run_trace.steps),
             "step": number,
             "step_s": end_s - begin_s,
-            "unfinished": number == found.unfinished_step,
+            "unfinished": number == run_trace.unfinished_step,
             "clock_error_s": max(errors),
             "workers": [share.to_dict() for share in shares],
             "events": [
-                {"worker": worker.rank, **one.to_dict()}
-                for worker in found.workers
-                for one in worker.events
-                if one.step == number
+                {"worker": worker.rank, **event.to_dict()}
+                for worker in run_trace.workers
+                for event in worker.events
+                if event.step == number
             ],
         }
-        if told is not None:
-            content["forecast"] = told.to_dict()
-        if held is not None:
-            content["memory"] = [worker.to_dict() for worker in held]
+        if predicted is not None:
+            content["forecast"] = predicted.to_dict()
+        if memories is not None:
+            content["memory"] = [worker.to_dict() for worker in memories]
         if comparison is not None:
             content["comparison"] = comparison.to_dict()
         print_json(content)
@@ -153,53 +159,53 @@ def trace(
     from stagewright.report.timeline_text import timeline_text
 
     console = screen()
-    timeline = trace_timeline(found, number, title)
-    console.print(tables.share_table(shares, f"{title}: {timeline.caption} (of {found.num_steps} recorded)"))
+    timeline = trace_timeline(run_trace, number, title)
+    print_table(tables.share_table(shares, f"{title}: {timeline.caption} (of {run_trace.num_steps} recorded)"))
     for line in timeline_text(timeline, min(console.width, 120)):
         console.print(line, no_wrap=True)
-    if told is not None:
-        console.print(tables.beside_forecast_table(shares, told, plan.mesh))
-    if held is not None:
+    if predicted is not None:
+        print_table(tables.beside_forecast_table(shares, predicted, plan.mesh))
+    if memories is not None:
         from stagewright.trace.memory import peak_sentence
 
-        console.print(tables.memory_table(held))
-        console.print(peak_sentence(max(held, key=lambda one: one.peak.total_bytes)), markup=False)
-    if operators and recorded is not None:
-        for worker in recorded:
-            console.print(tables.operator_table(worker))
+        print_table(tables.memory_table(memories))
+        console.print(peak_sentence(max(memories, key=lambda memory: memory.peak.total_bytes)), markup=False)
+    if operators and executed is not None:
+        for worker in executed:
+            print_table(tables.operator_table(worker))
     if comparison is not None:
         _print_comparison(console, comparison)
-    hosts = sorted({worker.host for worker in found.workers})
+    hosts = sorted({worker.host for worker in run_trace.workers})
     if len(hosts) > 1:
-        note(f"clocks of {len(hosts)} machines were brought together to ± {max(errors) * 1e6:.0f} µs")
+        note(f"clocks of {len(hosts)} machines are synchronized to ± {max(errors) * 1e6:.0f} µs")
 
 
-def _tell_of_fault(found: Trace, plan: Plan, number: int) -> None:
-    """What a trace of a failed run lacks."""
-    missing = [rank for rank in range(plan.mesh.num_workers) if rank not in {one.rank for one in found.workers}]
-    for rank in missing:
+def _note_missing(trace: Trace, plan: Plan, number: int) -> None:
+    """Say what the trace of a failed run lacks."""
+    traced = {worker.rank for worker in trace.workers}
+    for rank in sorted(set(range(plan.mesh.num_workers)) - traced):
         note(f"worker {rank} left no events: it was killed, or failed before the end of its first recorded step")
-    if number == found.unfinished_step:
-        note(f"the run failed in step {number}: what is shown ends there; --step shows another")
-        for worker in found.workers:
+    if number == trace.unfinished_step:
+        note(f"the run failed in step {number}, where this trace ends; --step shows another")
+        for worker in trace.workers:
             if worker.step(number) is None:
-                last = max(set(worker.steps).intersection(found.steps), default=None)
-                shown = "" if last is None else f"; --step {last} shows it in its last whole step"
-                note(f"worker {worker.rank} was killed: what it did in step {number} is not known{shown}")
+                last = max(set(worker.steps).intersection(trace.steps), default=None)
+                shown = "" if last is None else f"; --step {last} shows its last complete step"
+                note(f"worker {worker.rank} was killed: its part of step {number} is unknown{shown}")
 
 
-def _print_comparison(console: Any, found: Comparison) -> None:
+def _print_comparison(console: Any, comparison: Comparison) -> None:
     from stagewright.report.tables.trace import comparison_lines, comparison_table
 
-    console.print(comparison_table(found))
-    for line in comparison_lines(found):
+    print_table(comparison_table(comparison))
+    for line in comparison_lines(comparison):
         style = {"-": "red", "+": "green", "@": "bold", "…": "dim"}.get(line[0])
         console.print(line, style=style, markup=False)
-    console.print(f"{found.sentence[:1].upper()}{found.sentence[1:]}.", markup=False)
+    console.print(f"{comparison.sentence[:1].upper()}{comparison.sentence[1:]}.", markup=False)
 
 
 def _pair(workers: list[int], wanted: bool, plan: Plan) -> tuple[int, int] | None:
-    """The two workers to compare; None: not asked for."""
+    """Return the two workers to compare, if any."""
     if not wanted:
         if workers:
             raise UsageError(
@@ -220,7 +226,7 @@ def _pair(workers: list[int], wanted: bool, plan: Plan) -> tuple[int, int] | Non
 
 
 def _operators(folder: RunFolder, plan: Plan, *, again: bool) -> tuple[WorkerOperators, ...]:
-    """The operators of every worker, recorded now if that is asked for or was never done."""
+    """Return the operators of every worker; record them if asked to, or if they are missing."""
     from stagewright.trace.operators import read_operators
 
     missing = any(
@@ -229,23 +235,23 @@ def _operators(folder: RunFolder, plan: Plan, *, again: bool) -> tuple[WorkerOpe
     if again or missing:
         from stagewright.engine.jobs.operators import record_operators
 
-        note(f"running the plan of {folder.path} for one step more, with torch's profiler …")
+        note(f"running the plan of {folder.path} for one more step under torch's profiler …")
         record_operators(folder)
     return read_operators(folder)
 
 
 def _forecast(plan: Plan, cache: str | None, no_cache: bool, repeats: int) -> Forecast:
-    from stagewright.cli.planning.options import prepared_from
+    from stagewright.api.forecast import Measuring, measure_plan
+    from stagewright.cli.screen import SCREEN
 
     if not plan.training:
-        note("the forecast is of one batch; what was measured is a stream of them")
-    return prepared_from(
-        plan, cluster=None, rescale=False, innermost="pipeline", cache=cache, no_cache=no_cache, repeats=repeats
-    ).forecast()
+        note("the forecast is for one batch; the run measured a stream of batches")
+    measuring = Measuring(cache=False if no_cache else cache or True, repeats=repeats)
+    return measure_plan(plan, None, measuring, SCREEN).forecast()
 
 
 def _title(plan: Plan) -> str:
-    order = plan.schedule if plan.training else "forward alone"
+    order = plan.schedule if plan.training else "forward only"
     chunks = f", {order}, {plan.microbatches} micro-batches" if plan.mesh.pipeline > 1 else ""
     many = f" on {plan.mesh.num_workers} workers" if plan.mesh.num_workers > 1 else ""
     return f"{plan.model.name}: {plan.mesh.strategy}{many}{chunks}"

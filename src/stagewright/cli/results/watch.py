@@ -1,4 +1,4 @@
-"""``stagewright watch``: a run while it goes on, or again when it has ended, in a browser or in the terminal."""
+"""``stagewright watch``: follow a run, or replay a finished one, in a browser or in the terminal."""
 
 from __future__ import annotations
 
@@ -22,46 +22,50 @@ if TYPE_CHECKING:
 
 __all__ = ["watch"]
 
-_PAGE = "The page"
+_PAGE = "Page"
 _ENDED = ("done", "failed", "refused", "interrupted", "killed")
-_VIEW_S = 0.2  # between two pictures in the terminal
-_LINE_S = 5.0  # between two lines where there is no terminal
+_VIEW_S = 0.2  # between two frames in the terminal
+_LINE_S = 5.0  # between two lines without a terminal
 
 
 def watch(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="A run's folder, or a folder of runs: then always the newest."),
+        typer.Argument(metavar="RUN", help="A run folder, or a folder of runs: follows the newest."),
     ] = Path("runs"),
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Show it here alone; opens no port, ends with the run.")
+        bool, typer.Option("--terminal", help="Show it in the terminal only; opens no port, ends with the run.")
     ] = False,
     speed: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Replay a run that has ended, so many times as fast as it was."),
+        typer.Option(metavar="N", help="Replay a finished run at N times its speed."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.", rich_help_panel=_PAGE)] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.", rich_help_panel=_PAGE)] = 0,
     address: Annotated[
-        str, typer.Option(help="Where to listen; other than loopback needs a token.", rich_help_panel=_PAGE)
+        str, typer.Option(help="Address to listen on; any but loopback needs a token.", rich_help_panel=_PAGE)
     ] = "127.0.0.1",
     token: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What a viewer must know; auto makes one.", rich_help_panel=_PAGE),
+        typer.Option(metavar="TEXT", help="Token that viewers must present; auto creates one.", rich_help_panel=_PAGE),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Watch a run: what every worker does now, throughput, loss, bubble, memory, remaining time."""
+    """Follow a run: current action of every worker, throughput, loss, bubble, memory, remaining time."""
     from stagewright.report.live.access import choose_access
     from stagewright.report.live.server import LiveServer, Watcher
     from stagewright.report.live.tail import RunTail
     from stagewright.runs.run_folder import RunFolder
 
     if speed is not None and not 0 < speed <= 1e6:
-        raise UsageError(f"--speed {speed:g} is not between 0 and 1000000; 1 is as fast as the run was, 0.1 slower")
+        raise UsageError(f"--speed {speed:g} is not between 0 and 1000000; 1 is the original speed")
     if run.is_file():
-        raise UsageError(f"{run} is a file; name a run's folder, or the folder that has the runs in it")
-    if not run.exists() and run.parent.is_dir() and any((one / "plan.toml").is_file() for one in run.parent.iterdir()):
-        RunFolder.open(run)  # refuses, with the nearest name
+        raise UsageError(f"{run} is a file; name a run folder, or the folder that contains the runs")
+    if (
+        not run.exists()
+        and run.parent.is_dir()
+        and any((path / "plan.toml").is_file() for path in run.parent.iterdir())
+    ):
+        RunFolder.open(run)  # raises an error with the nearest name
     access = choose_access(address, token)
     watcher = Watcher(RunTail(run))
     if json:
@@ -87,29 +91,29 @@ def watch(
 
 
 class _Stop:
-    """A flag that a signal's handler may set at any time: ``threading.Event`` blocks if its own wait is interrupted."""
+    """A flag that a signal handler may set at any time; ``threading.Event`` deadlocks when its wait is interrupted."""
 
     def __init__(self) -> None:
         self._is_set = False
-        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one whose put may interrupt its get
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may interrupt its get
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        self._told.put(None)
+        self._wakeups.put(None)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until it is set, or for so long."""
+        """Wait until it is set, or until the timeout."""
         if not self._is_set:
             with suppress(queue.Empty):
-                self._told.get(timeout=timeout_s)
+                self._wakeups.get(timeout=timeout_s)
 
 
 @contextmanager
 def _until_interrupted() -> Iterator[_Stop]:
-    """Set by Ctrl-C or SIGTERM: the usual end of watching, so not an error."""
+    """Yield a flag that Ctrl-C and SIGTERM set: the usual end of watching, not an error."""
     stop = _Stop()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
@@ -121,23 +125,23 @@ def _until_interrupted() -> Iterator[_Stop]:
 
 
 def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> None:
-    """Draw the state until the run has ended (or was replayed), or until Ctrl-C."""
+    """Draw the state until the run or its replay has ended, or until Ctrl-C."""
     from rich.live import Live
 
     from stagewright.report.live.terminal import live_line, live_view
 
     console = screen()
     width = min(console.width, LEAST_WIDTH) - 2
-    told_s = 0.0
+    last_line_s = 0.0
     with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         for shown in _states(watcher, stop, speed):
-            ended = shown["status"] in _ENDED and not (shown["replay"] and _goes_on(shown["replay"]))
+            ended = shown["status"] in _ENDED and not (shown["replay"] and _is_unfinished(shown["replay"]))
             if live is not None:
                 live.update(live_view(shown, width), refresh=True)
             elif ended:
                 console.print(live_view(shown, width))
-            elif time.monotonic() - told_s >= _LINE_S:
-                told_s = time.monotonic()
+            elif time.monotonic() - last_line_s >= _LINE_S:
+                last_line_s = time.monotonic()
                 note(live_line(shown))
             if ended and not stay:
                 return
@@ -157,5 +161,5 @@ def _states(watcher: Watcher, stop: _Stop, speed: float | None) -> Iterator[dict
         stop.wait(_VIEW_S)
 
 
-def _goes_on(replay: dict[str, float]) -> bool:
+def _is_unfinished(replay: dict[str, float]) -> bool:
     return replay["at_s"] < replay["length_s"]

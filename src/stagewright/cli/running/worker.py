@@ -16,27 +16,25 @@ __all__ = ["worker"]
 
 
 def worker(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The plan's file.", show_default=False)],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
     run_folder: Annotated[
         Path | None,
         typer.Option(
             "--run-folder",
             metavar="FOLDER",
-            help="The run's folder. \\[default: a new one in runs/, named by worker 0]",
+            help="The run folder. \\[default: a new one in runs/]",
         ),
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="What to do: package.module:function. \\[default: run the plan]"),
+        typer.Option(metavar="PATH", help="Job to run: package.module:function. \\[default: the plan's]"),
     ] = None,
     hang_s: Annotated[
         float | None,
-        typer.Option(
-            "--hang-s", min=0.1, help="Seconds without any worker's progress that end the run. \\[default: 300]"
-        ),
+        typer.Option("--hang-s", min=0.1, help="End a run without progress after this many seconds. \\[default: 300]"),
     ] = None,
 ) -> None:
-    """Do one worker's part of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
+    """Run one worker of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
     from stagewright.engine.worker.worker import start_worker
     from stagewright.spec.plan_file import read_plan
 
@@ -46,15 +44,15 @@ def worker(
 
 
 def _check(plan: Plan) -> None:
-    """Refuse a model or a device that is not here before the run has a folder."""
+    """Refuse a model or a device that this machine does not have before there is a run folder."""
     from stagewright.cluster.device import pin_process
     from stagewright.engine.worker.worker import Place, choose_device
-    from stagewright.spec.local_check import check_here, check_named
+    from stagewright.spec.local_check import check_names_exist, check_on_this_machine
 
     place = Place.of(os.environ)
     if plan.devices and place.rank >= len(plan.devices):
-        return  # the worker says how many there must be
-    check_named(plan.model, plan.devices[place.rank] if plan.devices else None)
+        return  # the worker reports how many there must be
+    check_names_exist(plan.model, plan.devices[place.rank] if plan.devices else None)
     device = choose_device(plan, place)
-    pin_process(device)  # before a module of the user's imports torch
-    check_here(replace(plan, devices=(device.text,)))
+    pin_process(device)  # before a user's module imports torch
+    check_on_this_machine(replace(plan, devices=(device.text,)))

@@ -1,24 +1,21 @@
-"""``stagewright study``: a whole study from profile to report, with answers in sentences. One file a study."""
+"""``stagewright study``: a whole study from profile to report, with answers in sentences.
+
+Each command is generated from the options that its study declares (`stagewright.studies.NAME.options`).
+"""
 
 from __future__ import annotations
 
 import typer
 
-from stagewright.cli.study.codecs import codecs
-from stagewright.cli.study.fabric import fabric
-from stagewright.cli.study.memory import memory
-from stagewright.cli.study.stages import stages
-from stagewright.cli.study.strategies import strategies
+from stagewright.cli.study.command import study_command
+from stagewright.studies.runner.load import STUDIES
 
 __all__ = ["study"]
 
 study = typer.Typer(
     name="study",
-    help="A whole study from profile to report: tables, figures, and answers in sentences.",
+    help="Run a whole study from profile to report: tables, figures, and answers in sentences.",
     no_args_is_help=True,
 )
-study.command()(stages)
-study.command()(strategies)
-study.command()(codecs)
-study.command()(memory)
-study.command()(fabric)
+for name in STUDIES:
+    study.command(name)(study_command(name))

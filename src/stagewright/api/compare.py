@@ -1,0 +1,131 @@
+"""``sw.compare``: run one batch under several strategies, each verified against the single-device baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagewright.api.inputs import parse_devices, parse_strategies, split_options
+from stagewright.api.progress import SILENT, Progress
+from stagewright.display import Displayed
+from stagewright.engine.jobs.compare import compare as run_plans
+from stagewright.engine.jobs.compare import strategy_plans
+from stagewright.engine.parallel.resolve import check_cuts
+from stagewright.engine.worker.watchdog import HANG_S
+from stagewright.errors import UsageError
+from stagewright.runs.result import RunResult
+from stagewright.spec.local_check import check_on_this_machine
+from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.spec.plan_rules import check_plan
+
+__all__ = ["DEFAULT_BATCH", "DEFAULT_STRATEGIES", "Comparison", "compare", "compare_strategies"]
+
+DEFAULT_BATCH = 32
+DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Displayed):
+    """The runs of several strategies, each verified against the single-device baseline."""
+
+    plan: Plan
+    """What all runs share: model, batch, dtype, devices."""
+    rows: tuple[RunResult, ...]
+    """One result a strategy, also where it was refused or failed."""
+
+    @property
+    def fastest(self) -> RunResult | None:
+        """The verified run with the highest throughput."""
+        return max((row for row in self.rows if row.equal), key=lambda row: row.samples_per_s or 0.0, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of ``stagewright compare --json``."""
+        return {"model": self.plan.model.name, "rows": [row.to_dict() for row in self.rows]}
+
+
+def compare(
+    model: str,
+    *,
+    devices: int | str | Sequence[str] = 2,
+    strategies: str | Iterable[str] = DEFAULT_STRATEGIES,
+    batch: int = DEFAULT_BATCH,
+    microbatches: int = 8,
+    rounds: int = 1,
+    root: str | Path = "runs",
+    hang_s: float = HANG_S,
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Comparison:
+    """Run one batch under each strategy, verify each run against the baseline, and return throughput and memory.
+
+    Args:
+        model: A name from ``stagewright models``, ``hf:ORG/NAME``, or ``package.module:factory``: worker processes
+            build the model themselves.
+        devices: How many GPUs or cores, or their names: ``["cuda:0", "cuda:1"]``.
+        strategies: Names (serial, data, tensor, pipeline) and meshes such as ``data=2,pipeline=2``.
+        batch: Global batch: samples in a step, over all workers.
+        microbatches: Micro-batches of a pipeline.
+        rounds: How many times all strategies are run, interleaved; speed-ups are medians over rounds.
+        root: Where run folders go.
+        hang_s: Seconds without progress after which a run is ended.
+        progress: Receives notes while it runs.
+        options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
+            (``schedule``, ``recompute``, ``shard``, ``codec``, ``training``, ``dtype``, ``steps``, …).
+
+    Example:
+        >>> sw.compare("mlp-mnist", devices=2, batch=256, steps=3).fastest.strategy  # doctest: +SKIP
+    """
+    about, chosen = split_options(options)
+    names = parse_devices(devices)
+    seed = chosen.get("seed", about.get("seed", 0))
+    base = Plan(
+        model=ModelSpec(name=model, **{**about, "seed": seed}), batch=batch, devices=names, **{**chosen, "seed": seed}
+    )
+    return compare_strategies(
+        base, parse_strategies(strategies), microbatches, rounds=rounds, root=root, hang_s=hang_s, progress=progress
+    )
+
+
+def compare_strategies(
+    base: Plan,
+    strategies: Sequence[str],
+    microbatches: int,
+    *,
+    rounds: int = 1,
+    root: str | Path = "runs",
+    hang_s: float = HANG_S,
+    progress: Progress = SILENT,
+) -> Comparison:
+    """Run a plan under several strategies on its devices."""
+    plans = list(dict.fromkeys(strategy_plans(base, strategies, len(base.devices), microbatches)))
+    check_on_this_machine(base)
+    _check_any(plans)
+    custom_units = base.units not in ("auto", "leaf")
+    for plan in [plan for plan in plans if plan.cuts or custom_units][:1]:
+        check_cuts(plan)
+    if len(base.devices) == 1 and len(strategies) > 1:
+        progress.note(f"only one device, {base.devices[0]}: the baseline runs alone; use two, like --devices 2")
+    if base.shard and not any(plan.shard for plan in plans):
+        progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategies")
+
+    def report(plan: Plan, text: str) -> None:
+        progress.note(f"{plan.mesh.strategy}{' (FSDP)' if plan.shard else ''}: {text} …")
+
+    rows = run_plans(plans, root, rounds=rounds, progress=report, hang_s=hang_s)
+    if all(row.refused for row in rows):
+        raise UsageError(str(rows[0].error))
+    return Comparison(plan=base, rows=tuple(rows))
+
+
+def _check_any(plans: Sequence[Plan]) -> None:
+    """Raise the first error if every plan is refused; a table has room for a few refused ones."""
+    errors = []
+    for plan in plans:
+        try:
+            check_plan(plan)
+            return
+        except UsageError as error:
+            errors.append(error)
+    raise errors[0]

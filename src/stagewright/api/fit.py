@@ -1,0 +1,156 @@
+"""``sw.fit``: find the largest model, batch or sequence that fits in memory under each strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stagewright.api.inputs import check_names, split_options
+from stagewright.api.progress import SILENT, Progress
+from stagewright.display import Displayed
+from stagewright.engine.jobs.compare import run_plan
+from stagewright.errors import RunError, UsageError
+from stagewright.machine.machine import default_devices
+from stagewright.planner.fit import MEMORY, StrategyFit, What, fit_strategies
+from stagewright.planner.scaled_models import scaled_models, size_limit
+from stagewright.quantity import parse_bytes
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_rules import OPTIMIZERS
+from stagewright.zoo.named import catalog
+
+__all__ = ["FitResult", "fit"]
+
+_SIZES = ("batch", "layers", "sequence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult(Displayed):
+    """The largest size of each strategy, with and without activation checkpointing."""
+
+    model: str
+    what: str
+    """What grows: batch, layers or sequence."""
+    devices: int
+    memory_bytes: int
+    """Memory of each device."""
+    rows: tuple[StrategyFit, ...]
+    checked: tuple[dict[str, Any], ...] | None = None
+    """What happened when the best strategy ran at its limit and just above it."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Why strategies were refused, and what bounds a size other than memory."""
+        refused = [f"{row.strategy}: {row.refused}" for row in self.rows if row.refused]
+        bounds = dict.fromkeys(row.bound for row in self.rows if row.bound != MEMORY)
+        return refused + [f"rows without a next size are not bound by memory: {bound}" for bound in bounds]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of ``stagewright fit --json``."""
+        return {
+            "model": self.model,
+            "what": self.what,
+            "memory_bytes": self.memory_bytes,
+            "rows": [row.to_dict() for row in self.rows],
+            "checked": None if self.checked is None else list(self.checked),
+        }
+
+
+def fit(
+    model: str,
+    memory: str | int,
+    *,
+    devices: int = 2,
+    what: What | None = None,
+    batch: int = 8,
+    microbatches: int = 4,
+    schedule: str = "1f1b",
+    optimizer: str = "adamw",
+    check: bool = False,
+    cache: str | bool = True,
+    root: str | Path = "runs",
+    progress: Progress = SILENT,
+    **options: Any,
+) -> FitResult:
+    """Find the most layers, samples or tokens that fit, for each strategy.
+
+    Args:
+        model: A name from ``stagewright models``, or ``package.module:factory``.
+        memory: Memory of each device, like ``"8GiB"``.
+        devices: How many devices.
+        what: batch, layers or sequence; by default layers where the model's number of layers is free, else batch.
+        batch: Global batch, where layers or tokens grow.
+        microbatches: Micro-batches of a pipeline.
+        schedule: Schedule of a pipeline.
+        optimizer: sgd, adam or adamw.
+        check: Whether to run the best strategy at its limit and just above it.
+        cache: The cache folder of profiles; True: the user's.
+        root: Where run folders of `check` go.
+        progress: Receives notes while the model is measured.
+        options: Options of the model (``image_size``, …) and of the plan (``dtype``, ``units``).
+
+    Example:
+        >>> print(sw.fit("gpt-layers", "2GiB", devices=2))  # doctest: +SKIP
+    """
+    head, _, layers = model.partition(":")
+    entry = catalog.entry(head) if ":" not in model or head in catalog.names() else None
+    has_free_layers = entry is not None and entry.default_layers is not None
+    check_names("size", [what] if what else [], _SIZES)
+    what = what or ("layers" if has_free_layers else "batch")
+    if what == "layers" and not has_free_layers:
+        raise UsageError(f"{model} has a fixed number of layers: use --what batch, or a family such as gpt-layers")
+    if what == "sequence" and (entry is None or "sequence_length" not in entry.options):
+        raise UsageError(f"{model} takes no sequences: use --what batch")
+    limit = memory if isinstance(memory, int) else parse_bytes(memory)
+    if limit < 1:
+        raise UsageError(f"--memory {memory}: nothing fits in no memory; write it like 8GiB")
+    check_names("optimizer", [optimizer], OPTIMIZERS)
+    check_names("schedule", [schedule], SCHEDULES)
+    about, rest = split_options(options)
+    base = Plan(
+        model=ModelSpec(name=model, **about),
+        batch=batch,
+        schedule=schedule,  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        steps=1,
+        warmup=0,
+        **rest,
+    )
+
+    def measuring(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
+        return progress.task(f"measuring {plan.model.name}, {size} samples")
+
+    sized = scaled_models(what, head, cache=cache, told=measuring)
+    now = {
+        "batch": batch,
+        "layers": int(layers) if layers.isdigit() else 1,
+        "sequence": base.model.sequence_length or 128,
+    }[what]
+    most = size_limit(what, base)
+    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, most=most)
+    checked = tuple(_run(rows, limit, root, progress)) if check else None
+    return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows), checked=checked)
+
+
+def _run(rows: list[StrategyFit], limit: int, root: str | Path, progress: Progress) -> list[dict[str, Any]]:
+    """Run the strategy with the largest size at its limit and, where memory bounds it, a tenth above."""
+    best = max((row for row in rows if row.plan is not None), key=lambda row: row.largest, default=None)
+    if best is None or best.plan is None:
+        raise UsageError("nothing fits, so there is nothing to run: give more --memory")
+    results = []
+    for plan, size, where in ((best.plan, best.largest, "at the limit"), (best.past, best.past_size, "above it")):
+        if plan is None:
+            continue
+        devices = default_devices(plan.mesh.num_workers, share=True)
+        name = f"{best.strategy}{', recomputed' if best.recompute else ''}, {size}"
+        progress.note(f"running {name} {where} …")
+        try:
+            result = run_plan(replace(plan, devices=devices, memory_bytes=limit), root)
+            text, ran = f"{max(result.peak_memory_bytes)} bytes of {limit}", True
+        except RunError as error:
+            text, ran = str(error).splitlines()[0], False
+        results.append({"plan": name, "size": size, "ran": ran, "text": text})
+    return results

@@ -1,0 +1,77 @@
+"""Arguments that several verbs share: devices, strategies, and the options of a model and a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from stagewright.cluster.cluster import Cluster
+from stagewright.cluster.device import Device
+from stagewright.cluster.file import read_cluster
+from stagewright.errors import UnknownName, UsageError
+from stagewright.spec.plan import AXES, ModelSpec, Plan
+from stagewright.spec.plan_file import read_plan
+
+__all__ = ["check_names", "load_cluster", "load_plan", "parse_devices", "parse_strategies", "split_options"]
+
+_MODEL_FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "name")
+_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
+
+
+def parse_devices(devices: int | str | Sequence[str]) -> tuple[str, ...]:
+    """Return device names: for a number, that many GPUs or cores; ``"cpu:0,cpu:1"`` names them."""
+    text = str(devices) if isinstance(devices, int | str) else ",".join(devices)
+    if re.fullmatch(r"\s*-?\d+\s*", text):
+        if int(text) < 1:
+            raise UsageError(f"--devices {text}: must be at least 1")
+        from stagewright.machine.machine import default_devices
+
+        return default_devices(int(text))
+    names = tuple(name.strip() for name in re.split(r"[;,]\s*(?=cpu|cuda)", text))
+    for name in names:
+        if not name.startswith(("cpu", "cuda")):
+            raise UsageError(
+                f"--devices {text!r}: {name!r} is neither a number of devices nor a device; write 2, or cpu:0,cpu:1"
+            )
+        Device.parse(name)
+    return names
+
+
+def parse_strategies(strategies: str | Iterable[str]) -> tuple[str, ...]:
+    """Return strategy names and meshes, from ``"serial,data data=2,pipeline=2"`` or a list of them."""
+    words = strategies.split() if isinstance(strategies, str) else strategies
+    names = [name for word in words for name in ([word] if "=" in word else re.split("[,;]", word))]
+    chosen = tuple(_ALIASES.get(name, name) for name in names if name)
+    if not chosen:
+        raise UsageError(f"--strategies {strategies!r} names none; write for example --strategies 'serial pipeline'")
+    check_names("strategy", [name for name in chosen if "=" not in name], ("serial", *AXES))
+    return chosen
+
+
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that is not known; the error offers the nearest one."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise UnknownName(kind, name, known)
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the model (``image_size``, …) and those of the plan (``schedule``, …)."""
+    known = {field.name for field in fields(Plan)}
+    check_names("option", options, sorted(known | set(_MODEL_FIELDS)))
+    model = {name: value for name, value in options.items() if name in _MODEL_FIELDS}
+    return model, {name: value for name, value in options.items() if name in known}
+
+
+def load_plan(plan: Plan | str | Path) -> Plan:
+    """Return a plan, read from its file where it is given as a path."""
+    return plan if isinstance(plan, Plan) else read_plan(plan)
+
+
+def load_cluster(cluster: Cluster | str | Path | None) -> Cluster | None:
+    """Return a cluster, read from its file where it is given as a path."""
+    return cluster if cluster is None or isinstance(cluster, Cluster) else read_cluster(cluster)

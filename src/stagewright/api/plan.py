@@ -1,0 +1,283 @@
+"""``sw.plan``: search for the fastest plan of a model on a cluster."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stagewright.api.forecast import Measuring
+from stagewright.api.inputs import check_names, load_cluster, split_options
+from stagewright.api.progress import SILENT, Progress
+from stagewright.cluster.cluster import Cluster
+from stagewright.codecs.registry import check_codec
+from stagewright.display import Displayed
+from stagewright.engine.parallel.codec_choice import CANDIDATES
+from stagewright.errors import UsageError
+from stagewright.machine.machine import default_devices, probe_machine, spread_cores
+from stagewright.planner.calibration.calibrate import load_calibration
+from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, device_peak
+from stagewright.planner.costs.link_codecs import measure_link_codec
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.costs.source import CostSource, MeasuredCostSource
+from stagewright.planner.forecast import check_kind
+from stagewright.planner.search.search import RankedPlan, SearchResult, search
+from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans
+from stagewright.planner.search.verify import verify as run_best
+from stagewright.quantity import format_age
+from stagewright.schedules.catalog import SCHEDULES
+from stagewright.simulator.costs.link_codec import LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_file import write_plan
+from stagewright.spec.plan_rules import DTYPES, OPTIMIZERS, RECOMPUTES
+
+__all__ = ["PlanResult", "SearchSpace", "plan", "search_plans"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace:
+    """What a search tries."""
+
+    top: int = 10
+    """How many plans to return."""
+    schedules: Sequence[str] = tuple(SCHEDULES)
+    recompute: Sequence[str] = ("none", "always")
+    """Modes of activation checkpointing."""
+    codecs: Sequence[str] = ("none",)
+    """Codecs on the links; all but ``none`` change values."""
+    analytic: bool = False
+    """Whether costs come from formulas and the hardware's peak instead of measurements."""
+    efficiency: float = 0.5
+    """With `analytic`: the share of the peak that is reached."""
+
+    def check(self) -> None:
+        """Refuse unknown names."""
+        check_names("schedule", self.schedules, SCHEDULES)
+        check_names("recompute mode", self.recompute, RECOMPUTES)
+        for name in self.codecs:
+            check_codec(name)
+        if not 0 < self.efficiency <= 1:
+            raise UsageError(f"an efficiency of {self.efficiency} is not possible: use a number above 0 and up to 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult(Displayed):
+    """The best plans of a search, with the baseline and plain data parallelism beside them."""
+
+    base: Plan
+    """What all plans share: model, batch, dtype, optimizer."""
+    cluster: Cluster
+    search: SearchResult
+    verified: VerifiedPlans | None = None
+    """The best plans as they ran on this machine."""
+    notes: tuple[str, ...] = ()
+    """Remarks about where the best plan's times come from."""
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan that fits."""
+        return self.search.best[0].plan
+
+    def write(self, path: str | Path) -> None:
+        """Write the best plan as a TOML file, which ``stagewright train --plan`` and ``sw.parallelize`` read."""
+        write_plan(self.best, Path(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON of ``stagewright plan --json``."""
+        found = self.search
+        assert found.serial is not None
+        return {
+            "model": self.base.model.name,
+            "batch": self.base.batch,
+            "dtype": self.base.dtype,
+            "optimizer": self.base.optimizer.name,
+            "best": [_row(ranked) for ranked in found.best],
+            "serial": _row(found.serial),
+            "data_parallel": None if found.data_parallel is None else _row(found.data_parallel),
+            "with_codec": None if found.with_codec is None else _row(found.with_codec),
+            "losers": found.losers,
+            "num_plans": found.num_plans,
+            "num_exact": found.num_exact,
+            "num_unfit": found.num_unfit,
+            "seconds": found.seconds,
+            "verified": None if self.verified is None else self.verified.to_dict(),
+        }
+
+
+def plan(
+    model: str,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    batch: int = 256,
+    verify: bool = False,
+    optimizer: str = "adamw",
+    dtype: str = "float32",
+    root: str | Path = "runs",
+    progress: Progress = SILENT,
+    **options: Any,
+) -> PlanResult:
+    """Search data × tensor × pipeline × micro-batches × schedule × activation checkpointing × FSDP.
+
+    Args:
+        model: A name from ``stagewright models``, ``hf:ORG/NAME``, or ``package.module:factory``.
+        cluster: Devices and links, or the path of their file; by default this machine.
+        batch: Global batch.
+        verify: Whether to run the best plans on this machine.
+        optimizer: sgd, adam or adamw.
+        dtype: float32 or bfloat16.
+        root: Where run folders of `verify` go.
+        progress: Receives notes while the model is measured.
+        options: Options of the model (``image_size``, …), of the search (``top``, ``schedules``, ``recompute``,
+            ``codecs``, ``analytic``, ``efficiency``) and of measuring (``repeats``, ``fresh``, ``cache``, ``rescale``,
+            ``innermost``).
+
+    Example:
+        >>> sw.plan("gpt2", cluster="cluster.toml", batch=64).write("plan.toml")  # doctest: +SKIP
+    """
+    spaces, measures = SearchSpace.__dataclass_fields__, Measuring.__dataclass_fields__
+    space = {name: options.pop(name) for name in list(options) if name in spaces}
+    measuring = {name: options.pop(name) for name in list(options) if name in measures}
+    about, rest = split_options(options)
+    check_names("optimizer", [optimizer], OPTIMIZERS)
+    check_names("dtype", [dtype], DTYPES)
+    base = Plan(
+        model=ModelSpec(name=model, **about),
+        batch=batch,
+        dtype=dtype,  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        **rest,
+    )
+    return search_plans(
+        base,
+        load_cluster(cluster),
+        SearchSpace(**space),
+        Measuring(**measuring),
+        verify_in=root if verify else None,
+        progress=progress,
+    )
+
+
+def search_plans(
+    base: Plan,
+    cluster: Cluster | None,
+    space: SearchSpace,
+    measuring: Measuring,
+    *,
+    verify_in: str | Path | None = None,
+    progress: Progress = SILENT,
+) -> PlanResult:
+    """Search for the best plans; with `verify_in` also run them, with their run folders there."""
+    space.check()
+    check_names("axis", [measuring.innermost], AXES)
+    source: CostSource
+    overheads = EngineOverheads()
+    if space.analytic:
+        if cluster is None:
+            raise UsageError("--analytic needs the hardware: give --cluster FILE")
+        source = _analytic_source(base, cluster, space.efficiency)
+    else:
+        source, cluster, overheads = _measured_source(base, cluster, measuring, progress)
+    extra = CANDIDATES if list(space.codecs) == ["none"] else ()
+    gc.freeze()  # a search makes many objects; the collector need not scan the imported modules each time
+    found = search(
+        base,
+        source,
+        cluster,
+        overheads,
+        top=space.top,
+        schedules=space.schedules,
+        recomputes=space.recompute,
+        codecs=_link_codecs(space.codecs, source, base),
+        beside=_link_codecs(extra, source, base),
+        innermost=measuring.innermost,
+        num_measured=NUM_VERIFIED if verify_in is not None else 1,
+        progress=progress.note,
+    )
+    verified = None
+    if verify_in is not None:
+        verified = run_best(found.best, verify_in, cache=measuring.cache_folder, progress=progress.note)
+    notes = () if space.analytic else _profile_notes(found.best[0].plan, source)
+    return PlanResult(base=base, cluster=cluster, search=found, verified=verified, notes=notes)
+
+
+def _row(ranked: RankedPlan) -> dict[str, Any]:
+    plan, forecast = ranked.plan, ranked.forecast
+    return {
+        "mesh": str(plan.mesh),
+        "strategy": plan.mesh.strategy,
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule,
+        "recompute": plan.recompute,
+        "shard": plan.shard,
+        "codec": ranked.codec,
+        "cuts": list(plan.cuts),
+        "step_s": forecast.step_s,
+        "samples_per_s": forecast.samples_per_s,
+        "speedup": forecast.speedup,
+        "peak_memory_bytes": forecast.peak_memory_bytes,
+        "fits": forecast.fits,
+        "reason": ranked.reason,
+    }
+
+
+def _link_codecs(names: Iterable[str], source: CostSource, base: Plan) -> dict[str, LinkCodec]:
+    """Return each codec's cost: measured where the model was measured, else from the same formulas."""
+    if isinstance(source, AnalyticModel):
+        return {name: source.codec(name) for name in names}
+    kind = source.model(1, 1).profile.device.partition(":")[0]
+    return {name: measure_link_codec(name, base.dtype, 1 << 20, kind) for name in names}
+
+
+def _analytic_source(base: Plan, cluster: Cluster, efficiency: float) -> CostSource:
+    return AnalyticModel(
+        name=base.model.name,
+        shape=TransformerShape.of(base.model),
+        peak=device_peak(cluster),
+        kind=cluster.devices[0].kind,
+        item_bytes=2 if base.dtype == "bfloat16" else 4,
+        efficiency=efficiency,
+    )
+
+
+def _measured_source(
+    base: Plan, cluster: Cluster | None, measuring: Measuring, progress: Progress
+) -> tuple[CostSource, Cluster, EngineOverheads]:
+    """Measure the model here; without a cluster, plan for this machine."""
+    calibration = load_calibration(measuring.cache_folder, progress=progress.note)
+    device = default_devices(1)[0]
+    if cluster is None:
+        machine = probe_machine()
+        count = len(machine.gpus) or len(spread_cores())
+        memory = machine.gpus[0].memory_bytes if machine.gpus else machine.memory_bytes
+        if memory is not None and not machine.gpus:
+            memory //= count  # workers on cores share the host's memory
+        cluster = calibration.cluster(count, memory)
+    check_kind(device, cluster, measuring.rescale)
+
+    def measure(plan: Plan, size: int) -> ModelCosts:
+        return measuring.measure(plan, size, progress)
+
+    # The largest micro-batch measured is a replica's share in plain data parallelism, as far as it is quick to measure.
+    small = 1 if base.batch < 4 else 2
+    large = max(small, min(64, base.batch // min(cluster.num_devices, base.batch)))
+    source = MeasuredCostSource(
+        plan=replace(base, devices=(device,)), small=small, large=large, repeats=measuring.repeats, measure=measure
+    )
+    return source, cluster, calibration.overheads_on(cluster)
+
+
+def _profile_notes(best: Plan, source: CostSource) -> tuple[str, ...]:
+    """Say where the best plan's times come from."""
+    size, tensor = max(plan_microbatch_sizes(best)), best.mesh.tensor
+    profile = source.model(size, tensor).profile
+    if profile.source == "line":
+        return (
+            f"micro-batches of {size} take long to measure, so the best plan is forecast from smaller ones; "
+            "`stagewright forecast` measures them",
+        )
+    if profile.source == "cache":
+        return (f"the best plan's profile was measured {format_age(profile.age_s)} ago; --fresh measures again",)
+    return ()

@@ -1,0 +1,118 @@
+"""Generate a study's command from its declared options.
+
+Options (frozen dataclass) ─► signature with typer options and help ─► typed values ─► parsed options of the study
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stagewright.api.inputs import parse_devices
+from stagewright.cli import options as cli_options
+from stagewright.cli.study.conduct import conduct
+from stagewright.studies.framework.options import OptionInfo, declared_options, help_of
+from stagewright.studies.runner.load import options_class
+
+__all__ = ["study_command"]
+
+_EXECUTION = "Execution"
+_SHARED: dict[str, tuple[Any, Any]] = {
+    "quick": (
+        Annotated[
+            bool,
+            typer.Option("--quick", help="Small sizes: under 3 minutes on 2 cores.", rich_help_panel=_EXECUTION),
+        ],
+        False,
+    ),
+    "resume": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                metavar="FOLDER",
+                help="Continue the study in this folder with its options, and repeat the parts that failed.",
+                rich_help_panel=_EXECUTION,
+                show_default=False,
+            ),
+        ],
+        None,
+    ),
+    "fresh": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--fresh", help="Start a new study, even if the same one was interrupted.", rich_help_panel=_EXECUTION
+            ),
+        ],
+        False,
+    ),
+    "root": (
+        Annotated[Path, typer.Option(help="Parent of the study folders.", rich_help_panel=_EXECUTION)],
+        Path("studies"),
+    ),
+    "json": (cli_options.Json, False),
+}
+"""Options of every study: annotation and default."""
+
+
+def study_command(name: str) -> Callable[..., None]:
+    """Build the function of `stagewright study NAME`: its help is the docstring of the study's options."""
+    options = options_class(name)
+    declared = declared_options(options)
+
+    def command(context: typer.Context, **typed: Any) -> None:
+        shared = {option: typed.pop(option) for option in _SHARED}
+        conduct(context, options, lambda: _parse(declared, typed), **shared)
+
+    annotations = {name: _annotation(options, name, info) for name, (_, info) in declared.items()}
+    defaults: dict[str, Any] = dict.fromkeys(annotations)
+    annotations |= {name: annotation for name, (annotation, _) in _SHARED.items()}
+    defaults |= {name: default for name, (_, default) in _SHARED.items()}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
+            *(
+                inspect.Parameter(name, keyword, default=defaults[name], annotation=annotation)
+                for name, annotation in annotations.items()
+            ),
+        ]
+    )
+    command.__name__, command.__doc__ = name, options.__doc__
+    command.__annotations__ = {"context": typer.Context, **annotations, "return": None}
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return command
+
+
+def _annotation(options: type, name: str, info: OptionInfo) -> Any:
+    """Build the typer annotation of one option; it is None where the user does not give it."""
+    limits: dict[str, Any] = {} if info.minimum is None else {"min": info.minimum}
+    return Annotated[
+        info.typed | None,  # type: ignore[name-defined]
+        typer.Option(
+            info.flag or f"--{name.replace('_', '-')}",
+            help=help_of(options, name).replace("[", "\\["),
+            metavar=info.metavar,
+            rich_help_panel=info.panel,
+            show_default=False,
+            **limits,
+        ),
+    ]
+
+
+def _parse(declared: Mapping[str, tuple[Any, OptionInfo]], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn typed values into values of the options' fields; None stays None."""
+    given: dict[str, Any] = {}
+    for name, (_, info) in declared.items():
+        value = typed[name]
+        if value is not None and name == "devices":
+            value = parse_devices(value)
+        elif value is not None and info.parse is not None:
+            value = info.parse(value)
+        values = (value,) if not info.also else (None,) * (1 + len(info.also)) if value is None else value
+        given |= dict(zip((name, *info.also), values, strict=True))
+    return given

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Cell", "Column", "Table", "Tone"]
+__all__ = ["Cell", "Column", "Table", "Tone", "number_columns", "text_columns"]
 
 Tone: TypeAlias = Literal["plain", "strong", "good", "warning", "bad", "faint"]
 
@@ -33,9 +33,25 @@ class Column:
     """A heading and how the cells below it are aligned."""
 
     name: str
+    """The heading; a newline marks where the terminal breaks it."""
     align: Literal["left", "right"] = "left"
     wrap: bool = False
     """Whether a narrow terminal may break its cells over several lines."""
+
+    @property
+    def label(self) -> str:
+        """The heading on one line."""
+        return self.name.replace("-\n", "-").replace("\n", " ")
+
+
+def text_columns(*names: str, wrap: bool = False) -> tuple[Column, ...]:
+    """Return left-aligned columns."""
+    return tuple(Column(name, wrap=wrap) for name in names)
+
+
+def number_columns(*names: str) -> tuple[Column, ...]:
+    """Return right-aligned columns."""
+    return tuple(Column(name, align="right") for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +69,24 @@ class Table:
             assert len(row) == len(self.columns), f"{len(row)} cells in a row of {len(self.columns)} columns: {row}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values for JSON."""
         return {
             "title": self.title,
-            "columns": [column.name for column in self.columns],
+            "columns": [column.label for column in self.columns],
             "rows": [[str(cell) for cell in row] for row in self.rows],
             "notes": list(self.notes),
         }
 
     def __str__(self) -> str:
-        cells = [[column.name for column in self.columns], *([str(cell) for cell in row] for row in self.rows)]
+        cells = [[column.label for column in self.columns], *([str(cell) for cell in row] for row in self.rows)]
         widths = [max(len(row[index]) for row in cells) for index in range(len(self.columns))]
         lines = ["  ".join(map(_pad, row, widths, self.columns)).rstrip() for row in cells]
         lines.insert(1, "  ".join("─" * width for width in widths))
         return "\n".join([*([self.title] if self.title else []), *lines, *self.notes])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
-        head = "".join(f"<th>{escape(column.name)}</th>" for column in self.columns)
+        """Return the HTML that a notebook shows."""
+        head = "".join(f"<th>{escape(column.label)}</th>" for column in self.columns)
         body = "".join(
             "<tr>"
             + "".join(

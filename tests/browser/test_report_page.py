@@ -36,7 +36,7 @@ def test_sections_are_there_to_be_read(browser_page: Any, file: Path) -> None:
     page.goto(file.as_uri())
     assert page.title() == "digits-vit, mlp-mnist: serial, data, pipeline"
     titles = page.locator("h2").all_inner_texts()
-    assert titles[:5] == ["What was run", "Side by side", "Speed", "Why the speed-up is not n", "Timeline"]
+    assert titles[:5] == ["Runs", "Comparison", "Throughput and speed-up", "Speed-up breakdown", "Timeline"]
     for title in titles:
         assert page.get_by_role("heading", name=title, exact=True).is_visible()
     row = page.locator("#compare tbody tr", has_text="data=2")
@@ -52,9 +52,9 @@ def test_sections_are_there_to_be_read(browser_page: Any, file: Path) -> None:
 def test_links_folds_and_copying(browser_page: Any, file: Path) -> None:
     page = browser_page.page
     page.goto(file.as_uri())
-    page.get_by_role("link", name="Make it again").click()
-    assert page.evaluate("location.hash") == "#again"
-    assert page.locator("#again").is_visible()
+    page.get_by_role("link", name="Reproduce").click()
+    assert page.evaluate("location.hash") == "#reproduce"
+    assert page.locator("#reproduce").is_visible()
     fold = page.locator("#plans details").first
     assert not fold.locator("table").is_visible()
     fold.locator("summary").click()
@@ -62,7 +62,7 @@ def test_links_folds_and_copying(browser_page: Any, file: Path) -> None:
     marked = page.locator("#plans tr.marked", has_text="mesh.pipeline")
     assert marked.count() == 1
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page.locator("#again button.copy").first.click()
+    page.locator("#reproduce button.copy").first.click()
     page.get_by_text("copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()").startswith(
         "stagewright compare digits-vit --strategies serial"
@@ -80,7 +80,7 @@ def test_the_timeline_zooms_and_moves(browser_page: Any, file: Path) -> None:
     closer = view(last)
     assert closer[1] - closer[0] == pytest.approx((end - begin) / 2)
     assert view(first)[1] - view(first)[0] == pytest.approx((end - begin) / 2), "the others move along"
-    page.get_by_label("Runs move together").uncheck()
+    page.get_by_label("Link timelines").uncheck()
     last.locator("canvas").scroll_into_view_if_needed()
     box = last.locator("canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
@@ -125,7 +125,7 @@ def test_light_and_dark(open_page: Callable[..., Any], file: Path) -> None:
     assert light.evaluate(paper) == "rgb(255, 255, 255)"
     assert dark.evaluate(paper) == "rgb(20, 24, 29)"
     for _ in range(2):  # auto, light, dark
-        light.get_by_role("button", name="Colours").click()
+        light.get_by_role("button", name="Theme").click()
     assert light.evaluate(paper) == "rgb(20, 24, 29)"
 
 

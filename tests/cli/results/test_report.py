@@ -68,7 +68,7 @@ def test_without_json_it_says_what_was_written(root: Path) -> None:
 def test_the_newest(root: Path) -> None:
     words = [str(root / "runs"), "-o", str(root / "page.html"), "--newest", "1"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert "of 2 runs the newest 1 are shown and 1 older left out: use --newest 2" in result.stderr
+    assert "the newest 1 of 2 runs are shown and 1 older ones are left out: use --newest 2" in result.stderr
     data = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
     assert data["left_out"] == 1
     assert [run["label"] for run in data["runs"]] == ["pipeline=2"]

@@ -11,13 +11,14 @@ import pytest
 
 from made_runs import SERIAL_S, make_run, make_training
 from stagewright.files.atomic import save_text
-from stagewright.report.page import Page, Picture, Section, Table, build_report, page_html, page_markdown
-from stagewright.report.page.html import script_json
+from stagewright.report.page import Page, Picture, Section, build_report, page_html, page_markdown
 from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Prose, Timeline
+from stagewright.report.render.html import script_json
+from stagewright.table import Cell, Table
 
 
 def section(page: Page, name: str) -> Section:
-    return next(one for one in page.sections if one.name == name)
+    return next(section for section in page.sections if section.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +33,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_every_question_has_its_section(page: Page) -> None:
-    assert [one.name for one in page.sections] == [
-        "what",
+    assert [section.name for section in page.sections] == [
+        "runs",
         "compare",
         "speed",
-        "why",
+        "speedup-breakdown",
         "timeline",
-        "shares",
+        "breakdown",
         "memory",
         "traffic",
-        "learning",
+        "training",
         "forecast",
         "plans",
         "environment",
-        "again",
+        "reproduce",
     ]
     assert page.title == "digits-vit, mlp-mnist: serial, data, pipeline"
 
@@ -60,8 +61,8 @@ def test_the_comparison_has_the_figures(page: Page) -> None:
 
 
 def test_the_waterfall_goes_from_n_to_what_was_reached(page: Page) -> None:
-    charts = [one for one in section(page, "why").items if isinstance(one, BarChart)]
-    assert [one.name for one in charts] == ["why-digits-vit-data-2", "why-digits-vit-pipeline-2"]
+    charts = [one for one in section(page, "speedup-breakdown").items if isinstance(one, BarChart)]
+    assert [one.name for one in charts] == ["speedup-digits-vit-data-2", "speedup-digits-vit-pipeline-2"]
     for chart in charts:
         first, *steps, last = chart.bars
         assert first.parts[0].end == 2.0
@@ -77,20 +78,20 @@ def test_the_waterfall_goes_from_n_to_what_was_reached(page: Page) -> None:
 def test_a_stream_of_batches_is_explained_for_one_of_them(tmp_path: Path) -> None:
     make_run(tmp_path, step_s=0.02, training=False, number=0)
     make_run(tmp_path, "pipeline=2", training=False, steps=5, number=1)
-    (chart,) = section(build_report([tmp_path]).page, "why").items
+    (chart,) = section(build_report([tmp_path]).page, "speedup-breakdown").items
     assert isinstance(chart, BarChart)
     whole = 0.101
     assert chart.bars[-1].parts[0].end == pytest.approx(0.02 / (whole / 5))
-    assert "of a stream of 5 batches" in chart.note
+    assert "a stream of 5 batches, per batch" in chart.note
 
 
 def test_shares_add_up_to_the_step(page: Page) -> None:
-    for chart in section(page, "shares").items:
+    for chart in section(page, "breakdown").items:
         assert isinstance(chart, BarChart)
         for bar in chart.bars:
             ends = [part.end for part in bar.parts]
             assert [part.start for part in bar.parts] == pytest.approx([0.0, *ends[:-1]])
-    piped = section(page, "shares").items[2]
+    piped = section(page, "breakdown").items[2]
     assert isinstance(piped, BarChart)
     names = [part.name for part in piped.bars[0].parts]
     assert names == ["compute", "transfer", "wait", "bubble", "overhead"]
@@ -98,30 +99,30 @@ def test_shares_add_up_to_the_step(page: Page) -> None:
 
 def test_no_chart_for_one_number(tmp_path: Path) -> None:
     alone = build_report([make_run(tmp_path).path]).page
-    assert [one.name for one in alone.sections if one.name in ("speed", "traffic", "why")] == []
+    assert [one.name for one in alone.sections if one.name in ("speed", "traffic", "speedup-breakdown")] == []
     (memory,) = section(alone, "memory").items
     assert isinstance(memory, LineChart), "the curve, and no bar for one worker"
     assert "worker 0: 16.2 MiB at the peak." in section(alone, "memory").prose
 
 
 def test_learning_has_curves_and_a_mean_over_seeds(page: Page) -> None:
-    loss, accuracy, table = section(page, "learning").items
+    loss, accuracy, table = section(page, "training").items
     assert isinstance(loss, LineChart)
     assert loss.lines[0].y[0] == 2.3
     assert [line.dashed for line in loss.lines] == [False, True], "equal curves are both seen"
     assert isinstance(accuracy, LineChart)
     assert accuracy.lines[1].y[-1] == pytest.approx(1 - 0.5 / 3 + 0.01)
     assert isinstance(table, Table)
-    assert table.note == "accuracy 0.8383 ± 0.0071 over 2 seeds"
+    assert table.notes == ("accuracy 0.8383 ± 0.0071 over 2 seeds",)
 
 
 def test_plans_are_lined_up_and_differences_marked(page: Page) -> None:
     table, alike, files = section(page, "plans").items
     assert isinstance(table, Table)
-    keys = [row[0] for row in table.rows]
+    keys = [str(row[0]) for row in table.rows]
     assert "mesh.pipeline" in keys
     assert "dtype" not in keys
-    assert table.marked == frozenset(range(len(keys)))
+    assert all(isinstance(cell, Cell) and cell.tone == "strong" for row in table.rows for cell in row)
     assert isinstance(alike, Fold)
     assert isinstance(files, Fold)
     assert len(files.items) == 5
@@ -132,16 +133,16 @@ def test_what_was_not_recorded_says_why(tmp_path: Path) -> None:
     make_run(tmp_path, "pipeline=2", events=False, number=1)
     page = build_report([tmp_path]).page
     assert "has no events of worker 0; run its plan again: torchrun" in section(page, "timeline").prose[0]
-    assert section(page, "why").prose[0] == "There is nothing to show here."
+    assert section(page, "speedup-breakdown").prose[0] == "No run has a breakdown."
     assert "stagewright report" in section(page, "forecast").prose[0]
-    assert [one.name for one in page.sections if one.name == "shares"] == []
+    assert [one.name for one in page.sections if one.name == "breakdown"] == []
 
 
 def test_a_failed_run_is_on_the_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     folder.finish("failed", {"error": "worker 1 was killed"})
     page = build_report([folder.path]).page
-    assert section(page, "what").prose == ("serial failed: worker 1 was killed",)
+    assert section(page, "runs").prose == ("serial failed: worker 1 was killed",)
     assert "worker 1 was killed" in page_html(page)
 
 
@@ -149,7 +150,7 @@ def test_a_refused_run_does_not_look_like_a_failed_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "tensor=2")
     folder.finish("refused", {"error": "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages"})
     page = build_report([tmp_path]).page
-    assert section(page, "what").prose == ("tensor=2 was refused, it can't be run: no heads; use data instead",)
+    assert section(page, "runs").prose == ("tensor=2 was refused: no heads; use data instead",)
 
 
 def test_sections_of_others_come_first(tmp_path: Path) -> None:
@@ -174,7 +175,8 @@ def test_a_study_has_its_answers_and_tables(tmp_path: Path) -> None:
     command, table, picture = tables.items
     assert isinstance(command, Code)
     assert isinstance(table, Table)
-    assert (table.head, table.rows, table.right, table.note) == (("a | b", "n"), (("x", "2"),), {1}, "A note.")
+    assert [(column.name, column.align) for column in table.columns] == [("a | b", "left"), ("n", "right")]
+    assert (table.rows, table.notes) == ((("x", "2"),), ("A note.",))
     assert isinstance(picture, Picture)
 
 
@@ -258,22 +260,22 @@ def test_timelines_share_the_room_for_events(page: Page) -> None:
 
 
 def test_rates_of_other_batches_are_other_charts(tmp_path: Path) -> None:
-    for at, (mesh, dtype) in enumerate(
+    for number, (mesh, dtype) in enumerate(
         [("serial", "float32"), ("data=2", "float32"), ("serial", "bfloat16"), ("data=2", "bfloat16")]
     ):
-        make_run(tmp_path, mesh, dtype=dtype, number=at)
+        make_run(tmp_path, mesh, dtype=dtype, number=number)
     page = build_report([tmp_path]).page
     charts = [one for one in section(page, "speed").items if isinstance(one, BarChart)]
     assert [one.title for one in charts] == [
-        "digits-vit, float32: samples a second",
-        "digits-vit, bfloat16: samples a second",
-        "Speed-up over serial, against the ideal",
+        "digits-vit, float32: throughput (samples/s)",
+        "digits-vit, bfloat16: throughput (samples/s)",
+        "Speed-up over the single-device baseline",
     ]
     assert [len(one.bars) for one in charts] == [2, 2, 4]
     (table,) = section(page, "compare").items
     assert isinstance(table, Table)
-    assert table.head[4] == "over"
-    assert [row[4] for row in table.rows] == [table.rows[at][0] for at in (0, 0, 2, 2)]
+    assert table.columns[4].name == "baseline"
+    assert [row[4] for row in table.rows] == [table.rows[index][0] for index in (0, 0, 2, 2)]
 
 
 def test_a_page_of_the_newest_says_so(tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ def test_a_page_of_the_newest_says_so(tmp_path: Path) -> None:
         make_run(tmp_path, events=False, number=number)
     report = build_report([tmp_path], newest=2)
     assert len(report.runs) == 2
-    assert report.page.subtitle.endswith(f"({report.found.left_out})")
+    assert report.page.subtitle.endswith(f"({report.folders.left_out})")
 
 
 def test_a_fold_of_curves_alone_is_not_in_markdown() -> None:

@@ -43,7 +43,7 @@ def codec_figure(bench: CodecBench) -> Figure:
             if row.cost.codec == name:
                 _draw_point(left, row, color, mark)
         forward = next(row for row in rows if row.cost.codec == name)
-        gains = [forward.cost.raw_bytes / rate / forward.cost.seconds(rate) for rate in _LINKS]
+        gains = [forward.cost.raw_bytes / rate / forward.cost.transfer_s(rate) for rate in _LINKS]
         right.plot(
             [8 * rate for rate in _LINKS],
             gains,

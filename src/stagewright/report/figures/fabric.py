@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
-from stagewright.report.tables.fabric import size_words
+from stagewright.report.tables.fabric import format_size
 
 __all__ = ["draw_fabric", "fabric_figure"]
 
@@ -66,7 +66,7 @@ def fabric_figure(
             linewidth=2.2,
             label=layer["name"]
             if layer["name"] == f"{layer['bytes']} B"
-            else f"{layer['name']} ({size_words(layer['bytes'])})",
+            else f"{layer['name']} ({format_size(layer['bytes'])})",
         )
         for place, (layer, _) in enumerate(chosen)
     ]

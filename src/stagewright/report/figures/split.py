@@ -24,7 +24,7 @@ from stagewright.partition import Split, StageCost
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
 
-__all__ = ["draw_split", "split_figure"]
+__all__ = ["draw_split", "plot_split", "split_figure"]
 
 _GAP = 1.1  # between two groups, in widths of a bar
 _BAR = 0.84
@@ -32,6 +32,11 @@ _WIDEST = 28.0  # a row, in widths of a bar
 _DASHES = (0, (4, 2))
 _PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # keeps the grid out of the text
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def plot_split(split: Split, path: str | Path) -> Path:
+    """Draw one split."""
+    return draw_split([split], path)
 
 
 def draw_split(splits: Iterable[Split], path: str | Path, *, title: str | None = None) -> Path:

@@ -17,14 +17,22 @@ from matplotlib.patches import Patch
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, readable_on, stage_color, tint
-from stagewright.report.timeline import Bar, Timeline
+from stagewright.report.timeline import Bar, Timeline, forecast_timeline
+from stagewright.simulator.forecast import Forecast
 
-__all__ = ["draw_timeline", "size_unit", "time_unit", "timeline_figure"]
+__all__ = ["draw_timeline", "plot_forecast", "size_unit", "time_unit", "timeline_figure"]
 
 _LANE = 0.62
 _LINK = 0.14
 _MOST_LABELS = 400
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def plot_forecast(forecast: Forecast, path: str | Path) -> Path:
+    """Draw a forecast's timeline."""
+    if not forecast.segments:
+        raise UsageError(f"can't draw {path}: a step this large has no timeline; use fewer micro-batches or stages")
+    return draw_timeline(forecast_timeline(forecast), path)
 
 
 def draw_timeline(timeline: Timeline, path: str | Path, beside: Timeline | None = None) -> Path:

@@ -12,21 +12,28 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from stagewright.planner.explain import Explanation
 from stagewright.quantity import format_s
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
-from stagewright.simulator.what_if import Parts
+from stagewright.simulator.what_if import SpeedupBreakdown
 
-__all__ = ["draw_waterfall", "waterfall_figure"]
+__all__ = ["draw_waterfall", "plot_explanation", "waterfall_figure"]
 
 
-def draw_waterfall(parts: Parts, path: str | Path, *, title: str, caption: str = "") -> Path:
+def plot_explanation(explanation: Explanation, path: str | Path) -> Path:
+    """Draw an explanation's waterfall with its advice as the caption."""
+    caption = f"best change: {explanation.advice}"
+    return draw_waterfall(explanation.parts, path, title=explanation.title, caption=caption)
+
+
+def draw_waterfall(parts: SpeedupBreakdown, path: str | Path, *, title: str, caption: str = "") -> Path:
     """Draw the waterfall into a .png, .svg or .pdf file and return its path."""
     path = check_figure_path(path)
     return write_figure(waterfall_figure(parts, title=title, caption=caption), path)
 
 
-def waterfall_figure(parts: Parts, *, title: str, caption: str = "") -> Figure:
+def waterfall_figure(parts: SpeedupBreakdown, *, title: str, caption: str = "") -> Figure:
     """The figure as an object."""
     shown = [
         (part.name, part.seconds, lost)

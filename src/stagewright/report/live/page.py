@@ -1,25 +1,23 @@
-"""The live page as one text: ``page.html`` with the palette's colours and the server's nonce put in."""
+"""The live page as one file: the template with the palette's colors and the server's nonce."""
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
-from stagewright.report.palette import color, color_names
+from stagewright.report.render.html import color_variables, render_template, template_text
 
 __all__ = ["page_html"]
 
 
 def page_html(nonce: str, speed: float | None = None) -> str:
-    """The page; its script and style carry the nonce. With a speed, a run that has ended is replayed at once."""
-    return _template().replace("{{nonce}}", nonce).replace("{{speed}}", "" if speed is None else f"{speed:g}")
+    """Render the page; its script and style carry the nonce.
 
-
-@cache
-def _template() -> str:
-    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    return text.replace("/*{{light}}*/", _variables(dark=False)).replace("/*{{dark}}*/", _variables(dark=True))
-
-
-def _variables(*, dark: bool) -> str:
-    return " ".join(f"--{name}: {color(name, dark=dark)};" for name in color_names())
+    ``speed``: replay a finished run at once, at this speed.
+    """
+    return render_template(
+        "live.html",
+        nonce=nonce,
+        speed="" if speed is None else f"{speed:g}",
+        light=color_variables(),
+        dark=color_variables(dark=True),
+        style=template_text("live.css"),
+        script=template_text("live.js"),
+    )

@@ -83,7 +83,7 @@ def read_replay(folder: RunFolder) -> Replay:
     result = folder.result()
     end: list[Change] = [Failed(fault=fault) for fault in faults if fault is not None]
     end += [Failed(fault=verdict, verdict=True)] if verdict is not None else []
-    end += [Ended(result={key: value for key, value in result.items() if key != "ended"})] if result is not None else []
+    end += [Ended(result=replace(result, ended=None))] if result is not None else []
     return Replay(PlanKnown(name=folder.name, plan=plan), moments(lines, trace), end)
 
 

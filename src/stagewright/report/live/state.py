@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.engine.worker.faults import Doing, Fault, root_cause
 from stagewright.engine.worker.process import ProcessState
+from stagewright.runs.result import RunResult
 from stagewright.spec.plan import Plan
 
 __all__ = [
@@ -58,7 +59,7 @@ GONE_S = 5.0
 
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("wait", ("receive", "wait", "join", "barrier", "connect")),
-    ("collective", ("sum of gradients", "collective", "reduce", "gather", "scatter", "broadcast")),
+    ("collective", ("gradient all-reduce", "sum of gradients", "collective", "reduce", "gather", "scatter", "broadcast")),
     ("backward", ("backward",)),
     ("forward", ("forward", "recompute")),
     ("optimizer", ("optimizer",)),
@@ -125,7 +126,7 @@ class Failed:
 class Ended:
     """The run has a result, the last word on it."""
 
-    result: Mapping[str, Any]
+    result: RunResult
     """result.json."""
 
 
@@ -192,7 +193,7 @@ class LiveState:
     """What failed, in the order in which it was seen."""
     verdict: Fault | None = None
     """The launcher's word on which came first."""
-    result: Mapping[str, Any] | None = None
+    result: RunResult | None = None
     """result.json."""
     gone_s: float | None = None
     """Since when no worker's process is left."""
@@ -202,7 +203,7 @@ class LiveState:
     def status(self, now_s: float) -> Status:
         """How the run stands."""
         if self.result is not None:
-            said = self.result.get("status", "done")
+            said = self.result.status
             return said if said in ("failed", "refused", "interrupted") else "done"
         if self.faults or self.verdict or self.damaged:
             return "failed"
@@ -255,7 +256,11 @@ class LiveState:
                 "traceback": fault.traceback or None,
             }
         if status in ("failed", "refused"):
-            told = str((self.result or {}).get("error") or self.damaged or "the run failed and did not say why")
+            told = str(
+                (self.result.error if self.result is not None else None)
+                or self.damaged
+                or "the run failed and did not say why"
+            )
             first, _, rest = told.partition("\n")
             return {"worker": None, "text": first, "at": None, "traceback": rest or None}
         if status == "killed":
@@ -342,7 +347,7 @@ class LiveState:
         begun_s = _unix(self.begun)
         if begun_s is None:
             return None
-        ended_s = _unix(self.result.get("ended")) if self.result is not None else self.gone_s
+        ended_s = _unix(self.result.ended) if self.result is not None else self.gone_s
         return max(0.0, float(int((now_s if ended_s is None else ended_s) - begun_s)))
 
 
@@ -358,7 +363,7 @@ def fold(state: LiveState, change: Change) -> LiveState:
         case Failed(fault=fault):
             return replace(state, faults=(*(one for one in state.faults if one.worker != fault.worker), fault))
         case Ended(result=result):
-            return replace(state, result=dict(result))
+            return replace(state, result=result)
     if change.rank >= len(state.workers):
         return state
     before = state.workers[change.rank]

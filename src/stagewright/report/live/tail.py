@@ -21,6 +21,7 @@ from stagewright.engine.worker.faults import RECORD_BYTES, Doing, Fault, parse_d
 from stagewright.engine.worker.process import ProcessMark
 from stagewright.errors import UsageError
 from stagewright.report.live.state import Alive, Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold
+from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
 __all__ = ["LineTail", "RunTail", "newest_run"]
@@ -185,7 +186,9 @@ class RunTail:
     def _seldom(self, now_s: float) -> Iterator[Change]:
         assert self.folder is not None
         folder = self.folder
-        ended = self._result.new(_read_json)  # before the rest: what was written before the result is taken in with it
+        ended = self._result.new(
+            _read_result
+        )  # before the rest: what was written before the result is taken in with it
         plan = self._plan.new(lambda path: self._known(folder))
         if plan is not None:
             yield plan
@@ -238,9 +241,8 @@ def newest_run(path: Path) -> Path | None:
     return next((path / name for name in names if (path / name / "plan.toml").is_file()), None)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _read_result(path: Path) -> RunResult | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return RunFolder(path.parent).result()
+    except UsageError:  # half written, or by another version
         return None
-    return content if isinstance(content, dict) else None

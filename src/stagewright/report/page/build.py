@@ -1,4 +1,4 @@
-"""From folders to a page: every section that has something to say, in the order in which questions come up."""
+"""From folders to a report page: every section that has content, in reading order."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagewright import __version__
-from stagewright.report.page.content.breakdown import shares_section, timeline_section
-from stagewright.report.page.content.environment import again_section, environment_section
+from stagewright.report.page.content.breakdown import breakdown_section, timeline_section
+from stagewright.report.page.content.environment import environment_section, reproduce_section
 from stagewright.report.page.content.fabric import fabric_sections
 from stagewright.report.page.content.forecast import forecast_section
-from stagewright.report.page.content.learning import learning_section
 from stagewright.report.page.content.memory import memory_section
 from stagewright.report.page.content.overview import compare_section, overview_section, plans_section
-from stagewright.report.page.content.runs import MOST_RUNS, Found, RunData, find_folders, read_runs
-from stagewright.report.page.content.speed import speed_section, why_section
+from stagewright.report.page.content.runs import MAX_RUNS, ReportFolders, RunData, find_folders, read_runs
+from stagewright.report.page.content.speed import speed_section, speedup_breakdown_section
 from stagewright.report.page.content.study import study_sections
 from stagewright.report.page.content.traffic import traffic_section
+from stagewright.report.page.content.training import training_section
 from stagewright.report.page.sections import Page, Section
 
 __all__ = ["Report", "build_report", "run_sections"]
@@ -27,14 +27,12 @@ Forecaster = Callable[[RunData], RunData]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A page and what it is of."""
+    """A page with its sources."""
 
     page: Page
-    """What is shown."""
     runs: tuple[RunData, ...]
-    """The runs that are on it."""
-    found: Found
-    """The folders that were found."""
+    """The runs on the page."""
+    folders: ReportFolders
 
 
 def build_report(
@@ -43,72 +41,77 @@ def build_report(
     title: str | None = None,
     extra: Sequence[Section] = (),
     forecaster: Forecaster | None = None,
-    newest: int = MOST_RUNS,
+    newest: int = MAX_RUNS,
 ) -> Report:
-    """The page of what was named: runs, folders of runs, fabric runs, studies; `extra` sections come first of all.
+    """Build the page of runs, folders of runs, fabric runs and studies.
 
-    Of the runs the newest so many are shown, and how many that leaves out is said.
+    Args:
+        paths: The folders.
+        title: Title of the page; by default models and strategies.
+        extra: Sections to put first.
+        forecaster: Adds forecasts to runs: see `content.missing_forecasts`.
+        newest: How many runs to show, newest first; the subtitle says how many are left out.
     """
-    found = find_folders(paths, newest)
-    runs = read_runs(found.runs)
+    folders = find_folders(paths, newest)
+    runs = read_runs(folders.runs)
     if forecaster is not None:
         runs = tuple(forecaster(run) if run.is_timed else run for run in runs)
-    told = [section for folder in found.studies for section in study_sections(folder)]
-    sections = (*extra, *told, *run_sections(runs), *fabric_sections(found.fabrics), *_damaged(found))
+    studies = [section for folder in folders.studies for section in study_sections(folder)]
+    sections = (*extra, *studies, *run_sections(runs), *fabric_sections(folders.fabrics), *_damaged_sections(folders))
     page = Page(
-        title=title or _title(runs, found),
-        subtitle=_subtitle(runs, found),
+        title=title or _title(runs, folders),
+        subtitle=_subtitle(runs, folders),
         sections=sections,
-        footer=f"Made by stagewright {__version__} from the run folders alone; this file loads nothing from anywhere.",
+        footer=f"Made by stagewright {__version__} from the run folders; this file loads nothing from the network.",
     )
-    return Report(page=page, runs=runs, found=found)
+    return Report(page=page, runs=runs, folders=folders)
 
 
 def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
-    """Everything about runs; nothing where there are none."""
+    """Return all sections about runs."""
     if not runs:
         return ()
     makers: tuple[Callable[[Sequence[RunData]], Section | None], ...] = (
         overview_section,
         compare_section,
         speed_section,
-        why_section,
+        speedup_breakdown_section,
         timeline_section,
-        shares_section,
+        breakdown_section,
         memory_section,
         traffic_section,
-        learning_section,
+        training_section,
         forecast_section,
         plans_section,
         environment_section,
-        again_section,
+        reproduce_section,
     )
     return tuple(section for make in makers if (section := make(runs)) is not None)
 
 
-def _damaged(found: Found) -> tuple[Section, ...]:
-    """Runs that were left out, with the reasons."""
-    if not found.damaged:
+def _damaged_sections(folders: ReportFolders) -> tuple[Section, ...]:
+    """List runs that can't be read, with the reasons."""
+    if not folders.damaged:
         return ()
-    return (Section(name="damaged", title="Runs that can't be read", prose=tuple(f"{one}." for one in found.damaged)),)
+    return (Section(name="damaged", title="Damaged runs", prose=tuple(f"{reason}." for reason in folders.damaged)),)
 
 
-def _title(runs: Sequence[RunData], found: Found) -> str:
+def _title(runs: Sequence[RunData], folders: ReportFolders) -> str:
     models = list(dict.fromkeys(run.plan.model.name for run in runs))
     if models:
         strategies = list(dict.fromkeys(run.plan.mesh.strategy for run in runs))
         shown = ", ".join(models[:3]) + (", …" if len(models) > 3 else "")
         return f"{shown}: {', '.join(strategies[:5])}{', …' if len(strategies) > 5 else ''}"
-    if found.studies:
-        return found.studies[0].name
-    return f"Fabric: {found.fabrics[0].path.name}"
+    if folders.studies:
+        return folders.studies[0].name
+    return f"Fabric: {folders.fabrics[0].path.name}"
 
 
-def _subtitle(runs: Sequence[RunData], found: Found) -> str:
-    counts = ((len(runs), "run"), (len(found.fabrics), "fabric run"), (len(found.studies), "study"))
-    plural = {"run": "runs", "fabric run": "fabric runs", "study": "studies"}
-    words = [f"{count} {name if count == 1 else plural[name]}" for count, name in counts if count]
-    begun = sorted(str(run.environment["begun"])[:10] for run in runs if run.environment.get("begun"))
-    when = "" if not begun else f" of {begun[0]}" if begun[0] == begun[-1] else f" from {begun[0]} to {begun[-1]}"
-    left_out = f" ({found.left_out})" if found.left_out else ""
-    return " and ".join(words) + when + left_out
+def _subtitle(runs: Sequence[RunData], folders: ReportFolders) -> str:
+    counts = ((len(runs), "run"), (len(folders.fabrics), "fabric run"), (len(folders.studies), "study"))
+    plurals = {"run": "runs", "fabric run": "fabric runs", "study": "studies"}
+    words = [f"{count} {name if count == 1 else plurals[name]}" for count, name in counts if count]
+    dates = sorted(str(run.environment["begun"])[:10] for run in runs if run.environment.get("begun"))
+    period = "" if not dates else f" of {dates[0]}" if dates[0] == dates[-1] else f" from {dates[0]} to {dates[-1]}"
+    left_out = f" ({folders.left_out})" if folders.left_out else ""
+    return " and ".join(words) + period + left_out

@@ -1,4 +1,4 @@
-"""A name for files and places in a page, from any text."""
+"""File names and anchors from any text."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["slug"]
 
 
 def slug(text: str) -> str:
-    """Lower-case letters, digits and dashes; never empty."""
+    """Reduce text to lower-case letters, digits and dashes; never empty."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-") or "run"

@@ -1,1 +1,1 @@
-"""Tables of results."""
+"""Results as `stagewright.table.Table` values."""

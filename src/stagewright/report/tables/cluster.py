@@ -1,37 +1,40 @@
-"""This machine and its links as tables."""
+"""Lists of names, this machine, and its links as tables."""
 
 from __future__ import annotations
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from collections.abc import Mapping
 
 from stagewright.machine.link_fit import MeasuredLink
 from stagewright.machine.machine import Machine
 from stagewright.quantity import format_bytes, format_s
+from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["link_table", "machine_table"]
+__all__ = ["link_table", "machine_table", "name_table"]
+
+
+def name_table(kind: str, descriptions: Mapping[str, str]) -> Table:
+    """Tabulate names of one kind with a line of description each."""
+    columns = (*text_columns(kind), *text_columns("description", wrap=True))
+    return Table(columns=columns, rows=tuple(descriptions.items()))
 
 
 def machine_table(machine: Machine) -> Table:
-    """What the machine has, a row each."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("system", escape(machine.system))
-    table.add_row("processor", escape(machine.processor))
-    table.add_row("cores", _cores(machine))
-    table.add_row("memory", "unknown" if machine.memory_bytes is None else format_bytes(machine.memory_bytes))
-    for gpu in machine.gpus:
-        table.add_row(f"cuda:{gpu.index}", f"{escape(gpu.name)}, {format_bytes(gpu.memory_bytes)}")
+    """Tabulate what the machine has, one property per row."""
+    rows = [
+        ("system", machine.system),
+        ("processor", machine.processor),
+        ("cores", _describe_cores(machine)),
+        ("memory", "unknown" if machine.memory_bytes is None else format_bytes(machine.memory_bytes)),
+    ]
+    rows += [(f"cuda:{gpu.index}", f"{gpu.name}, {format_bytes(gpu.memory_bytes)}") for gpu in machine.gpus]
     if not machine.gpus:
-        table.add_row("GPUs", "none that torch can use")
-    table.add_row("backends", ", ".join(machine.backends) or "none")
-    table.add_row("versions", escape(", ".join(f"{name} {version}" for name, version in machine.versions.items())))
-    return table
+        rows.append(("GPUs", "none that torch can use"))
+    rows.append(("backends", ", ".join(machine.backends) or "none"))
+    rows.append(("versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())))
+    return Table(columns=(*text_columns(""), *text_columns("", wrap=True)), rows=tuple(rows))
 
 
-def _cores(machine: Machine) -> str:
+def _describe_cores(machine: Machine) -> str:
     num_cores, num_threads = len(machine.separate_cores), len(machine.cores)
     text = str(num_cores) if num_cores == num_threads else f"{num_cores} with {num_threads} hyper-threads"
     if machine.core_quota is not None:
@@ -40,25 +43,22 @@ def _cores(machine: Machine) -> str:
 
 
 def link_table(measured: MeasuredLink) -> Table:
-    """Measured times of messages beside those of the fitted line."""
+    """Tabulate measured message times next to those of the fitted latency and bandwidth."""
     link = measured.link
-    table = Table(
+    pinning = "the two ends were not pinned to separate cores, so times vary"
+    return Table(
         title=f"link through {measured.backend}: latency {format_s(link.latency_s)}, "
         f"bandwidth {format_bytes(link.bandwidth_bytes_per_s)}/s",
-        caption=None if measured.pinned else "the ends were not pinned to cores of their own: times wander",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        title_justify="left",
-        caption_justify="left",
+        columns=number_columns("message", "time", "spread", "by latency and bandwidth", "messages timed"),
+        rows=tuple(
+            (
+                format_bytes(point.num_bytes),
+                format_s(point.median_s),
+                format_s(point.spread_s),
+                format_s(link.message_s(point.num_bytes)),
+                str(point.num_messages),
+            )
+            for point in measured.points
+        ),
+        notes=() if measured.pinned else (pinning,),
     )
-    for name in ("message", "time", "spread", "by latency and bandwidth", "messages timed"):
-        table.add_column(name, justify="right")
-    for point in measured.points:
-        table.add_row(
-            format_bytes(point.num_bytes),
-            format_s(point.median_s),
-            format_s(point.spread_s),
-            format_s(link.message_s(point.num_bytes)),
-            str(point.num_messages),
-        )
-    return table

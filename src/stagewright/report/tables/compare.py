@@ -1,144 +1,145 @@
-"""Strategies side by side, as a table."""
+"""Runs of several strategies as a table, with remarks."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.report.tables.loss_notes import loss_notes
-from stagewright.report.tables.parity_note import DIFFERENCES, unequal_sentence
+from stagewright.report.tables.notes import loss_notes, parity_note
+from stagewright.runs.result import RunResult
+from stagewright.table import Cell, Table, number_columns, text_columns
+
+if TYPE_CHECKING:
+    from stagewright.api.compare import Comparison
+    from stagewright.api.run import Run
 
 __all__ = [
     "collective_label",
     "compare_remarks",
     "compare_table",
+    "comparison_table",
     "failure_tracebacks",
     "refusal_reason",
-    "sent_bytes",
+    "run_table",
     "strategy_label",
 ]
 
-_SHORT_S, _LONG_S = 0.05, 0.2
-"""A serial step that leaves little to share, and one that leaves enough."""
-_WHO = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
+_SHORT_STEP_S, _LONG_STEP_S = 0.05, 0.2
+"""A baseline step that overheads dominate, and one that is long enough to parallelize."""
+_WORKER_PREFIX = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")
 
 
-def compare_table(rows: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """One row a strategy; a plan that is not equal to serial, was refused or failed says so and has no speed-up."""
-    table = Table(title=escape(title), box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left")
-    table.add_column("strategy", style="bold", no_wrap=True)
-    for name in ("workers", "batch"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("schedule", no_wrap=True)
-    for name in ("samples/s", "latency", "speed-up", "bound", "memory", "sent"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("equal", no_wrap=True)
-    for row in rows:
-        chunks = f"{row['batch']} ({row['microbatches']})" if row["microbatches"] > 1 else str(row["batch"])
-        head = [escape(strategy_label(row)), str(row["workers"]), chunks, row["schedule"] or "–"]
-        if "error" in row:
-            table.add_row(*head, *["–"] * 6, "[yellow]refused[/yellow]" if row["refused"] else "[red]failed[/red]")
-            continue
-        speedup, share, sent = row["speedup"], row["share_of_bound"], sent_bytes(row)
-        table.add_row(
-            *head,
-            f"{row['samples_per_s']:.1f} ±{50 * row['samples_per_s_spread'] / row['samples_per_s']:.0f}%",
-            format_s(row["latency_s"]),
-            "–" if speedup is None else f"{speedup:.2f} ×",
-            "–" if share is None else f"{share:.0%}",
-            format_bytes(max(row["peak_memory_bytes"])),
-            format_bytes(sent) if sent else "–",
-            "[green]yes[/green]" if row["equal"] else "[red]NO[/red]",
-        )
-    return table
+def comparison_table(comparison: Comparison) -> Table:
+    """Tabulate the result of `stagewright.compare`."""
+    plan = comparison.plan
+    mode = "training" if plan.training else "inference"
+    return compare_table(comparison.rows, f"{plan.model.name}: {mode}, {plan.dtype}, devices {', '.join(plan.devices)}")
 
 
-def strategy_label(row: Mapping[str, Any]) -> str:
-    """A strategy as a person tells it from others: ``data, sharded``."""
-    return f"{row['strategy']}, sharded" if row.get("shard") else str(row["strategy"])
+def run_table(run: Run) -> Table:
+    """Tabulate one run."""
+    result, title = run.result, f"{run.plan.model.name}: {run.folder.name}"
+    return compare_table([] if result is None or not result.is_timed else [result], title)
 
 
-def failure_tracebacks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where in the code failed rows failed, each place once; the rest of their message is in the remarks."""
-    errors = [str(row["error"]) for row in rows if "error" in row and not row["refused"]]
-    traced = [re.search(r"^Traceback.*|^  File .*", error, re.DOTALL | re.MULTILINE) for error in errors]
-    return list(dict.fromkeys(found[0] for found in traced if found is not None))
+def compare_table(rows: Sequence[RunResult], title: str) -> Table:
+    """Tabulate one strategy per row; without parity, and where a plan was refused or failed, there is no speed-up."""
+    return Table(
+        title=title,
+        columns=(
+            *text_columns("strategy"),
+            *number_columns("workers", "batch"),
+            *text_columns("schedule"),
+            *number_columns("samples/s", "step", "speed-up", "of bound", "memory", "traffic"),
+            *text_columns("parity"),
+        ),
+        rows=tuple(map(_compare_row, rows)),
+    )
 
 
-def sent_bytes(row: Mapping[str, Any]) -> int:
-    """Bytes that a step gives to links and collectives, over all workers."""
-    links = sum(row["link_bytes"].values())
-    return int(links + sum(sum(one.values()) for one in row["collective_bytes"]))
+def _compare_row(row: RunResult) -> tuple[str | Cell, ...]:
+    batch = f"{row.batch} ({row.microbatches})" if row.microbatches > 1 else str(row.batch)
+    head = (strategy_label(row), str(row.workers), batch, row.schedule or "–")
+    if row.error is not None:
+        return (*head, *["–"] * 6, Cell("refused", "warning") if row.refused else Cell("failed", "bad"))
+    return (
+        *head,
+        f"{row.samples_per_s:.1f} ±{100 * row.relative_spread:.0f}%",
+        format_s(row.latency_s),
+        "–" if row.speedup is None else f"{row.speedup:.2f} ×",
+        "–" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
+        format_bytes(row.max_memory_bytes),
+        format_bytes(row.sent_bytes) if row.sent_bytes else "–",
+        Cell("ok", "good") if row.equal else Cell("NO", "bad"),
+    )
+
+
+def strategy_label(row: RunResult) -> str:
+    """Name a strategy: ``data, FSDP``."""
+    return f"{row.strategy}, FSDP" if row.shard else str(row.strategy)
+
+
+def failure_tracebacks(rows: Sequence[RunResult]) -> list[str]:
+    """Return the distinct tracebacks of failed rows; the rest of their messages is in the remarks."""
+    errors = [str(row.error) for row in rows if row.error is not None and not row.refused]
+    matches = [re.search(r"^Traceback.*|^  File .*", error, re.DOTALL | re.MULTILINE) for error in errors]
+    return list(dict.fromkeys(match[0] for match in matches if match is not None))
 
 
 def collective_label(axis: str) -> str:
-    """What ``collective_bytes`` counts under a name."""
-    return "sums of tied weights" if axis == "tied" else f"{axis} collectives"
+    """Name the collectives that ``collective_bytes`` counts under an axis."""
+    return "all-reduces of tied weights" if axis == "tied" else f"{axis} collectives"
 
 
-def compare_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each row: how close it is to serial, or why there is none; then what to know about the loss."""
-    found = []
+def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
+    """Describe each row in a line: its parity with the baseline, or its error; then notes on loss and batch size."""
+    lines = []
     for row in rows:
         label = strategy_label(row)
-        if "error" in row:
-            if row["refused"]:
-                found.append(f"{label} refused: {refusal_reason(str(row['error']))}")
+        if row.error is not None:
+            if row.refused:
+                lines.append(f"{label} refused: {refusal_reason(str(row.error))}")
                 continue
-            first, *rest = str(row["error"]).splitlines()
-            found.append(f"{label} failed: {first}")
-            found.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
+            first, *rest = str(row.error).splitlines()
+            lines.append(f"{label} failed: {first}")
+            lines.extend(line for line in rest if line.startswith(("  at: ", "  log: ")))
             continue
-        equality = row["equality"]
-        worst = max(equality.get(kind, 0.0) for kind in DIFFERENCES)
-        if not row["equal"]:
-            found.append(unequal_sentence(label, equality))
-        else:
-            close = "to the last bit" if worst == 0 else f"within {worst:.0e}"
-            memory = ", ".join(format_bytes(size) for size in row["peak_memory_bytes"])
-            traffic = [f"{size} over cut {cut}" for cut, size in _sizes(row["link_bytes"]).items()]
-            traffic += [f"{size} to {collective_label(axis)}" for axis, size in _sizes(_summed(row)).items()]
-            sent = f"; a step sends {', '.join(traffic)}" if traffic else ""
-            found.append(f"{label}: equal to serial {close}; peak memory of each worker {memory}{sent}")
-    return found + [f"note: {line}" for line in (*loss_notes(rows), *_short_step(rows))]
+        assert row.parity is not None
+        if not row.equal:
+            lines.append(parity_note(label, row.parity))
+            continue
+        error = row.parity.max_error
+        match = "bitwise identical to the baseline" if error == 0 else f"matches the baseline within {error:.0e}"
+        memory = ", ".join(format_bytes(size) for size in row.peak_memory_bytes)
+        traffic = [f"{size} P2P over cut {cut}" for cut, size in _format_sizes(row.link_bytes).items()]
+        traffic += [f"{size} in {collective_label(axis)}" for axis, size in _format_sizes(row.axis_bytes).items()]
+        sent = f"; traffic per step {', '.join(traffic)}" if traffic else ""
+        lines.append(f"{label}: {match}; peak memory per worker {memory}{sent}")
+    return lines + [f"note: {line}" for line in (*loss_notes(rows), *_batch_size_notes(rows))]
 
 
-def _short_step(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where strategies lose against a serial step that is over at once: a batch that leaves more to share."""
-    serial = next((row for row in rows if row["strategy"] == "serial" and row.get("latency_s")), None)
-    if serial is None or serial["latency_s"] >= _SHORT_S:
+def _batch_size_notes(rows: Sequence[RunResult]) -> list[str]:
+    """Suggest a larger batch where strategies are slower than a baseline whose step is very short."""
+    baseline = next((row for row in rows if row.strategy == "serial" and row.latency_s), None)
+    if baseline is None or baseline.latency_s >= _SHORT_STEP_S:
         return []
-    slower = [strategy_label(row) for row in rows if (row.get("speedup") or 1.0) < 0.95]
+    slower = [strategy_label(row) for row in rows if (row.speedup or 1.0) < 0.95]
     if not slower:
         return []
-    short = f"serial's step of {serial['batch']} samples takes {format_s(serial['latency_s'])}"
-    wanted = 2 ** math.ceil(math.log2(serial["batch"] * _LONG_S / serial["latency_s"]))
+    batch = 2 ** math.ceil(math.log2(baseline.batch * _LONG_STEP_S / baseline.latency_s))
     return [
-        f"{short}, which leaves little to share: {', '.join(slower)} spent more on starting work and on "
-        f"messages; --batch {wanted} tells more"
+        f"the baseline's step of {baseline.batch} samples takes only {format_s(baseline.latency_s)}, so launch and "
+        f"communication overheads dominate: {', '.join(slower)}; a larger batch says more: --batch {batch}"
     ]
 
 
 def refusal_reason(error: str) -> str:
-    """Why something can't be: the sentence alone, whichever worker was the first to say it."""
-    return _WHO.sub("", error.partition("\n")[0], count=1)
+    """Return the reason of a refusal without the worker that reported it first."""
+    return _WORKER_PREFIX.sub("", error.partition("\n")[0], count=1)
 
 
-def _summed(row: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes given to the collectives of each axis by all workers."""
-    found: dict[str, int] = {}
-    for one in row["collective_bytes"]:
-        for axis, size in one.items():
-            found[axis] = found.get(axis, 0) + size
-    return found
-
-
-def _sizes(sizes: Mapping[str, int]) -> dict[str, str]:
+def _format_sizes(sizes: Mapping[str, int]) -> dict[str, str]:
     return {name: format_bytes(size) for name, size in sizes.items() if size}

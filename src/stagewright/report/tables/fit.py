@@ -1,46 +1,60 @@
-"""How large each strategy can be, as a table."""
+"""The largest size that fits in memory under each strategy, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
-from stagewright.planner.fit import MEMORY, Fit
+from stagewright.planner.fit import MEMORY, StrategyFit
 from stagewright.quantity import format_bytes
+from stagewright.table import Cell, Table, number_columns, text_columns
 
-__all__ = ["fit_table"]
+if TYPE_CHECKING:
+    from stagewright.api.fit import FitResult
+
+__all__ = ["fit_result_table", "fit_table"]
 
 
-def fit_table(rows: Sequence[Fit], title: str, what: str) -> Table:
-    """A row a strategy; the largest and the one that uses least memory stand out."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.add_column("strategy", style="bold", no_wrap=True)
-    table.add_column("recompute")
+def fit_result_table(result: FitResult) -> Table:
+    """Tabulate the result of `stagewright.fit`."""
+    memory = format_bytes(result.memory_bytes)
+    title = f"{result.model}: largest {result.what} on {result.devices} devices of {memory}, forecast"
+    return fit_table(result.rows, title, result.what)
+
+
+def fit_table(rows: Sequence[StrategyFit], title: str, what: str) -> Table:
+    """Tabulate one strategy per row; the largest and the one with the least memory are named."""
     possible = [row for row in rows if not row.refused]
     now = f"memory at {possible[0].now}" if possible else "memory now"
-    for name in (f"most {what}", "memory there", "one more", now):
-        table.add_column(name, justify="right")
-    table.add_column("")
     largest = max((row.largest for row in possible), default=0)
     least = min((row.now_bytes for row in possible), default=0)
+    cells = []
     for row in rows:
+        head: tuple[str | Cell, ...] = (row.strategy, "yes" if row.recompute else "no")
         if row.refused:
-            table.add_row(row.strategy, "yes" if row.recompute else "no", "–", "–", "–", "–", "[red]refused[/red]")
+            cells.append((*head, "–", "–", "–", "–", Cell("refused", "warning")))
             continue
         remarks = [
-            *(["the largest"] if row.largest == largest and largest else []),
+            *(["largest"] if row.largest == largest and largest else []),
             *(["least memory"] if row.now_bytes == least else []),
-            *(["not bound by memory"] if row.bound != MEMORY else []),
+            *(["not limited by memory"] if row.bound != MEMORY else []),
         ]
-        table.add_row(
-            row.strategy,
-            "yes" if row.recompute else "no",
-            str(row.largest) if row.largest else "none",
-            format_bytes(row.peak_bytes) if row.largest else "–",
-            format_bytes(row.above_bytes) if row.above_bytes else "–",
-            format_bytes(row.now_bytes),
-            ", ".join(remarks),
+        cells.append(
+            (
+                *head,
+                str(row.largest) if row.largest else "none",
+                format_bytes(row.peak_bytes) if row.largest else "–",
+                format_bytes(row.above_bytes) if row.above_bytes else "–",
+                format_bytes(row.now_bytes),
+                ", ".join(remarks),
+            )
         )
-    return table
+    return Table(
+        title=title,
+        columns=(
+            *text_columns("strategy", "recompute"),
+            *number_columns(f"max {what}", "memory at max", "memory at max + 1", now),
+            *text_columns("", wrap=True),
+        ),
+        rows=tuple(cells),
+    )

@@ -1,56 +1,94 @@
-"""Runs as a table, the newest first."""
+"""Runs and training results as tables."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_bytes
 from stagewright.runs.index import RunRow
+from stagewright.runs.result import TrainingHistory
+from stagewright.table import Cell, Column, Table, Tone, number_columns
 
-__all__ = ["runs_table"]
+if TYPE_CHECKING:
+    from stagewright.api.train import TrainingResult
 
-_STYLES = {
-    "done": "green",
-    "failed": "red",
-    "damaged": "red",
-    "refused": "yellow",
-    "interrupted": "yellow",
-    "unfinished": "yellow",
+__all__ = ["runs_table", "summarize_training", "train_table", "training_result_table"]
+
+_TONES: dict[str, Tone] = {
+    "done": "good",
+    "failed": "bad",
+    "damaged": "bad",
+    "refused": "warning",
+    "interrupted": "warning",
+    "unfinished": "warning",
 }
 
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
-    """A row a run; columns that no run fills are left out."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("run", style="bold", no_wrap=True)  # says model and mesh, and is typed again: never broken
-    table.add_column("status", no_wrap=True)
-    table.add_column("batch", justify="right")
-    columns = {
-        "micro-\nbatches": [_number(row.microbatches) if row.strategy != "serial" else "" for row in rows],
-        "schedule": [row.schedule or "" for row in rows],
-        "samples\nper s": ["" if row.samples_per_s is None else f"{row.samples_per_s:.4g}" for row in rows],
-        "speed-\nup": ["" if row.speedup is None else f"{row.speedup:.2f} ×" for row in rows],
-        "equal": ["" if row.equal is None else "yes" if row.equal else "[red]no[/red]" for row in rows],
-        "peak\nmemory": ["" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes) for row in rows],
-        "p50 of\na trial": ["" if row.p50_s is None else f"{row.p50_s * 1e3:.3g} ms" for row in rows],
-        "accuracy": ["" if row.accuracy is None else f"{row.accuracy:.1%}" for row in rows],
+    """Tabulate runs, newest first; columns that no run fills are left out."""
+    parity = {None: "", True: "ok", False: Cell("NO", "bad")}
+    columns: dict[Column, list[str | Cell]] = {
+        # The name contains model and mesh and is copied into commands, so it never wraps.
+        Column("run"): [row.name for row in rows],
+        Column("status"): [Cell(row.status, _TONES.get(row.status, "plain")) for row in rows],
+        Column("batch", align="right"): [_format_count(row.batch) for row in rows],
+        Column("micro-\nbatches", align="right"): [
+            _format_count(row.microbatches) if row.strategy != "serial" else "" for row in rows
+        ],
+        Column("schedule"): [row.schedule or "" for row in rows],
+        Column("samples\nper s", align="right"): [
+            "" if row.samples_per_s is None else f"{row.samples_per_s:.4g}" for row in rows
+        ],
+        Column("speed-\nup", align="right"): ["" if row.speedup is None else f"{row.speedup:.2f} ×" for row in rows],
+        Column("parity"): [parity[row.equal] for row in rows],
+        Column("peak\nmemory", align="right"): [
+            "" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes) for row in rows
+        ],
+        Column("trial\np50", align="right"): ["" if row.p50_s is None else f"{row.p50_s * 1e3:.3g} ms" for row in rows],
+        Column("accuracy", align="right"): ["" if row.accuracy is None else f"{row.accuracy:.1%}" for row in rows],
     }
-    filled = {name: cells for name, cells in columns.items() if any(cells)}
-    for name in filled:
-        table.add_column(name, justify="left" if name in ("schedule", "equal") else "right")
-    for at, row in enumerate(rows):
-        table.add_row(
-            escape(row.name),
-            f"[{_STYLES[row.status]}]{row.status}[/]" if row.status in _STYLES else escape(row.status),
-            _number(row.batch),
-            *(cells[at] for cells in filled.values()),
-        )
-    return table
+    filled = {column: cells for column, cells in columns.items() if any(map(str, cells)) or column.name == "run"}
+    return Table(columns=tuple(filled), rows=tuple(zip(*filled.values(), strict=True)))
 
 
-def _number(number: int | None) -> str:
-    return "" if number is None else str(number)
+def training_result_table(result: TrainingResult) -> Table:
+    """Tabulate the result of `stagewright.train`."""
+    plan = result.plan
+    title = f"{plan.model.name} on {result.task}: {plan.mesh.strategy}, batch {plan.batch}"
+    return train_table(result.histories, title)
+
+
+def summarize_training(histories: Sequence[TrainingHistory]) -> dict[str, float]:
+    """Return mean and standard deviation over seeds of the metric after the last epoch."""
+    scores = [history.score for history in histories]
+    return {"mean": statistics.fmean(scores), "spread": statistics.stdev(scores) if len(scores) > 1 else 0.0}
+
+
+def train_table(histories: Sequence[TrainingHistory], title: str) -> Table:
+    """Tabulate every epoch of every seed."""
+    metric = histories[0].metric
+    summary = summarize_training(histories)
+    over_seeds = f" ± {summary['spread']:.4f} over {len(histories)} seeds" if len(histories) > 1 else ""
+    return Table(
+        title=title,
+        columns=number_columns("seed", "epoch", "training loss", "evaluation loss", metric, "samples/s"),
+        rows=tuple(
+            (
+                str(history.seed),
+                str(epoch.epoch),
+                f"{epoch.training_loss:.4f}",
+                f"{epoch.evaluation_loss:.4f}",
+                f"{epoch.score:.4f}",
+                f"{epoch.samples_per_s:.1f}",
+            )
+            for history in histories
+            for epoch in history.epochs
+        ),
+        notes=(f"{metric} {summary['mean']:.4f}{over_seeds}",),
+    )
+
+
+def _format_count(count: int | None) -> str:
+    return "" if count is None else str(count)

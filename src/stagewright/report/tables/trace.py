@@ -1,19 +1,16 @@
-"""What workers did, as tables: where a step went, beside its forecast, memory at its peak, operators."""
+"""Traces as tables: the breakdown of a step, its forecast, peak memory, and operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from stagewright.quantity import format_bytes, format_s
 from stagewright.spec.plan import Mesh
+from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, WorkerShare
 from stagewright.trace.memory import CATEGORIES, WorkerMemory
-from stagewright.trace.operators import Comparison, WorkerOperators
+from stagewright.trace.operators import Comparison, PartComparison, WorkerOperators
 
 if TYPE_CHECKING:
     from stagewright.simulator.forecast import Forecast
@@ -27,123 +24,127 @@ __all__ = [
     "share_table",
 ]
 
-_CONTEXT = 2  # lines that both have around those that differ
-_MOST_LINES = 40
+_CONTEXT_LINES = 2  # common lines around those that differ
+_MAX_LINES = 40
 
 
 def share_table(shares: Sequence[WorkerShare], title: str) -> Table:
-    """Where each worker's step went; every row adds up."""
-    table = _table(title, ("worker", "stages", "step", *PARTS))
+    """Tabulate the breakdown of each worker's step; the parts of a row add up to the step."""
+    rows = []
     for share in shares:
-        parts = [f"{_some(seconds)}{_percent(seconds, share.step_s)}" for seconds in share.parts().values()]
+        parts = (f"{_format_positive(part)}{_format_percent(part, share.step_s)}" for part in share.parts().values())
         stages = ", ".join(map(str, share.stages)) or "–"
-        table.add_row(str(share.worker), stages, format_s(share.step_s), *parts)
-    return table
+        rows.append((str(share.worker), stages, format_s(share.step_s), *parts))
+    columns = (*number_columns("worker"), *text_columns("stages"), *number_columns("step", *PARTS))
+    return Table(title=title, columns=columns, rows=tuple(rows))
 
 
 def beside_forecast_table(shares: Sequence[WorkerShare], forecast: Forecast, mesh: Mesh) -> Table:
-    """Measured beside forecast, each in its own column."""
-    names = ("step", "computing", "optimiser", "collectives", "waiting and links")
-    heads = [f"{name}{how}" for name in names for how in ("", ", forecast")]
-    table = _table("measured beside forecast", ("worker", *heads))
+    """Tabulate measured and forecast parts of each worker's step."""
+    rows = []
     for share in shares:
-        told = forecast.workers[mesh.coordinates(share.worker)[2]]
+        worker = forecast.workers[mesh.coordinates(share.worker)[2]]
         pairs = (
             (share.step_s, forecast.step_s),
-            (share.compute_s - share.optimizer_s, told.compute_s),
-            (share.optimizer_s, told.optimizer_s),
-            (share.collective_s, told.tensor_s + told.data_s),
-            (share.wait_s + share.bubble_s + share.transfer_s, told.idle_s),
+            (share.compute_s - share.optimizer_s, worker.compute_s),
+            (share.optimizer_s, worker.optimizer_s),
+            (share.collective_s, worker.tensor_s + worker.data_s),
+            (share.wait_s + share.bubble_s + share.transfer_s, worker.idle_s),
         )
-        table.add_row(str(share.worker), *(_some(seconds) for pair in pairs for seconds in pair))
-    return table
+        rows.append((str(share.worker), *(_format_positive(seconds) for pair in pairs for seconds in pair)))
+    names = ("step", "compute", "optimizer", "collectives", "idle and P2P")
+    headings = [f"{name}\n{source}" for name in names for source in ("measured", "forecast")]
+    return Table(title="Measured and forecast", columns=number_columns("worker", *headings), rows=tuple(rows))
 
 
 def memory_table(memory: Sequence[WorkerMemory]) -> Table:
-    """What each worker held when it held most."""
-    table = _table("memory when it was most", ("worker", "peak", *CATEGORIES, "in"))
+    """Tabulate each worker's memory at its peak, by category."""
+    rows = []
     for worker in memory:
         peak = worker.peak
-        sizes = [format_bytes(getattr(peak, name)) if getattr(peak, name) else "–" for name in CATEGORIES]
-        table.add_row(str(worker.rank), format_bytes(peak.total_bytes), *sizes, escape(peak.doing))
-    return table
+        sizes = (format_bytes(getattr(peak, name)) if getattr(peak, name) else "–" for name in CATEGORIES)
+        rows.append((str(worker.rank), format_bytes(peak.total_bytes), *sizes, peak.doing))
+    columns = (*number_columns("worker", "peak", *CATEGORIES), *text_columns("during"))
+    return Table(title="Peak memory", columns=columns, rows=tuple(rows))
 
 
-def operator_table(worker: WorkerOperators, most: int = 8) -> Table:
-    """The operators that took longest on one worker, those inside others left out."""
-    seconds: dict[str, tuple[float, int]] = {}
-    for one in worker.operators:
-        if one.is_operator and one.depth == 0:
-            before, count = seconds.get(one.name, (0.0, 0))
-            seconds[one.name] = (before + one.end_s - one.start_s, count + 1)
-    total = sum(took for took, _ in seconds.values())
-    num = sum(count for _, count in seconds.values())
-    table = _table(f"worker {worker.rank}: {num} operators in one step", ("operator", "calls", "time", "of all"))
-    ordered = sorted(seconds.items(), key=lambda one: -one[1][0])
-    for name, (took, count) in ordered[:most]:
-        table.add_row(escape(name), str(count), format_s(took), f"{took / total:.0%}" if total else "–")
-    return table
+def operator_table(worker: WorkerOperators, max_rows: int = 8) -> Table:
+    """Tabulate the operators that took longest on one worker; operators called by others are not counted."""
+    totals: dict[str, tuple[float, int]] = {}
+    for operator in worker.operators:
+        if operator.is_operator and operator.depth == 0:
+            seconds, count = totals.get(operator.name, (0.0, 0))
+            totals[operator.name] = (seconds + operator.end_s - operator.start_s, count + 1)
+    total_s = sum(seconds for seconds, _ in totals.values())
+    num_calls = sum(count for _, count in totals.values())
+    longest = sorted(totals.items(), key=lambda item: -item[1][0])[:max_rows]
+    return Table(
+        title=f"worker {worker.rank}: {num_calls} operators in one step",
+        columns=(*text_columns("operator"), *number_columns("calls", "time", "share")),
+        rows=tuple(
+            (name, str(count), format_s(seconds), f"{seconds / total_s:.0%}" if total_s else "–")
+            for name, (seconds, count) in longest
+        ),
+    )
 
 
-def comparison_table(found: Comparison) -> Table:
-    """Two workers' operators, kind by kind."""
-    first, second = f"worker {found.first}", f"worker {found.second}"
-    heads = ("part", first, second, "same, of one micro-batch", f"more in {first}", f"more in {second}")
-    table = _table(f"operators of {first} and {second}, in one step", heads)
-    for part in found.parts:
-        sides = [
-            ", ".join(f"{name} × {count}" for name, count in side[:3]) for side in (part.only_first, part.only_second)
-        ]
-        more = [", …" if len(side) > 3 else "" for side in (part.only_first, part.only_second)]
-        table.add_row(
-            part.action,
-            str(part.num_first),
-            str(part.num_second),
-            "all" if part.is_same else str(part.num_same),
-            *(escape(side + rest) or "–" for side, rest in zip(sides, more, strict=True)),
-        )
-    return table
+def comparison_table(comparison: Comparison) -> Table:
+    """Tabulate the operators of two workers, one kind of action per row."""
+    first, second = f"worker {comparison.first}", f"worker {comparison.second}"
+    return Table(
+        title=f"operators of {first} and {second}, in one step",
+        columns=(
+            *text_columns("action"),
+            *number_columns(first, second, "common, per micro-batch"),
+            *text_columns(f"only in {first}", f"only in {second}", wrap=True),
+        ),
+        rows=tuple(
+            (
+                part.action,
+                str(part.num_first),
+                str(part.num_second),
+                "all" if part.is_same else str(part.num_same),
+                _format_counts(part.only_first),
+                _format_counts(part.only_second),
+            )
+            for part in comparison.parts
+        ),
+    )
 
 
-def comparison_lines(found: Comparison) -> list[str]:
-    """The aligned difference, without what both have in common far from it."""
-    lines: list[str] = []
-    for part in found.parts:
-        if part.is_same or not any(not line.startswith("  ") for line in part.lines):
-            continue
-        near = {
-            other
-            for at, line in enumerate(part.lines)
-            if not line.startswith("  ")
-            for other in range(at - _CONTEXT, at + _CONTEXT + 1)
-        }
-        lines.append(f"@@ {part.action}, one micro-batch: {len(part.lines)} lines @@")
-        skipped = 0
-        for at, line in enumerate(part.lines):
-            if at in near:
-                lines += [f"  … {skipped} the same …"] * bool(skipped)
-                lines.append(line)
-                skipped = 0
-            else:
-                skipped += 1
-        lines += [f"  … {skipped} the same …"] * bool(skipped)
-    if len(lines) > _MOST_LINES:
-        return [*lines[:_MOST_LINES], f"… {len(lines) - _MOST_LINES} lines more; --json has all"]
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """Return the aligned difference of two workers' operators, with a few common lines around each change."""
+    lines = [line for part in comparison.parts for line in _diff_lines(part)]
+    if len(lines) > _MAX_LINES:
+        return [*lines[:_MAX_LINES], f"… {len(lines) - _MAX_LINES} more lines; --json has all"]
     return lines
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=escape(title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    words = ("stages", "in", "operator", "part")
-    for name in columns:
-        is_text = name in words or name.startswith("more in")
-        table.add_column(escape(name), justify="left" if is_text else "right")
-    return table
+def _diff_lines(part: PartComparison) -> list[str]:
+    changed = [index for index, line in enumerate(part.lines) if not line.startswith("  ")]
+    if part.is_same or not changed:
+        return []
+    near = {neighbor for index in changed for neighbor in range(index - _CONTEXT_LINES, index + _CONTEXT_LINES + 1)}
+    lines = [f"@@ {part.action}, one micro-batch: {len(part.lines)} lines @@"]
+    skipped = 0
+    for index, line in enumerate(part.lines):
+        if index not in near:
+            skipped += 1
+            continue
+        lines += [f"  … {skipped} common …"] * bool(skipped)
+        lines.append(line)
+        skipped = 0
+    return [*lines, *[f"  … {skipped} common …"] * bool(skipped)]
 
 
-def _some(seconds: float) -> str:
+def _format_counts(counts: Sequence[tuple[str, int]]) -> str:
+    text = ", ".join(f"{name} × {count}" for name, count in counts[:3])
+    return (text + (", …" if len(counts) > 3 else "")) or "–"
+
+
+def _format_positive(seconds: float) -> str:
     return format_s(seconds) if seconds > 0 else "–"
 
 
-def _percent(seconds: float, whole: float) -> str:
-    return f" ({seconds / whole:.0%})" if seconds > 0 and whole > 0 else ""
+def _format_percent(seconds: float, total_s: float) -> str:
+    return f" ({seconds / total_s:.0%})" if seconds > 0 and total_s > 0 else ""

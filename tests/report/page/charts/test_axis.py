@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stagewright.report.page.charts.axis import label, log_ticks, ticks
+from stagewright.report.page.charts.axis import format_tick, log_ticks, ticks
 
 
 def test_ticks_are_round() -> None:
@@ -36,10 +36,10 @@ def test_logarithmic_ticks_hold_the_range(low: float, factor: float) -> None:
 
 
 def test_labels() -> None:
-    assert label(0.02, "seconds") == "20 ms"
-    assert label(2.5, "times") == "2.5 ×"
-    assert label(0.975, "share") == "97.5 %"
-    assert label(2**20, "bytes") == "1 MiB"
-    assert label(100 * 2**20, "bytes") == "100 MiB"
-    assert label(0.25, "number") == "0.25"
-    assert label(20_000, "number") == "20 k"
+    assert format_tick(0.02, "seconds") == "20 ms"
+    assert format_tick(2.5, "times") == "2.5 ×"
+    assert format_tick(0.975, "share") == "97.5 %"
+    assert format_tick(2**20, "bytes") == "1 MiB"
+    assert format_tick(100 * 2**20, "bytes") == "100 MiB"
+    assert format_tick(0.25, "number") == "0.25"
+    assert format_tick(20_000, "number") == "20 k"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from made_runs import make_run, make_training
 from stagewright.cli.running.compare import compare
-from stagewright.report.page.content.command import again
+from stagewright.report.page.content.command import reproduce_command
 from stagewright.runs import RunFolder
 from stagewright.spec import Mesh, ModelSpec, Plan
 from stagewright.spec.plan import OptimizerSpec
@@ -54,7 +54,7 @@ def test_typed_again_it_is_the_same_plan(plan: Plan, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr("stagewright.engine.jobs.compare.compare", capture)
     monkeypatch.setattr("stagewright.cluster.device.usable_cores", lambda: set(range(8)))  # where it had been run
-    words = shlex.split(again(RunFolder(tmp_path), plan))
+    words = shlex.split(reproduce_command(RunFolder(tmp_path), plan))
     assert words[:2] == ["stagewright", "compare"]
     result = CliRunner().invoke(app, words[2:], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -64,7 +64,7 @@ def test_typed_again_it_is_the_same_plan(plan: Plan, tmp_path: Path, monkeypatch
 def test_what_compare_can_not_be_told_runs_from_its_file(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "pipeline=2")
     plan = folder.plan()
-    assert again(folder, plan).startswith("stagewright compare digits-vit --strategies pipeline=2 ")
+    assert reproduce_command(folder, plan).startswith("stagewright compare digits-vit --strategies pipeline=2 ")
     file = folder.path / "plan.toml"
     for other in (
         replace(plan, codec="bf16"),
@@ -72,12 +72,12 @@ def test_what_compare_can_not_be_told_runs_from_its_file(tmp_path: Path) -> None
         replace(plan, recompute=(True, False)),
         replace(plan, model=replace(plan.model, padded=True)),
     ):
-        assert again(folder, other) == f"torchrun --nproc-per-node 2 -m stagewright worker {file}"
+        assert reproduce_command(folder, other) == f"torchrun --nproc-per-node 2 -m stagewright worker {file}"
 
 
 def test_a_training_run_names_its_plan_and_data(tmp_path: Path) -> None:
     folder = make_training(tmp_path)
     file = folder.path / "plan.toml"
-    assert again(folder, folder.plan()) == f"stagewright train mlp-mnist digits --plan {file}"
+    assert reproduce_command(folder, folder.plan()) == f"stagewright train mlp-mnist digits --plan {file}"
     (folder.path / "training.json").write_text('{"data_dir": "/my data", "tokenizer": null, "checkpoint": null}')
-    assert again(folder, folder.plan()).endswith("--data-dir '/my data'")
+    assert reproduce_command(folder, folder.plan()).endswith("--data-dir '/my data'")

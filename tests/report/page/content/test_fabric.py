@@ -13,7 +13,8 @@ from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.fabric.trials import TrialTable, row_type
 from stagewright.report.page import build_report, page_html
-from stagewright.report.page.sections import LineChart, Table
+from stagewright.report.page.sections import LineChart
+from stagewright.table import Table
 
 SLOW = 700
 
@@ -34,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_layers_the_spread_and_the_slow_trial(folder: Path) -> None:
     (section,) = build_report([folder]).page.sections
-    assert section.prose[0].startswith("mlp<b>: 2 ranks, 1000 trials, engine sockets; begun 20")
+    assert section.prose[0].startswith("mlp<b>: 2 ranks, 1000 trials, engine sockets; started 20")
     assert any(line.startswith("verdict: ") for line in section.prose)
     table, spread, over = section.items
     assert isinstance(table, Table)

@@ -9,6 +9,7 @@ from made_runs import make_run, make_training
 from stagewright.errors import UnknownName, UsageError
 from stagewright.report.page.content.runs import differences, find_folders, read_runs
 from stagewright.runs import RunFolder
+from stagewright.runs.result import RunResult
 from stagewright.spec import Mesh, ModelSpec, Plan
 
 
@@ -25,9 +26,9 @@ def test_a_study_brings_its_runs(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "study.json").write_text("{}")
     run = make_run(folder / "runs")
-    found = find_folders([folder])
-    assert found.studies == (folder,)
-    assert [one.path for one in found.runs] == [run.path]
+    folders = find_folders([folder])
+    assert folders.studies == (folder,)
+    assert [found.path for found in folders.runs] == [run.path]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -45,10 +46,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_run_is_left_out_of_a_folder_and_refused_by_name(tmp_path: Path) -> None:
     good, bad = make_run(tmp_path, number=0), make_run(tmp_path, "data=2", number=1)
     (bad.path / "plan.toml").write_text("batch = 0\n")
-    found = find_folders([tmp_path])
-    assert [one.path for one in found.runs] == [good.path]
-    assert len(found.damaged) == 1
-    assert "plan.toml" in found.damaged[0]
+    folders = find_folders([tmp_path])
+    assert [run.path for run in folders.runs] == [good.path]
+    assert len(folders.damaged) == 1
+    assert "plan.toml" in folders.damaged[0]
     with pytest.raises(UsageError, match=r"plan\.toml"):
         find_folders([bad.path])
 
@@ -74,17 +75,19 @@ def test_each_run_is_set_against_its_own_comparison(tmp_path: Path) -> None:
         make_run(tmp_path, step_s=0.4, dtype="bfloat16", number=4),
         make_run(tmp_path, "pipeline=2", step_s=0.1, dtype="bfloat16", number=5),
     ]
-    found = read_runs(runs)
-    assert [run.speedup for run in found] == pytest.approx([1.0, 1.25, 1.0, 2.5, 1.0, 4.0])
-    assert [run.serial for run in found] == [found[at].label for at in (0, 0, 2, 2, 4, 4)]
-    assert read_runs(runs[3:4])[0].serial == runs[2].name, "one that is not on the page goes by its folder"
+    read = read_runs(runs)
+    assert [run.speedup for run in read] == pytest.approx([1.0, 1.25, 1.0, 2.5, 1.0, 4.0])
+    assert [run.baseline for run in read] == [read[index].label for index in (0, 0, 2, 2, 4, 4)]
+    assert read_runs(runs[3:4])[0].baseline == runs[2].name, "one that is not on the page goes by its folder"
 
 
 def test_of_many_runs_the_newest_are_shown(tmp_path: Path) -> None:
     made = [make_run(tmp_path, steps=1, events=False, number=number) for number in range(3)]
-    found = find_folders([made[2].path, made[0].path, made[1].path], newest=2)
-    assert [one.path for one in found.runs] == [made[2].path, made[1].path], "in the order in which they were named"
-    assert found.left_out == "of 3 runs the newest 2 are shown and 1 older left out: use --newest 3, or name some"
+    folders = find_folders([made[2].path, made[0].path, made[1].path], newest=2)
+    assert [run.path for run in folders.runs] == [made[2].path, made[1].path], "in the order in which they were named"
+    assert folders.left_out == (
+        "the newest 2 of 3 runs are shown and 1 older ones are left out: use --newest 3, or name runs"
+    )
     assert find_folders([tmp_path]).left_out == ""
 
 
@@ -125,4 +128,4 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
     going = RunFolder.create(tmp_path, plan, environment={}, now=datetime(2026, 11, 15, 9))
     (run,) = read_runs([going])
-    assert (run.status, run.result, run.speedup, run.metrics) == ("unfinished", {}, None, ())
+    assert (run.status, run.result, run.speedup, run.metrics) == ("unfinished", RunResult(), None, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stagewright.report.page.content.study import study_sections
-from stagewright.report.page.sections import Table
+from stagewright.table import Table
 
 
 def test_tables_and_what_only_looks_like_one(tmp_path: Path) -> None:
@@ -13,4 +13,5 @@ def test_tables_and_what_only_looks_like_one(tmp_path: Path) -> None:
     (section,) = study_sections(tmp_path)
     (table,) = section.items
     assert isinstance(table, Table)
-    assert (table.title, table.head, table.rows, table.right) == ("Rates", ("a", "b"), (("1", "2"),), frozenset({1}))
+    assert (table.title, table.rows) == ("Rates", (("1", "2"),))
+    assert [(column.name, column.align) for column in table.columns] == [("a", "left"), ("b", "right")]

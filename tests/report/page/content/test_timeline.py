@@ -36,6 +36,6 @@ def test_as_many_whole_steps_as_fit_are_shown(tmp_path: Path) -> None:
     assert shown_steps(trace, 5 * each) == (0, 1, 2, 3, 4)
     assert shown_steps(trace, 3 * each) == (0, 1, 2)
     assert shown_steps(trace, 1) == (0,)
-    timeline = make_timeline(trace, name="x", title="x", most=3 * each)
-    assert "The first 3 of 5 recorded steps" in timeline.note
+    timeline = make_timeline(trace, name="x", title="x", max_events=3 * each)
+    assert "Only the first 3 of 5 recorded steps" in timeline.note
     assert make_timeline(trace, name="x", title="x").note == ""

@@ -1,1 +1,1 @@
-"""The report page's charts, as SVG and as figure files."""
+"""Charts of the report page, as SVG and as matplotlib figures."""

@@ -1,4 +1,4 @@
-"""The page's charts as files, .svg and .png: the same values, drawn by matplotlib, for slides and papers."""
+"""The page's charts as .svg and .png files, drawn by matplotlib, for slides and papers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import write_figure
-from stagewright.report.page.charts.axis import label, log_ticks, ticks
+from stagewright.report.page.charts.axis import format_tick, log_ticks, ticks
 from stagewright.report.page.sections import BarChart, Fold, Item, LineChart, Page, Timeline
 from stagewright.report.page.slug import slug
 from stagewright.report.palette import GRID, INK, MUTED, color
@@ -27,56 +27,56 @@ _THIN = 0.16
 
 
 def write_figures(page: Page, folder: str | Path) -> list[Path]:
-    """Each figure twice in a folder, which is made where it is not there."""
+    """Write every figure of the page into a folder, as SVG and PNG."""
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"can't make the folder {folder}: {error.strerror}; choose another --figures") from None
-    found: list[Path] = []
+        raise UsageError(f"can't create the folder {folder}: {error.strerror}; choose another --figures") from None
+    paths: list[Path] = []
     used: set[str] = set()
     for item in _figures(page):
         name = slug(item.name)
         while name in used:
-            name += "-again"
+            name += "-2"
         used.add(name)
         figure = chart_figure(item)
-        found += [write_figure(figure, folder / f"{name}{suffix}") for suffix in _SUFFIXES]
-    return found
+        paths += [write_figure(figure, folder / f"{name}{suffix}") for suffix in _SUFFIXES]
+    return paths
 
 
 def chart_figure(item: BarChart | LineChart | Timeline) -> Figure:
-    """One chart as an object."""
+    """Draw one chart."""
     if isinstance(item, BarChart):
         return _bar_figure(item)
     return _line_figure(item) if isinstance(item, LineChart) else _timeline_figure(item)
 
 
 def _figures(page: Page) -> Iterator[BarChart | LineChart | Timeline]:
-    def inside(items: tuple[Item, ...]) -> Iterator[BarChart | LineChart | Timeline]:
+    def find_charts(items: tuple[Item, ...]) -> Iterator[BarChart | LineChart | Timeline]:
         for item in items:
             if isinstance(item, Fold):
-                yield from inside(item.items)
+                yield from find_charts(item.items)
             elif isinstance(item, BarChart | LineChart | Timeline):
                 yield item
 
     for section in page.sections:
-        yield from inside(section.items)
+        yield from find_charts(section.items)
 
 
 def _bar_figure(chart: BarChart) -> Figure:
     figure = Figure(figsize=(9, 1.3 + 0.42 * len(chart.bars)), dpi=160)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    for place, bar in enumerate(chart.bars):
+    for row, bar in enumerate(chart.bars):
         for part in bar.parts:
-            axes.barh(place, part.end - part.start, 0.62, left=part.start, color=color(part.paint), zorder=3)
+            axes.barh(row, part.end - part.start, 0.62, left=part.start, color=color(part.paint), zorder=3)
         if bar.mark is not None:
-            axes.plot([bar.mark, bar.mark], [place - 0.4, place + 0.4], color=INK, linewidth=2.2, zorder=4)
+            axes.plot([bar.mark, bar.mark], [row - 0.4, row + 0.4], color=INK, linewidth=2.2, zorder=4)
         right = max([bar.mark or 0.0, *(part.end for part in bar.parts)])
         axes.annotate(
             _plain(bar.text),
-            (right, place),
+            (right, row),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",
@@ -88,7 +88,7 @@ def _bar_figure(chart: BarChart) -> Figure:
     ends = [part.end for bar in chart.bars for part in bar.parts] + [bar.mark or 0.0 for bar in chart.bars]
     axes.set_xlim(min(0.0, *ends), (max(ends) or 1.0) * 1.3)
     axes.set_xticks(ticks(0.0, max(ends) or 1.0, chart.quantity))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value, chart.quantity)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value, chart.quantity)))
     axes.set_title(_plain(chart.title), loc="left", color=INK, fontsize=11, fontweight="bold")
     keys: list[Artist] = [Patch(facecolor=color(paint), label=_plain(name)) for name, paint in chart.legend]
     if chart.mark_name:
@@ -104,12 +104,13 @@ def _line_figure(chart: LineChart) -> Figure:
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     for line in chart.lines:
-        how: dict[str, Any] = {"color": color(line.paint), "label": _plain(line.name)}
+        style: dict[str, Any] = {"color": color(line.paint), "label": _plain(line.name)}
         if line.style == "dots":
-            axes.plot(line.x, line.y, ".", markersize=3, **how)
+            axes.plot(line.x, line.y, ".", markersize=3, **style)
         else:
-            drawn = "steps-post" if line.style == "step" else "default"
-            axes.plot(line.x, line.y, linewidth=1.6, drawstyle=drawn, linestyle="--" if line.dashed else "-", **how)
+            drawstyle: Any = "steps-post" if line.style == "step" else "default"
+            dashes = "--" if line.dashed else "-"
+            axes.plot(line.x, line.y, linewidth=1.6, drawstyle=drawstyle, linestyle=dashes, **style)
     for axis, log, quantity, name in (
         (axes.xaxis, chart.x_log, chart.x_quantity, chart.x_title),
         (axes.yaxis, chart.y_log, chart.y_quantity, chart.y_title),
@@ -122,7 +123,7 @@ def _line_figure(chart: LineChart) -> Figure:
         elif any(line.x for line in chart.lines):
             low, high = axis.get_data_interval()
             axis.set_ticks(ticks(0.0 if axis is axes.yaxis and chart.from_zero else low, high, quantity))
-        axis.set_major_formatter(FuncFormatter(lambda value, _, kind=quantity: label(value, kind)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _, kind=quantity: format_tick(value, kind)))
         axis.set_label_text(_plain(name), color=INK)
     if chart.from_zero and not chart.y_log:
         axes.set_ylim(bottom=0)
@@ -134,7 +135,7 @@ def _line_figure(chart: LineChart) -> Figure:
 
 
 def _timeline_figure(timeline: Timeline) -> Figure:
-    """The step that the page shows first, a lane a worker, messages and collectives below it."""
+    """Draw the step that the page shows first: a lane per worker, P2P and collectives below it."""
     data = timeline.data
     unit, workers = data["unit_s"], data["workers"]
     begin, end = next((first, last) for step, first, last in data["steps"] if step == data["median"])
@@ -142,16 +143,16 @@ def _timeline_figure(timeline: Timeline) -> Figure:
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
     for row, worker in enumerate(workers):
-        for at, lane in enumerate(worker["lanes"]):
-            _draw_lane(axes, lane, float(row), at, data)
+        for number, lane in enumerate(worker["lanes"]):
+            _draw_lane(axes, lane, float(row), number, data)
     axes.set_yticks(range(len(workers)), [_plain(worker["label"]) for worker in workers], color=INK, fontsize=9)
     axes.set_ylim(len(workers) - 0.3, -0.5)
     axes.set_xlim(0, (end - begin) * unit)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value, "seconds")))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value, "seconds")))
     axes.set_title(
         _plain(f"{timeline.title}: step {data['median']}"), loc="left", color=INK, fontsize=11, fontweight="bold"
     )
-    names = {"forward": "stage-0", "backward": "stage-0-pale", "collective": "share-collective", "waits": "grid"}
+    names = {"forward": "stage-0", "backward": "stage-0-pale", "collective": "share-collective", "waiting": "grid"}
     keys = [Patch(facecolor=color(paint), label=name) for name, paint in names.items()]
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=8.5)
     _style(axes, "x")
@@ -159,26 +160,26 @@ def _timeline_figure(timeline: Timeline) -> Figure:
 
 
 def _draw_lane(axes: Axes, lane: dict[str, Any], row: float, number: int, data: dict[str, Any]) -> None:
-    """One stream of a worker; what lies inside an action covers its lower half."""
+    """Draw one stream of a worker; what happens inside an action covers its lower half."""
     unit, kinds = data["unit_s"], data["kinds"]
     begin, end = next((first, last) for step, first, last in data["steps"] if step == data["median"])
-    at = 0
-    for place, (gap, length) in enumerate(zip(lane["begin"], lane["length"], strict=True)):
-        at += gap
-        if at + length < begin or at > end:
+    start = 0
+    for index, (gap, length) in enumerate(zip(lane["begin"], lane["length"], strict=True)):
+        start += gap
+        if start + length < begin or start > end:
             continue
-        kind, stage = kinds[_at(lane["kind"], place)], _at(lane["stage"], place)
+        kind, stage = kinds[_value(lane["kind"], index)], _value(lane["stage"], index)
         middle, height = row, 0.5
         if lane["stream"] != "compute":
             middle, height = row + 0.28 + _THIN * (number - 0.5), _THIN
         elif kind in ("collective", "recompute", "encode", "decode"):
             middle, height = row + 0.14, 0.22
-        left, width = (at - begin) * unit, length * unit
+        left, width = (start - begin) * unit, length * unit
         axes.barh(middle, width, height, left=left, color=color(_paint(kind, stage)), zorder=3, linewidth=0)
 
 
 def _paint(kind: str, stage: int) -> str:
-    """As the page's script paints it."""
+    """Return the color name that the page's script uses."""
     fixed = {
         "optimizer": "muted",
         "recompute": "share-bubble",
@@ -192,8 +193,8 @@ def _paint(kind: str, stage: int) -> str:
     return f"stage-{stage % 16}{'-pale' if kind.startswith('backward') else ''}"
 
 
-def _at(column: list[int] | int, place: int) -> int:
-    return column[place] if isinstance(column, list) else column
+def _value(column: list[int] | int, index: int) -> int:
+    return column[index] if isinstance(column, list) else column
 
 
 def _style(axes: Axes, grid: Any) -> None:
@@ -208,9 +209,9 @@ def _style(axes: Axes, grid: Any) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib does not take for mathematics."""
+    """Escape text that matplotlib would read as mathematics."""
     return (
-        "".join(one if one >= " " else " " for one in text)
+        "".join(character if character >= " " else " " for character in text)
         .encode("utf-8", "replace")
         .decode("utf-8")
         .replace("$", r"\$")

@@ -1,1 +1,1 @@
-"""The report page's sections: run data in, sections out."""
+"""The sections of the report page."""

@@ -1,4 +1,4 @@
-"""Where the time went: every worker's timeline, and its step in parts that add up."""
+"""Sections on step time: every worker's timeline, and the breakdown of its step."""
 
 from __future__ import annotations
 
@@ -6,68 +6,66 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_s
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.content.timeline import MOST_EVENTS, make_timeline
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, folded
+from stagewright.report.page.content.timeline import MAX_EVENTS, make_timeline
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items
 from stagewright.report.page.slug import slug
-from stagewright.trace.breakdown import breakdown
+from stagewright.trace.breakdown import WorkerShare, breakdown
 
-__all__ = ["shares_section", "timeline_section"]
+__all__ = ["breakdown_section", "timeline_section"]
 
 
 def timeline_section(runs: Sequence[RunData]) -> Section | None:
-    """A timeline for each run that was recorded."""
+    """Show a timeline of each run that recorded events."""
     recorded = [(run, run.trace) for run in runs if run.trace is not None]
-    absent = _absent(runs)
+    missing = tuple(
+        f"{run.label} has no timeline: {run.missing['trace']}."
+        for run in runs
+        if run.trace is None and "trace" in run.missing
+    )
     if not recorded:
-        return Section(name="timeline", title="Timeline", prose=absent) if absent else None
-    most = MOST_EVENTS // len(recorded)
+        return Section(name="timeline", title="Timeline", prose=missing) if missing else None
+    max_events = MAX_EVENTS // len(recorded)
     items = tuple(
-        make_timeline(trace, name=f"timeline-{slug(run.label)}", title=run.label, most=most) for run, trace in recorded
+        make_timeline(trace, name=f"timeline-{slug(run.label)}", title=run.label, max_events=max_events)
+        for run, trace in recorded
     )
-    errors = [worker.clock_error_s for _, trace in recorded for worker in trace.workers]
-    clocks = (
-        (f"Workers on other hosts are on worker 0's clock, within {format_s(max(errors))}.",) if max(errors) > 0 else ()
-    )
-    return Section(name="timeline", title="Timeline", prose=(*clocks, *absent), items=folded(items, "timelines"))
+    error_s = max(worker.clock_error_s for _, trace in recorded for worker in trace.workers)
+    clocks = (f"Clocks of other hosts are synchronized to worker 0 within {format_s(error_s)}.",) if error_s > 0 else ()
+    return Section(name="timeline", title="Timeline", prose=(*clocks, *missing), items=fold_items(items, "timelines"))
 
 
-def shares_section(runs: Sequence[RunData]) -> Section | None:
-    """The step of each worker in parts, as stacked bars."""
+def breakdown_section(runs: Sequence[RunData]) -> Section | None:
+    """Show each worker's step as stacked bars."""
     charts = []
     for run in runs:
-        if run.trace is None:
-            continue
-        step = run.trace.median_step
-        bars = []
-        for share in breakdown(run.trace, step):
-            at, parts = 0.0, []
-            for name, seconds in share.parts().items():
-                if seconds > 1e-6 * share.step_s:
-                    hint = f"{name} {format_s(seconds)}, {seconds / share.step_s:.0%}"
-                    parts.append(BarPart(name=name, paint=f"share-{name}", start=at, end=at + seconds, hint=hint))
-                    at += seconds
-            busy = f"{share.compute_s / share.step_s:.0%} computing of {format_s(share.step_s)}"
-            bars.append(Bar(label=f"worker {share.worker}", parts=tuple(parts), text=busy))
-        charts.append(
-            BarChart(
-                name=f"shares-{slug(run.label)}",
-                title=f"{run.label}: step {step} of each worker",
-                quantity="seconds",
-                bars=tuple(bars),
+        if run.trace is not None:
+            step = run.trace.median_step
+            charts.append(
+                BarChart(
+                    name=f"shares-{slug(run.label)}",
+                    title=f"{run.label}: step {step} of each worker",
+                    quantity="seconds",
+                    bars=tuple(_share_bar(share) for share in breakdown(run.trace, step)),
+                )
             )
-        )
     if not charts:
         return None
     prose = (
-        "Compute is forward, backward and the optimiser; transfer is messages being handed over, encoded, decoded and "
-        "on their way; collective is sums and gathers that are waited for; bubble is waiting that the schedule makes "
-        "even with free links; wait is waiting for a peer that is late; overhead is the engine's own work. The step is "
-        "the median one of each run, and the parts add up to it.",
+        "Compute is forward, backward, recomputation and the optimizer step. Transfer is exposed P2P communication: "
+        "sends, receives in flight, and codecs. Collective is exposed collective communication. Bubble is idle time "
+        "that the schedule causes even with free links. Wait is waiting for a late peer (straggler). Overhead is the "
+        "engine's own work. The parts add up to the median step of each run.",
     )
-    return Section(name="shares", title="Where each worker's time went", prose=prose, items=folded(charts, "runs"))
+    items = fold_items(charts, "runs")
+    return Section(name="breakdown", title="Step time breakdown", prose=prose, items=items)
 
 
-def _absent(runs: Sequence[RunData]) -> tuple[str, ...]:
-    """Why runs are not drawn; once where the reason is the same."""
-    found = {run.label: run.missing["trace"] for run in runs if run.trace is None and "trace" in run.missing}
-    return tuple(f"{label} has no timeline: {reason}." for label, reason in found.items())
+def _share_bar(share: WorkerShare) -> Bar:
+    start, parts = 0.0, []
+    for name, seconds in share.parts().items():
+        if seconds > 1e-6 * share.step_s:
+            hint = f"{name} {format_s(seconds)}, {seconds / share.step_s:.0%}"
+            parts.append(BarPart(name=name, paint=f"share-{name}", start=start, end=start + seconds, hint=hint))
+            start += seconds
+    text = f"{share.compute_s / share.step_s:.0%} compute of {format_s(share.step_s)}"
+    return Bar(label=f"worker {share.worker}", parts=tuple(parts), text=text)

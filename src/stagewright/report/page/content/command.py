@@ -1,7 +1,6 @@
-"""The command that makes a run again, from its resolved plan alone.
+"""The command that reproduces a run, from its resolved plan alone.
 
-`compare` can be told nearly everything that a plan says; what it can't (a codec, an optimiser, stages on workers of
-one's own choice) is run from the plan's file.
+Options of `compare` express most plans; others (codecs, a non-default optimizer, custom placement) run from their file.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import OptimizerSpec, Plan
 
-__all__ = ["again"]
+__all__ = ["reproduce_command"]
 
 
-def again(folder: RunFolder, plan: Plan) -> str:
-    """What to type, in the folder where the run's own path is right."""
+def reproduce_command(folder: RunFolder, plan: Plan) -> str:
+    """Return the command; the run folder's path in it is as given."""
     file = folder.path / "plan.toml"
     if plan.task is not None:
-        return _join(["stagewright", "train", plan.model.name, plan.task, "--plan", file, *_training(folder)])
-    words = _compare(plan)
+        return _join(["stagewright", "train", plan.model.name, plan.task, "--plan", file, *_training_options(folder)])
+    words = _compare_words(plan)
     if words is not None:
         return _join(words)
     return _join(["torchrun", "--nproc-per-node", plan.mesh.num_workers, "-m", "stagewright", "worker", file])
 
 
-def _training(folder: RunFolder) -> list[object]:
-    """Options of a training run that its plan does not have."""
+def _training_options(folder: RunFolder) -> list[object]:
+    """Return options of a training run that are not part of its plan."""
     try:
         options = json.loads((folder.path / "training.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -43,23 +42,23 @@ def _training(folder: RunFolder) -> list[object]:
     return [word for name, value in given.items() if value for word in (name, value)]
 
 
-def _compare(plan: Plan) -> list[object] | None:
-    """The options of `compare`, those that are as usual left out; None where it can't be told."""
+def _compare_words(plan: Plan) -> list[object] | None:
+    """Return `compare` with the options that are not defaults; None where no options express the plan."""
     pipelined = plan.mesh.pipeline > 1
-    usual = replace(plan, placement="auto", stages=None)
-    told = (
+    default = replace(plan, placement="auto", stages=None)
+    is_expressible = (
         plan.optimizer == OptimizerSpec()
         and plan.clip is None
         and plan.model.padded is None
         and not plan.has_codecs
         and isinstance(plan.recompute, str)
-        and plan.resolved_placement == usual.resolved_placement
-        and plan.num_stages == usual.num_stages
+        and plan.resolved_placement == default.resolved_placement
+        and plan.num_stages == default.num_stages
         and plan.model.seed == plan.seed
         and (pipelined or (plan.microbatches == 1 and not plan.cuts))
-        and (plan.memory_bytes is None or parse_bytes(_size(plan.memory_bytes)) == plan.memory_bytes)
+        and (plan.memory_bytes is None or parse_bytes(_format_size(plan.memory_bytes)) == plan.memory_bytes)
     )
-    if not told:
+    if not is_expressible:
         return None
     words: list[object] = ["stagewright", "compare", plan.model.name, "--strategies", str(plan.mesh)]
     words += ["--devices", ",".join(plan.devices) if plan.devices else plan.mesh.num_workers]
@@ -79,7 +78,7 @@ def _compare(plan: Plan) -> list[object] | None:
         "--image-size": (plan.model.image_size, None),
         "--sequence-length": (plan.model.sequence_length, None),
         "--num-classes": (plan.model.num_classes, None),
-        "--memory": (None if plan.memory_bytes is None else _size(plan.memory_bytes), None),
+        "--memory": (None if plan.memory_bytes is None else _format_size(plan.memory_bytes), None),
     }
     for name, (value, default) in given.items():
         if value != default:
@@ -89,11 +88,11 @@ def _compare(plan: Plan) -> list[object] | None:
     return words
 
 
-def _size(count: int) -> str:
-    """As `--memory` reads it."""
+def _format_size(count: int) -> str:
+    """Format a size for `--memory`."""
     text = format_bytes(count).replace(" ", "")
     return text if parse_bytes(text) == count else str(count)
 
 
 def _join(words: list[object]) -> str:
-    return shlex.join(str(one) if not isinstance(one, Path) else one.as_posix() for one in words)
+    return shlex.join(word.as_posix() if isinstance(word, Path) else str(word) for word in words)

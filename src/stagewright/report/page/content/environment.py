@@ -1,4 +1,4 @@
-"""Where it was run, and the commands that make it again."""
+"""Sections on the environment of the runs and on the commands that reproduce them."""
 
 from __future__ import annotations
 
@@ -7,57 +7,65 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.report.page.content.command import again
+from stagewright.report.page.content.command import reproduce_command
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Code, Section, Table
+from stagewright.report.page.sections import Code, Section
+from stagewright.table import Cell, Table, text_columns
 
-__all__ = ["again_section", "environment_section"]
+__all__ = ["environment_section", "reproduce_section"]
 
 
 def environment_section(runs: Sequence[RunData]) -> Section | None:
-    """One table; a column for each machine or set of versions, where these differ."""
+    """Tabulate machines and versions, one column for each distinct environment."""
     groups: dict[str, tuple[dict[str, str], list[str]]] = {}
     for run in runs:
-        flat = _flat(run.environment)
-        groups.setdefault(json.dumps(flat, sort_keys=True), (flat, []))[1].append(run.label)
-    described = [group for group in groups.values() if group[0]]
-    if not described:
+        values = _describe_environment(run.environment)
+        groups.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(run.label)
+    environments = [group for group in groups.values() if group[0]]
+    if not environments:
         return None
-    keys = list(dict.fromkeys(key for flat, _ in described for key in flat))
-    columns = [flat for flat, _ in described]
-    head = ("", *(", ".join(labels) for _, labels in described)) if len(described) > 1 else ("", "")
-    rows = tuple((key, *(one.get(key, "–") for one in columns)) for key in keys)
-    differ = frozenset(at for at, row in enumerate(rows) if len(set(row[1:])) > 1)
-    return Section(name="environment", title="Environment", items=(Table(head=head, rows=rows, marked=differ),))
+    keys = list(dict.fromkeys(key for values, _ in environments for key in values))
+    headings = [", ".join(labels) if len(environments) > 1 else "" for _, labels in environments]
+    rows = []
+    for key in keys:
+        cells = [values.get(key, "–") for values, _ in environments]
+        tone = "strong" if len(set(cells)) > 1 else "plain"
+        rows.append(tuple(Cell(text, tone) for text in (key, *cells)))
+    table = Table(columns=text_columns("", *headings, wrap=True), rows=tuple(rows))
+    return Section(name="environment", title="Environment", items=(table,))
 
 
-def again_section(runs: Sequence[RunData]) -> Section | None:
-    """One command a run, from its plan."""
+def reproduce_section(runs: Sequence[RunData]) -> Section | None:
+    """Show the command that reproduces each run."""
     if not runs:
         return None
-    codes = tuple(Code(title=run.label if len(runs) > 1 else "", text=again(run.folder, run.plan)) for run in runs)
-    prose = ("Typed where the run folders' paths are right, this runs the same plans, cuts and devices included.",)
-    return Section(name="again", title="Make it again", prose=prose, items=codes)
+    commands = tuple(
+        Code(title=run.label if len(runs) > 1 else "", text=reproduce_command(run.folder, run.plan)) for run in runs
+    )
+    prose = (
+        "These commands run the same plans with the same cuts and devices. Paths are relative to where the report "
+        "was written.",
+    )
+    return Section(name="reproduce", title="Reproduce", prose=prose, items=commands)
 
 
-def _flat(environment: Mapping[str, Any]) -> dict[str, str]:
-    """What a reader wants to know of a machine."""
-    found: dict[str, str] = {}
+def _describe_environment(environment: Mapping[str, Any]) -> dict[str, str]:
+    values: dict[str, str] = {}
     for key in ("system", "processor"):
         if environment.get(key):
-            found[key] = str(environment[key])
+            values[key] = str(environment[key])
     if environment.get("cores"):
-        found["cores"] = str(len(environment["cores"]))
+        values["cores"] = str(len(environment["cores"]))
     if environment.get("core_quota") is not None:
-        found["core quota"] = str(environment["core_quota"])
+        values["core quota"] = str(environment["core_quota"])
     if environment.get("memory_bytes"):
-        found["memory"] = format_bytes(float(environment["memory_bytes"]))
+        values["memory"] = format_bytes(float(environment["memory_bytes"]))
     gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or ()]
     if "gpus" in environment:
-        found["GPUs"] = ", ".join(gpus) or "none"
+        values["GPUs"] = ", ".join(gpus) or "none"
     if environment.get("backends"):
-        found["backends"] = ", ".join(map(str, environment["backends"]))
+        values["backends"] = ", ".join(map(str, environment["backends"]))
     versions = environment.get("versions")
     if isinstance(versions, dict):
-        found |= {str(name): str(version) for name, version in versions.items()}
-    return found
+        values |= {str(name): str(version) for name, version in versions.items()}
+    return values

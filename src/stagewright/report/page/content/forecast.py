@@ -1,4 +1,4 @@
-"""What was forecast beside what was measured."""
+"""The section that compares forecasts with measurements."""
 
 from __future__ import annotations
 
@@ -6,62 +6,63 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
+from stagewright.table import Table, number_columns, text_columns
 
 __all__ = ["forecast_section"]
 
+_TITLE = "Forecast and measurement"
+
 
 def forecast_section(runs: Sequence[RunData]) -> Section | None:
-    """A pair of bars and a row for each run; without forecasts a sentence how to get them."""
+    """Show forecast and measured step and memory of each run; without forecasts, say how to add them."""
     timed = [run for run in runs if run.is_timed]
     if not timed:
         return None
-    known = [(run, run.forecast) for run in timed if run.forecast is not None]
-    if not known:
+    forecasts = [(run, run.forecast) for run in timed if run.forecast is not None]
+    reasons = [f"{run.label}: {run.missing['forecast']}." for run in timed if "forecast" in run.missing]
+    if not forecasts:
         names = " ".join(str(run.folder.path) for run in timed[:2]) + (" …" if len(timed) > 2 else "")
-        how = f"stagewright report {names} --forecast"
-        why = [reason for run in timed if (reason := run.missing.get("forecast"))]
-        text = (
-            why[0] if why else f"These runs are shown without forecasts; to measure the model here and add them: {how}"
-        )
-        return Section(name="forecast", title="Forecast and measured", prose=(text,))
+        hint = "These runs have no forecasts. To measure the model here and add them: "
+        text = reasons[0] if reasons else f"{hint}stagewright report {names} --forecast"
+        return Section(name="forecast", title=_TITLE, prose=(text,))
     bars, rows = [], []
-    for run, forecast in known:
-        measured = float(run.result["latency_s"])
-        pairs = (("measured", run.paint, measured), ("forecast", "tone-ideal", forecast.step_s))
-        for name, paint, seconds in pairs:
+    for run, forecast in forecasts:
+        measured_s = run.result.latency_s
+        sources = (("measured", run.paint, measured_s), ("forecast", "tone-ideal", forecast.step_s))
+        for name, paint, seconds in sources:
             part = BarPart(name="", paint=paint, start=0.0, end=seconds, hint=format_s(seconds))
             bars.append(Bar(label=f"{run.label}, {name}", parts=(part,), text=format_s(seconds)))
-        peak = max(run.result["peak_memory_bytes"])
-        counted = max(worker.memory.counted_bytes for worker in forecast.workers)
+        measured_bytes = run.result.max_memory_bytes
+        forecast_bytes = max(worker.memory.counted_bytes for worker in forecast.workers)
         rows.append(
             (
                 run.label,
-                format_s(measured),
+                format_s(measured_s),
                 format_s(forecast.step_s),
-                _off(forecast.step_s, measured),
-                format_bytes(peak),
-                format_bytes(counted),
-                _off(counted, peak),
+                _format_error(forecast.step_s, measured_s),
+                format_bytes(measured_bytes),
+                format_bytes(forecast_bytes),
+                _format_error(forecast_bytes, measured_bytes),
             )
         )
-    head = ("run", "step measured", "forecast", "off by", "memory measured", "forecast", "off by")
+    headings = ("measured step", "forecast", "error", "measured memory", "forecast", "error")
     table = Table(
-        head=head,
+        columns=(*text_columns("run"), *number_columns(*headings)),
         rows=tuple(rows),
-        right=frozenset(range(1, 7)),
-        note="Forecast from the model's profile and this machine's calibration, both made here; a run of another "
-        "machine would be off for that alone.",
+        notes=(
+            "Forecasts use the model's profile and the calibration of this machine; for runs of another machine the "
+            "error includes the difference between the machines.",
+        ),
     )
     chart = BarChart(
-        name="forecast", title="Step, measured and forecast", quantity="seconds", bars=tuple(bars), in_table=True
+        name="forecast", title="Step time, measured and forecast", quantity="seconds", bars=tuple(bars), in_table=True
     )
-    missing = tuple(f"{run.label}: {run.missing['forecast']}." for run in timed if "forecast" in run.missing)
-    return Section(name="forecast", title="Forecast and measured", prose=missing, items=(chart, table))
+    return Section(name="forecast", title=_TITLE, prose=tuple(reasons), items=(chart, table))
 
 
-def _off(forecast: float, measured: float) -> str:
-    """How much more was forecast."""
+def _format_error(forecast: float, measured: float) -> str:
+    """Format the relative error of a forecast."""
     if not measured:
         return "–"
     percent = round(100 * (forecast / measured - 1))

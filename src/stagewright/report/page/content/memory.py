@@ -1,66 +1,67 @@
-"""Memory: the peak of each worker by what it is for, and over a step where that was recorded."""
+"""The section on memory: the peak of each worker by category, and memory over a step where it was recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from stagewright.quantity import format_bytes
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line, LineChart, Section, folded
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line, LineChart, Section, fold_items
 from stagewright.report.page.slug import slug
 from stagewright.trace.memory import CATEGORIES, WorkerMemory, peak_sentence
 
 __all__ = ["memory_section"]
 
-_MOST_LINES = 8  # more workers than that can't be told apart
-_MOST_POINTS = 1500
+_MAX_LINES = 8  # curves of more workers are not distinguishable
+_MAX_POINTS = 1500
 
 
 def memory_section(runs: Sequence[RunData]) -> Section | None:
-    """Stacked bars of the peaks, then curves."""
-    measured = [run for run in runs if run.result.get("memory")]
-    curves = tuple(_over_time(run) for run in runs if run.memory)
+    """Show stacked bars of the peaks, then memory over time."""
+    measured = [run for run in runs if run.result.memory]
+    curves = tuple(_memory_chart(run) for run in runs if run.memory)
     if not measured and not curves:
         return None
-    bars = tuple(bar for run in measured for bar in _bars(run, several=len(measured) > 1))
+    bars = tuple(bar for run in measured for bar in _peak_bars(run, with_run=len(measured) > 1))
     items: list[Item] = []
     prose = [
-        "What a worker counts as its own in one step: parameters, gradients, optimiser states, what it keeps for "
-        "backward, and buffers."
+        "Peak memory of a worker's tensors in one step: parameters, gradients, optimizer states, saved activations and "
+        "buffers."
     ]
     if len(bars) > 1:
-        title = "Peak memory of each worker, by what it is for"
+        title = "Peak memory of each worker, by category"
         items.append(BarChart(name="memory", title=title, quantity="bytes", bars=bars))
     elif bars:
         prose.append(f"{bars[0].label}: {bars[0].text} at the peak.")
-    items += folded(curves, "runs", 4)
-    absent = [run.label for run in runs if run.is_timed and not run.memory]
-    if absent:
-        reason = next(run.missing.get("memory", "") for run in runs if run.label == absent[0])
-        told = f": {reason}" if reason else ""
-        prose.append(f"Memory over time was not recorded by {', '.join(absent)}{told}.")
+    items += fold_items(curves, "runs", 4)
+    unrecorded = [run for run in runs if run.is_timed and not run.memory]
+    if unrecorded:
+        reason = unrecorded[0].missing.get("memory", "")
+        labels = ", ".join(run.label for run in unrecorded)
+        prose.append(f"Memory over time was not recorded by {labels}{f': {reason}' if reason else ''}.")
     return Section(name="memory", title="Memory", prose=tuple(prose), items=tuple(items))
 
 
-def _bars(run: RunData, *, several: bool) -> list[Bar]:
-    found = []
-    for rank, sizes in enumerate(run.result["memory"]):
-        at, parts = 0.0, []
-        for name, count in sizes.items():
-            if count:
+def _peak_bars(run: RunData, *, with_run: bool) -> list[Bar]:
+    bars = []
+    for rank, memory in enumerate(run.result.memory):
+        start, parts = 0.0, []
+        for name, size in asdict(memory).items():
+            if size:
                 paint = f"memory-{name if name in CATEGORIES else 'other'}"
-                hint = f"{name} {format_bytes(count)}"
-                parts.append(BarPart(name=name, paint=paint, start=at, end=at + count, hint=hint))
-                at += count
-        label = f"{run.label}, worker {rank}" if several else f"worker {rank}"
-        found.append(Bar(label=label, parts=tuple(parts), text=format_bytes(at)))
-    return found
+                hint = f"{name} {format_bytes(size)}"
+                parts.append(BarPart(name=name, paint=paint, start=start, end=start + size, hint=hint))
+                start += size
+        label = f"{run.label}, worker {rank}" if with_run else f"worker {rank}"
+        bars.append(Bar(label=label, parts=tuple(parts), text=format_bytes(start)))
+    return bars
 
 
-def _over_time(run: RunData) -> LineChart:
-    shown = run.memory[:_MOST_LINES]
-    why = peak_sentence(max(run.memory, key=lambda one: one.peak.total_bytes))
-    left = f" The first {_MOST_LINES} of {len(run.memory)} workers are drawn." if len(run.memory) > _MOST_LINES else ""
+def _memory_chart(run: RunData) -> LineChart:
+    num_workers = len(run.memory)
+    peak = peak_sentence(max(run.memory, key=lambda memory: memory.peak.total_bytes))
+    omitted = f" The first {_MAX_LINES} of {num_workers} workers are drawn." if num_workers > _MAX_LINES else ""
     return LineChart(
         name=f"memory-over-time-{slug(run.label)}",
         title=f"{run.label}: memory over one step",
@@ -68,25 +69,28 @@ def _over_time(run: RunData) -> LineChart:
         y_title="memory",
         x_quantity="seconds",
         y_quantity="bytes",
-        lines=tuple(_line(one, run) for one in shown),
-        note=f"{why[:1].upper()}{why[1:]}.{left}",
+        lines=tuple(_memory_line(memory, run) for memory in run.memory[:_MAX_LINES]),
+        note=f"{peak[:1].upper()}{peak[1:]}.{omitted}",
     )
 
 
-def _line(memory: WorkerMemory, run: RunData) -> Line:
-    """A worker has the colour of its first stage where it holds stages of its own."""
+def _memory_line(memory: WorkerMemory, run: RunData) -> Line:
+    """Draw a worker in the color of its first stage where no other worker has that stage."""
     moments = memory.moments
-    every = max(1, -(-len(moments) // _MOST_POINTS))
-    # Of each group the moment that holds most, so that no peak is lost.
-    kept = [max(moments[at : at + every], key=lambda one: one.total_bytes) for at in range(0, len(moments), every)]
+    stride = max(1, -(-len(moments) // _MAX_POINTS))
+    # Of each group keep the largest moment, so that no peak is lost.
+    kept = [
+        max(moments[index : index + stride], key=lambda moment: moment.total_bytes)
+        for index in range(0, len(moments), stride)
+    ]
     mesh = run.plan.mesh
-    place = mesh.coordinates(memory.rank)[2]
-    color = run.plan.stages_of(place)[0] if mesh.pipeline == mesh.num_workers else memory.rank
+    pipeline_rank = mesh.coordinates(memory.rank)[2]
+    color = run.plan.stages_of(pipeline_rank)[0] if mesh.pipeline == mesh.num_workers else memory.rank
     return Line(
         name=f"worker {memory.rank}",
         paint=f"stage-{color % 16}",
-        x=tuple(one.time_s for one in kept),
-        y=tuple(float(one.total_bytes) for one in kept),
+        x=tuple(moment.time_s for moment in kept),
+        y=tuple(float(moment.total_bytes) for moment in kept),
         style="step",
         dashed=memory.rank % 2 == 1,
     )

@@ -1,4 +1,4 @@
-"""Forecasts for runs that have none: the model is measured here, so this takes a while and is asked for."""
+"""Forecasts for runs that have none; they take a while, because the model is measured on this machine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stagewright.errors import StagewrightError
 from stagewright.report.page.content.runs import RunData
 
 if TYPE_CHECKING:
-    from stagewright.planner.forecast import Prepared
+    from stagewright.planner.forecast import PreparedPlan
     from stagewright.spec.plan import Plan
 
 __all__ = ["make_forecaster"]
 
 
-def make_forecaster(prepared_from: Callable[[Plan], Prepared]) -> Callable[[RunData], RunData]:
-    """Adds forecast and explanation to a run, or the reason why there is none."""
+def make_forecaster(prepare: Callable[[Plan], PreparedPlan]) -> Callable[[RunData], RunData]:
+    """Return a function that adds forecast and explanation to a run, or the reason why it has none."""
     from stagewright.planner.explain import explain_run
 
-    def add(run: RunData) -> RunData:
+    def add_forecast(run: RunData) -> RunData:
         try:
-            prepared = prepared_from(run.plan)
+            prepared = prepare(run.plan)
             parallel = run.plan.mesh.num_workers > 1
             return replace(
                 run,
@@ -32,4 +32,4 @@ def make_forecaster(prepared_from: Callable[[Plan], Prepared]) -> Callable[[RunD
         except StagewrightError as error:
             return replace(run, missing={**run.missing, "forecast": f"it can't be forecast: {error}"})
 
-    return add
+    return add_forecast

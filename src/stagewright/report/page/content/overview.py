@@ -1,4 +1,4 @@
-"""The first sections: what was run, the runs side by side, and in what their plans differ."""
+"""The first sections: the runs, their comparison, and the differences between their plans."""
 
 from __future__ import annotations
 
@@ -6,142 +6,138 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.page.content.runs import RunData, differences, flat_plan
-from stagewright.report.page.sections import Code, Fold, Section, Table
-from stagewright.report.tables.compare import refusal_reason, sent_bytes
-from stagewright.report.tables.loss_notes import loss_notes
-from stagewright.report.tables.parity_note import unequal_sentence
+from stagewright.report.page.sections import Code, Fold, Section
+from stagewright.report.tables.compare import refusal_reason
+from stagewright.report.tables.notes import loss_notes, parity_note
+from stagewright.table import Cell, Column, Table, number_columns, text_columns
 
 __all__ = ["compare_section", "overview_section", "plans_section"]
 
 
 def overview_section(runs: Sequence[RunData]) -> Section:
-    """A row a run: what, when, and how it ended."""
+    """Tabulate the runs with their setup and status."""
     rows = []
     for run in runs:
         plan = run.plan
-        chunks = f"{plan.batch} in {plan.microbatches}" if plan.microbatches > 1 else str(plan.batch)
-        what = f"{'training' if plan.training else 'inference'}, {plan.dtype}"
+        batch = f"{plan.batch} in {plan.microbatches}" if plan.microbatches > 1 else str(plan.batch)
+        mode = f"{'training' if plan.training else 'inference'}, {plan.dtype}"
         rows.append(
             (
                 run.label,
                 plan.model.name,
-                f"{plan.task} ({what})" if plan.task else what,
+                f"{plan.task} ({mode})" if plan.task else mode,
                 f"{plan.mesh.num_workers}: {', '.join(plan.devices) or 'chosen at the start'}",
-                chunks,
+                batch,
                 plan.schedule if plan.mesh.pipeline > 1 else "–",
                 run.status,
                 str(run.environment.get("begun", "–"))[:19].replace("T", " "),
             )
         )
-    head = ("run", "model", "what", "workers", "batch", "schedule", "ended", "begun")
-    failures = [_why_none(run) for run in runs if run.result.get("error")]
-    going = [run.label for run in runs if run.status == "unfinished"]
-    if going:
-        failures.append(f"{', '.join(going)}: there is no result; the run goes on, or was killed.")
-    folders = Table(head=("run", "folder"), rows=tuple((run.label, str(run.folder.path)) for run in runs))
-    return Section(
-        name="what",
-        title="What was run",
-        prose=tuple(failures),
-        items=(Table(head=head, rows=tuple(rows)), Fold(title="Run folders", items=(folders,))),
-    )
-
-
-def _why_none(run: RunData) -> str:
-    """Why a run has no figures: what was asked for can't be, or what was right went wrong."""
-    error = str(run.result["error"])
-    if run.status == "refused":
-        return f"{run.label} was refused, it can't be run: {refusal_reason(error)}"
-    return f"{run.label} {run.status}: {error}"
-
-
-def compare_section(runs: Sequence[RunData]) -> Section | None:
-    """The figures that count, one row a run."""
-    timed = [run for run in runs if run.is_timed]
-    if not timed:
-        return None
-    rows, remarks = [], []
-    several = len({run.serial for run in timed if run.serial}) > 1
-    for run in timed:
-        result, speedup = run.result, run.speedup
-        bound, sent = float(result["bound"]), sent_bytes(result)
-        spread = 50 * result["samples_per_s_spread"] / result["samples_per_s"]
-        rows.append(
-            (
-                run.label,
-                f"{result['samples_per_s']:.1f} ±{spread:.0f}%",
-                format_s(result["latency_s"]),
-                "–" if speedup is None else f"{speedup:.2f} ×",
-                *([run.serial or "–"] if several else []),
-                f"{bound:.2f} ×",
-                "–" if speedup is None else f"{speedup / bound:.0%}",
-                format_bytes(max(result["peak_memory_bytes"])),
-                format_bytes(sent) if sent else "–",
-                "yes" if result["equal"] else "NO",
-            )
-        )
-        if not result["equal"]:
-            remarks.append(_unequal(run))
-    for name in dict.fromkeys(run.plan.model.name for run in timed):
-        notes = loss_notes([run.result for run in timed if run.plan.model.name == name])
-        remarks += [f"Of {name}: {line}." for line in notes]
-    if all(run.serial_s is None for run in timed):
-        remarks.append(
-            "There is no speed-up: no serial run of the same batch is on the page or beside these runs; "
-            f"make one with: stagewright compare {timed[0].plan.model.name} --strategies serial "
-            f"--batch {timed[0].plan.batch}"
-        )
-    head = ("run", "samples/s", "step", "speed-up", *(["over"] if several else []), "bound", "of the bound")
-    head = (*head, "peak memory", "sent a step", "equal")
-    note = (
-        "Speed-up is over the serial run of the same comparison (the same model, batch, dtype and kind of device; of "
-        "several the last before it), and only for runs that were proven equal to it. The bound is what "
-        "the plan can give at best: n, less what filling and draining a pipeline takes. Memory is that of the worker "
-        "that needs most; ± is half of what the middle half of the steps spans."
+    prose = [_failure_sentence(run) for run in runs if run.result.error]
+    unfinished = [run.label for run in runs if run.status == "unfinished"]
+    if unfinished:
+        prose.append(f"{', '.join(unfinished)}: no result; the run is still going or was killed.")
+    headings = ("run", "model", "mode", "workers", "batch", "schedule", "status", "started")
+    folders = Table(
+        columns=text_columns("run", "folder"), rows=tuple((run.label, str(run.folder.path)) for run in runs)
     )
     return Section(
-        name="compare",
-        title="Side by side",
-        prose=tuple(remarks),
+        name="runs",
+        title="Runs",
+        prose=tuple(prose),
         items=(
-            Table(
-                head=head,
-                rows=tuple(rows),
-                right=frozenset(range(1, len(head) - 1)) - ({4} if several else set()),
-                note=note,
-            ),
+            Table(columns=text_columns(*headings, wrap=True), rows=tuple(rows)),
+            Fold(title="Run folders", items=(folders,)),
         ),
     )
 
 
-def _unequal(run: RunData) -> str:
-    return f"{unequal_sentence(run.label, run.result['equality'])}."
+def _failure_sentence(run: RunData) -> str:
+    """Say why a run has no result: the plan is impossible, or it failed."""
+    error = str(run.result.error)
+    if run.status == "refused":
+        return f"{run.label} was refused: {refusal_reason(error)}"
+    return f"{run.label} {run.status}: {error}"
+
+
+def compare_section(runs: Sequence[RunData]) -> Section | None:
+    """Tabulate throughput, speed-up, memory and parity of each run."""
+    timed = [run for run in runs if run.is_timed]
+    if not timed:
+        return None
+    has_baselines = len({run.baseline for run in timed if run.baseline}) > 1
+    columns = (
+        *text_columns("run"),
+        *number_columns("samples/s", "step", "speed-up"),
+        *([Column("baseline")] if has_baselines else []),
+        *number_columns("bound", "of bound", "peak memory", "traffic per step"),
+        *text_columns("parity"),
+    )
+    remarks = []
+    for run in timed:
+        if not run.result.equal:
+            assert run.result.parity is not None
+            remarks.append(f"{parity_note(run.label, run.result.parity)}.")
+    for name in dict.fromkeys(run.plan.model.name for run in timed):
+        notes = loss_notes([run.result for run in timed if run.plan.model.name == name])
+        remarks += [f"{name}: {line}." for line in notes]
+    if all(run.baseline_s is None for run in timed):
+        remarks.append(
+            "No speed-up: there is no single-device baseline of the same batch on this page or in the folder of these "
+            f"runs. To run one: stagewright compare {timed[0].plan.model.name} --strategies serial "
+            f"--batch {timed[0].plan.batch}"
+        )
+    note = (
+        "Speed-up is over the single-device baseline of the same comparison (same model, batch, dtype and kind of "
+        "device; the latest that started before the run), and only for runs verified against it. The bound is the "
+        "number of workers, less the pipeline bubble. Memory is that of the worker that needs most; ± is half the "
+        "interquartile range of the steps."
+    )
+    rows = tuple(_compare_row(run, with_baseline=has_baselines) for run in timed)
+    table = Table(columns=columns, rows=rows, notes=(note,))
+    return Section(name="compare", title="Comparison", prose=tuple(remarks), items=(table,))
+
+
+def _compare_row(run: RunData, *, with_baseline: bool) -> tuple[str | Cell, ...]:
+    result, speedup = run.result, run.speedup
+    return (
+        run.label,
+        f"{result.samples_per_s:.1f} ±{100 * result.relative_spread:.0f}%",
+        format_s(result.latency_s),
+        "–" if speedup is None else f"{speedup:.2f} ×",
+        *([run.baseline or "–"] if with_baseline else []),
+        f"{result.bound:.2f} ×",
+        "–" if speedup is None else f"{speedup / result.bound:.0%}",
+        format_bytes(result.max_memory_bytes),
+        format_bytes(result.sent_bytes) if result.sent_bytes else "–",
+        Cell("ok", "good") if result.equal else Cell("NO", "bad"),
+    )
 
 
 def plans_section(runs: Sequence[RunData]) -> Section:
-    """What differs between the plans, marked; then all that is the same."""
+    """Show the keys in which the plans differ, then those that they share."""
     from stagewright.spec.plan_file import plan_to_toml
 
     files = tuple(Code(title=run.label if len(runs) > 1 else "", text=plan_to_toml(run.plan)) for run in runs)
-    whole = Fold(title="The plan's file" if len(runs) == 1 else "The plans' files", items=files)
+    plan_files = Fold(title="Plan file" if len(runs) == 1 else "Plan files", items=files)
     flat = [flat_plan(run.plan) for run in runs]
-    differ, same = differences([run.plan for run in runs])
-    if len(runs) == 1:
-        values = Table(head=("key", "value"), rows=tuple((key, flat[0][key]) for key in same))
-        return Section(name="plans", title="Plan", items=(values, whole))
-    head = ("key", *(run.label for run in runs))
-    rows = tuple((key, *(one.get(key, "–") for one in flat)) for key in differ)
-    alike = Table(head=("key", "value"), rows=tuple((key, flat[0][key]) for key in same))
-    prose = (
-        f"The plans differ in {len(differ)} keys, and are the same in {len(same)}."
-        if differ
-        else "The plans are the same."
+    different, common = differences([run.plan for run in runs])
+    common_table = Table(
+        columns=text_columns("key", "value", wrap=True), rows=tuple((key, flat[0][key]) for key in common)
     )
-    shown = (Table(head=head, rows=rows, marked=frozenset(range(len(rows)))),) if rows else ()
-    common = (Fold(title=f"The same in all runs ({len(same)} keys)", items=(alike,)),) if same else ()
+    if len(runs) == 1:
+        return Section(name="plans", title="Plan", items=(common_table, plan_files))
+    rows = tuple(
+        tuple(Cell(text, "strong") for text in (key, *(values.get(key, "–") for values in flat))) for key in different
+    )
+    prose = (
+        f"The plans differ in {len(different)} keys and agree in {len(common)}."
+        if different
+        else "The plans are identical."
+    )
+    columns = text_columns("key", *(run.label for run in runs), wrap=True)
+    difference_tables = (Table(columns=columns, rows=rows),) if rows else ()
+    folds = (Fold(title=f"Common to all runs ({len(common)} keys)", items=(common_table,)),) if common else ()
     return Section(
-        name="plans",
-        title="What differs in the plans",
-        prose=(prose,),
-        items=(*shown, *common, whole),
+        name="plans", title="Plan differences", prose=(prose,), items=(*difference_tables, *folds, plan_files)
     )

@@ -1,11 +1,11 @@
-"""What a page reads: folders as they were typed become runs, fabric runs and studies, as plain values.
+"""The input of the report page: folders become runs, fabric runs and studies, as plain values.
 
-    runs/                         every run in it: what `stagewright compare` and `train` left there
+    runs/                         every run in it, as `stagewright compare` and `train` write them
     runs/2026-…-pipeline-2        one run
     runs/2026-…-fabric-mlp-4      one fabric run
     studies/2026-…-stages         a study: its own sections, and its runs
 
-What a run has not (an old one has no events, a failed one no result) is None with the reason in `missing`.
+What a run lacks (events of an old run, the result of a failed one) is None, with the reason in `missing`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
+from stagewright.report.palette import strategy_paint
 from stagewright.runs.baseline import SerialRun, begun_s, folders_beside, own_serial, serial_runs
+from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import plan_to_table
@@ -28,35 +30,33 @@ if TYPE_CHECKING:
     from stagewright.trace.events import Trace
     from stagewright.trace.memory import WorkerMemory
 
-__all__ = ["Found", "RunData", "differences", "find_folders", "flat_plan", "read_runs"]
+__all__ = ["MAX_RUNS", "ReportFolders", "RunData", "differences", "find_folders", "flat_plan", "read_runs"]
 
-MOST_RUNS = 40  # unless more are asked for: a page is for comparing
+MAX_RUNS = 40
+"""Runs on a page by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The folders behind what was typed."""
+class ReportFolders:
+    """The folders that a report is made from."""
 
     runs: tuple[RunFolder, ...] = ()
-    """Runs of plans."""
     fabrics: tuple[FabricFolder, ...] = ()
-    """Fabric runs."""
     studies: tuple[Path, ...] = ()
-    """Studies."""
     damaged: tuple[str, ...] = ()
-    """Runs in a folder of runs that can't be read, each with the reason in one sentence."""
+    """Runs that can't be read, each with the reason in one sentence."""
     num_left_out: int = 0
-    """How many older runs there are that the page is without."""
+    """Number of older runs that the page omits."""
 
     @property
     def left_out(self) -> str:
-        """What is not shown, in one sentence; empty where everything is."""
+        """What the page omits, in one sentence; empty if nothing."""
         if not self.num_left_out:
             return ""
-        shown, every = len(self.runs), len(self.runs) + self.num_left_out
+        num_shown, total = len(self.runs), len(self.runs) + self.num_left_out
         return (
-            f"of {every} runs the newest {shown} are shown and {self.num_left_out} older left out: use --newest "
-            f"{every}, or name some"
+            f"the newest {num_shown} of {total} runs are shown and {self.num_left_out} older ones are left out: use "
+            f"--newest {total}, or name runs"
         )
 
 
@@ -65,44 +65,39 @@ class RunData:
     """One run, as the page needs it."""
 
     folder: RunFolder
-    """The folder."""
     label: str
-    """Short, and different from those of the other runs."""
+    """A short name, unique on the page."""
     plan: Plan
-    """Its plan."""
     environment: dict[str, Any]
-    """Where and when it ran."""
+    """The machine, versions, and when the run started."""
     status: str
-    """done, failed, refused (what was asked for can't be), interrupted or unfinished."""
-    result: dict[str, Any]
-    """What came of it; empty where it has not ended."""
+    """done, failed, refused (the plan is impossible), interrupted or unfinished."""
+    result: RunResult
+    """Empty for an unfinished run."""
     metrics: tuple[dict[str, Any], ...]
-    """Steps of the worker that knows the loss."""
-    serial_s: float | None
-    """A step of the serial run of its own comparison; None where none is known."""
-    serial: str
-    """That run: its label, or its folder's name where it is not on the page."""
+    """Steps of a worker that knows the loss."""
+    baseline_s: float | None
+    """Step time of the single-device baseline of the same comparison."""
+    baseline: str
+    """The label of that run, or the name of its folder if it is not on the page."""
     trace: Trace | None
-    """What every worker did; None where that was not recorded."""
+    """Recorded events, if any."""
     memory: tuple[WorkerMemory, ...]
-    """Memory of each worker over a step; empty where that was not recorded."""
+    """Memory of each worker over a step, if recorded."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Why something is not there: trace, memory → one sentence."""
+    """Why something is missing: trace, memory, forecast → one sentence."""
     forecast: Forecast | None = None
-    """What was forecast, and why the speed-up is not n; None where it was not asked for."""
     explanation: Explanation | None = None
 
     @property
     def paint(self) -> str:
-        """The colour's name of its strategy."""
-        from stagewright.report.palette import strategy_paint
-
+        """Name of its strategy's color."""
         return strategy_paint(self.plan.mesh.strategy)
 
     @property
     def is_timed(self) -> bool:
-        """Whether it measured steps of one batch, as `compare` does."""
-        return self.status == "done" and "latency_s" in self.result
+        """Whether it timed steps of one batch, as `compare` does."""
+        return self.status == "done" and self.result.is_timed
 
     @property
     def is_trained(self) -> bool:
@@ -110,53 +105,53 @@ class RunData:
         return self.plan.task is not None
 
     @property
-    def batches_a_step(self) -> int:
+    def batches_per_step(self) -> int:
         """Batches in one recorded step: inference is timed as a stream of several."""
         return 1 if self.plan.training else self.plan.steps
 
     @property
     def speedup(self) -> float | None:
-        """Over serial; None where it is not equal to serial, or none is known."""
-        if not self.is_timed or self.serial_s is None or not self.result.get("equal"):
+        """Speed-up over the baseline; None without parity or baseline."""
+        if not self.is_timed or self.baseline_s is None or not self.result.equal:
             return None
-        return self.serial_s / float(self.result["latency_s"])
+        return self.baseline_s / self.result.latency_s
 
 
-def find_folders(paths: Sequence[str | Path], newest: int = MOST_RUNS) -> Found:
-    """What was typed, opened up, of runs the newest; one error where there is nothing."""
+def find_folders(paths: Sequence[str | Path], newest: int = MAX_RUNS) -> ReportFolders:
+    """Find runs, fabric runs and studies under the paths, and keep the newest runs; raise if there are none."""
     runs: dict[Path, RunFolder] = {}
     fabrics: dict[Path, FabricFolder] = {}
     studies: dict[Path, Path] = {}
     damaged: dict[Path, str] = {}
 
-    def add(path: Path, *, inside: bool) -> None:
+    def add(path: Path, *, nested: bool) -> None:
         if (path / "study.json").is_file():
             studies[path.resolve()] = path
-            for one in _folders(path / "runs"):
-                add(one, inside=True)
+            for child in _subfolders(path / "runs"):
+                add(child, nested=True)
         elif (path / "plan.toml").is_file():
             try:
                 RunFolder(path).plan()
                 runs[path.resolve()] = RunFolder(path)
             except UsageError as error:
-                if not inside:
+                if not nested:
                     raise
                 damaged[path.resolve()] = str(error)
         elif (path / "fabric.json").is_file():
             fabrics[path.resolve()] = FabricFolder(path)
-        elif not inside:
-            for one in _folders(path):
-                add(one, inside=True)
+        elif not nested:
+            for child in _subfolders(path):
+                add(child, nested=True)
             if not runs and not fabrics and not studies:
-                _refuse(path)
+                _raise_no_runs(path)
 
     for path in map(Path, paths):
-        add(path, inside=False)
+        add(path, nested=False)
     shown = list(runs.values())
     if len(shown) > newest:
-        late = {one.path for one in sorted(shown, key=lambda one: (begun_s(one), one.name))[-newest:]}
-        shown = [one for one in shown if one.path in late]
-    return Found(
+        latest = {run.path for run in sorted(shown, key=lambda run: (begun_s(run), run.name))[-newest:]}
+        shown = [run for run in shown if run.path in latest]
+    return ReportFolders(
         runs=tuple(shown),
         fabrics=tuple(fabrics.values()),
         studies=tuple(studies.values()),
@@ -165,55 +160,60 @@ def find_folders(paths: Sequence[str | Path], newest: int = MOST_RUNS) -> Found:
     )
 
 
-def _folders(path: Path) -> list[Path]:
+def _subfolders(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
-    return sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _refuse(path: Path) -> None:
+def _raise_no_runs(path: Path) -> None:
     if path.is_dir():
         raise UsageError(f"there is no run in {path}; make one with: stagewright compare mlp-mnist --devices 2")
     if path.is_file():
         raise UsageError(f"{path} is a file; name the run's folder: {path.parent}")
-    names = ("plan.toml", "fabric.json", "study.json")
-    beside = [one.name for one in _folders(path.parent) if any((one / name).is_file() for name in names)]
-    if not beside:
+    files = ("plan.toml", "fabric.json", "study.json")
+    names = [child.name for child in _subfolders(path.parent) if any((child / file).is_file() for file in files)]
+    if not names:
         raise UsageError(f"there is no folder {path}; `stagewright runs` lists the runs")
-    raise UnknownName("run", path.name, sorted(beside, reverse=True), hint=f"(in {path.parent})")
+    raise UnknownName("run", path.name, sorted(names, reverse=True), hint=f"(in {path.parent})")
 
 
 def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
-    """Everything that the folders have."""
+    """Read everything that the folders have."""
     plans = [folder.plan() for folder in folders]
-    serial = _Serial(folders)
-    labels = _labels(plans)
-    names = {folder.path.resolve(): label for folder, label in zip(folders, labels, strict=True)}
-    return tuple(_read(*one, serial, names) for one in zip(folders, plans, labels, strict=True))
+    baselines = _Baselines(folders)
+    labels = _make_labels(plans)
+    label_by_path = {folder.path.resolve(): label for folder, label in zip(folders, labels, strict=True)}
+    return tuple(
+        _read_run(folder, plan, label, baselines, label_by_path)
+        for folder, plan, label in zip(folders, plans, labels, strict=True)
+    )
 
 
-def _read(folder: RunFolder, plan: Plan, label: str, serial: _Serial, names: Mapping[Path, str]) -> RunData:
+def _read_run(
+    folder: RunFolder, plan: Plan, label: str, baselines: _Baselines, label_by_path: Mapping[Path, str]
+) -> RunData:
     result = folder.result()
-    own = serial.of(folder, plan) if plan.task is None else None
+    baseline = baselines.find(folder, plan) if plan.task is None else None
     missing: dict[str, str] = {}
     return RunData(
         folder=folder,
         label=label,
         plan=plan,
         environment=folder.environment(),
-        status="unfinished" if result is None else str(result.get("status", "done")),
-        result=result or {},
-        metrics=tuple(_metrics(folder, plan)),
-        serial_s=None if own is None else own.latency_s,
-        serial="" if own is None else names.get(own.folder.path.resolve(), own.folder.name),
-        trace=_trace(folder, missing),
-        memory=_memory(folder, missing),
+        status="unfinished" if result is None else result.status,
+        result=result or RunResult(),
+        metrics=tuple(_read_metrics(folder, plan)),
+        baseline_s=None if baseline is None else baseline.latency_s,
+        baseline="" if baseline is None else label_by_path.get(baseline.folder.path.resolve(), baseline.folder.name),
+        trace=_read_trace(folder, missing),
+        memory=_read_memory(folder, missing),
         missing=missing,
     )
 
 
-def _metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
-    """The lines of the first worker that has losses; without any, the first worker's."""
+def _read_metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
+    """Read the lines of the first worker that has losses, or else of the first worker."""
     first: list[dict[str, Any]] = []
     for rank in folder.workers()[: plan.mesh.num_workers]:
         lines = list(folder.metrics(rank))
@@ -223,21 +223,22 @@ def _metrics(folder: RunFolder, plan: Plan) -> list[dict[str, Any]]:
     return first
 
 
-class _Serial:
-    """The serial run of any run's own comparison: in the folder that it is in, else of the runs on the page."""
+class _Baselines:
+    """Single-device baselines: those in a run's parent folder, or else those on the page."""
 
     def __init__(self, folders: Sequence[RunFolder]) -> None:
-        self._shown = serial_runs(folders)
-        self._beside: dict[Path, tuple[SerialRun, ...]] = {}
+        self._on_page = serial_runs(folders)
+        self._by_parent: dict[Path, tuple[SerialRun, ...]] = {}
 
-    def of(self, folder: RunFolder, plan: Plan) -> SerialRun | None:
+    def find(self, folder: RunFolder, plan: Plan) -> SerialRun | None:
+        """Find the baseline of a run's comparison."""
         parent = folder.path.resolve().parent
-        if parent not in self._beside:
-            self._beside[parent] = serial_runs(folders_beside(folder))
-        return own_serial(folder, plan, self._beside[parent]) or own_serial(folder, plan, self._shown)
+        if parent not in self._by_parent:
+            self._by_parent[parent] = serial_runs(folders_beside(folder))
+        return own_serial(folder, plan, self._by_parent[parent]) or own_serial(folder, plan, self._on_page)
 
 
-def _trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
+def _read_trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
     from stagewright.trace.read import read_trace
 
     try:
@@ -247,7 +248,7 @@ def _trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
         return None
 
 
-def _memory(folder: RunFolder, missing: dict[str, str]) -> tuple[WorkerMemory, ...]:
+def _read_memory(folder: RunFolder, missing: dict[str, str]) -> tuple[WorkerMemory, ...]:
     from stagewright.trace.memory import read_memory
 
     try:
@@ -258,41 +259,41 @@ def _memory(folder: RunFolder, missing: dict[str, str]) -> tuple[WorkerMemory, .
 
 
 def flat_plan(plan: Plan) -> dict[str, str]:
-    """A plan as names with values, without tables in tables: model.name, mesh.data, cuts."""
-    found: dict[str, str] = {}
-    for key, value in plan_to_table(plan).items():
-        inner = value.items() if isinstance(value, dict) else [("", value)]
-        for name, one in inner:
-            text = ", ".join(map(str, one)) if isinstance(one, list) else str(one)
-            found[f"{key}.{name}" if name else key] = {"True": "yes", "False": "no"}.get(text, text)
-    return found
+    """Flatten a plan into keys and values: model.name, mesh.data, cuts."""
+    values: dict[str, str] = {}
+    for key, table in plan_to_table(plan).items():
+        entries = table.items() if isinstance(table, dict) else [("", table)]
+        for name, value in entries:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            values[f"{key}.{name}" if name else key] = {"True": "yes", "False": "no"}.get(text, text)
+    return values
 
 
 def differences(plans: Sequence[Plan]) -> tuple[list[str], list[str]]:
-    """The keys whose values differ between plans, and those that are the same, in the plan's order."""
+    """Return the keys whose values differ between plans, and the other keys, in the plan's order."""
     flat = [flat_plan(plan) for plan in plans]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    differ = [key for key in keys if len({one.get(key) for one in flat}) > 1]
-    return differ, [key for key in keys if key not in differ]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    different = [key for key in keys if len({values.get(key) for values in flat}) > 1]
+    return different, [key for key in keys if key not in different]
 
 
-def _labels(plans: Sequence[Plan]) -> list[str]:
-    """What tells the runs apart: model and task, the mesh, what differs between plans alike in these, a number."""
+def _make_labels(plans: Sequence[Plan]) -> list[str]:
+    """Label runs by model and task, mesh, the keys that differ between otherwise similar plans, and a number."""
     labels: list[str] = []
     for plan in plans:
-        alike = [other for other in plans if _kind(other) == _kind(plan)]
+        similar = [other for other in plans if _kind(other) == _kind(plan)]
         words = [plan.model.name] if len({other.model.name for other in plans}) > 1 else []
         words += [plan.task] if plan.task is not None and len({other.task for other in plans}) > 1 else []
         words.append(str(plan.mesh))
-        own = flat_plan(plan)
-        for key in differences(alike)[0]:
+        values = flat_plan(plan)
+        for key in differences(similar)[0]:
             if not key.startswith(("devices", "optimizer.", "model.seed")) and len(words) < 5:
-                value = _brief(own.get(key, "–"))
+                value = _shorten(values.get(key, "–"))
                 plain = {"schedule": value, "training": "training" if plan.training else "inference"}
                 words.append(plain.get(key, f"{key.rpartition('.')[2]} {value}"))
         text = ", ".join(words)
-        before = sum(label == text or label.startswith(f"{text} #") for label in labels)
-        labels.append(f"{text} #{before + 1}" if before else text)
+        num_before = sum(label == text or label.startswith(f"{text} #") for label in labels)
+        labels.append(f"{text} #{num_before + 1}" if num_before else text)
     return labels
 
 
@@ -300,5 +301,5 @@ def _kind(plan: Plan) -> tuple[object, ...]:
     return plan.model.name, plan.task, plan.mesh
 
 
-def _brief(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 24 else text[:23] + "…"

@@ -1,4 +1,4 @@
-"""How fast: samples a second, speed-up against the ideal, and why it is not n."""
+"""Sections on speed: throughput, speed-up over the single-device baseline, and where the speed-up is lost."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ from collections.abc import Mapping, Sequence
 
 from stagewright.quantity import format_s
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, Table, folded
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items
 from stagewright.report.page.slug import slug
 from stagewright.runs.baseline import is_alike
+from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, breakdown
 
-__all__ = ["speed_section", "why_section"]
+__all__ = ["speed_section", "speedup_breakdown_section"]
 
-# What takes from n ×, as events show it.
-_WORDS = {
-    "compute": "the same work took longer than serial's share of it: crowded cores, small pieces, what all do again",
-    "transfer": "messages being handed over, encoded, decoded and on their way",
-    "collective": "sums and gathers that were waited for",
-    "wait": "waiting for a peer that was late",
-    "bubble": "waiting that the schedule makes: fill and drain",
-    "overhead": "the engine's own work between all that",
+_PART_DESCRIPTIONS = {
+    "compute": "computation beyond the baseline's share: contention, micro-batching overhead, redundant work",
+    "transfer": "exposed P2P communication, with codecs",
+    "collective": "exposed collective communication",
+    "wait": "waiting for a late peer (straggler)",
+    "bubble": "pipeline bubble: warm-up and drain of the schedule",
+    "overhead": "the engine's own work in between",
 }
 
 
 def speed_section(runs: Sequence[RunData]) -> Section | None:
-    """Bars of throughput and speed-up; for a single run there is nothing to compare, so no chart."""
-    timed = [run for run in runs if run.status == "done" and run.result.get("samples_per_s")]
+    """Show throughput and speed-up as bars; a single run has nothing to compare with."""
+    timed = [run for run in runs if run.status == "done" and run.result.samples_per_s]
     groups: list[list[RunData]] = []
     for run in timed:
-        own = next((group for group in groups if _comparable(group[0], run)), None)
-        if own is None:
+        group = next((group for group in groups if _is_comparable(group[0], run)), None)
+        if group is None:
             groups.append([run])
         else:
-            own.append(run)
+            group.append(run)
     names: list[str] = []
     for group in groups:
-        name = _what(group[0], groups)
-        before = sum(one == name or one.startswith(f"{name} #") for one in names)
-        names.append(f"{name} #{before + 1}" if before else name)
-    rates = tuple(
-        _rates(group, name, several=len(groups) > 1)
+        name = _group_name(group[0], groups)
+        num_before = sum(other == name or other.startswith(f"{name} #") for other in names)
+        names.append(f"{name} #{num_before + 1}" if num_before else name)
+    throughput = tuple(
+        _throughput_chart(group, name, with_name=len(groups) > 1)
         for group, name in zip(groups, names, strict=True)
         if len(group) > 1
     )
-    if not rates:
+    if not throughput:
         return None
+    title = "Throughput and speed-up"
     speedups = [(run, run.speedup) for run in timed if run.speedup is not None]
-    gains = BarChart(
+    if any(run.plan.mesh.num_workers > 1 for run, _ in speedups):
+        return Section(name="speed", title=title, items=(*throughput, _speedup_chart(speedups)))
+    reason = "No speed-up: no parallel run here is verified against a single-device baseline of the same batch."
+    return Section(name="speed", title=title, prose=(reason,), items=throughput)
+
+
+def _speedup_chart(speedups: Sequence[tuple[RunData, float]]) -> BarChart:
+    return BarChart(
         name="speed-up",
-        title="Speed-up over serial, against the ideal",
+        title="Speed-up over the single-device baseline",
         quantity="times",
-        mark_name="ideal: as many times as there are workers",
+        mark_name="ideal: number of workers",
         in_table=True,
         bars=tuple(
             Bar(
@@ -61,60 +69,53 @@ def speed_section(runs: Sequence[RunData]) -> Section | None:
                 mark=float(run.plan.mesh.num_workers),
             )
             for run, speedup in speedups
-            if speedup is not None
         ),
     )
-    parallel = any(run.plan.mesh.num_workers > 1 for run, _ in speedups)
-    if parallel:
-        return Section(name="speed", title="Speed", items=(*rates, gains))
-    reason = "No speed-up is shown: no parallel run here is proven equal to a serial run of the same batch."
-    return Section(name="speed", title="Speed", prose=(reason,), items=rates)
 
 
-def _comparable(one: RunData, other: RunData) -> bool:
-    """Whether the runs are of one comparison: rates of others say nothing beside each other."""
-    if one.plan.task is not None or other.plan.task is not None:
-        return (one.plan.model.name, one.plan.task) == (other.plan.model.name, other.plan.task)
-    return is_alike(one.plan, other.plan)
+def _is_comparable(first: RunData, second: RunData) -> bool:
+    """Whether two runs belong to one comparison, so that their throughputs can share a chart."""
+    if first.plan.task is not None or second.plan.task is not None:
+        return (first.plan.model.name, first.plan.task) == (second.plan.model.name, second.plan.task)
+    return is_alike(first.plan, second.plan)
 
 
-def _what(run: RunData, groups: Sequence[Sequence[RunData]]) -> str:
-    """A comparison's name: its model, and what tells it from others of that model."""
+def _group_name(run: RunData, groups: Sequence[Sequence[RunData]]) -> str:
+    """Name a comparison by its model, and by what distinguishes it from others of that model."""
     plan = run.plan
     if plan.task is not None:
         return f"{plan.model.name} on {plan.task}"
-    others = [group[0].plan for group in groups if group[0].plan.task is None]
-    others = [other for other in others if other.model.name == plan.model.name]
+    plans = [group[0].plan for group in groups if group[0].plan.task is None]
+    plans = [other for other in plans if other.model.name == plan.model.name]
     device = plan.devices[0].partition(":")[0] if plan.devices else ""
     words = {
-        f"batch {plan.batch}": any(other.batch != plan.batch for other in others),
-        plan.dtype: any(other.dtype != plan.dtype for other in others),
-        "training" if plan.training else "inference": any(other.training != plan.training for other in others),
-        device: any(other.devices and other.devices[0].partition(":")[0] != device for other in others),
+        f"batch {plan.batch}": any(other.batch != plan.batch for other in plans),
+        plan.dtype: any(other.dtype != plan.dtype for other in plans),
+        "training" if plan.training else "inference": any(other.training != plan.training for other in plans),
+        device: any(other.devices and other.devices[0].partition(":")[0] != device for other in plans),
     }
     return ", ".join([plan.model.name, *(word for word, differs in words.items() if differs)])
 
 
-def _rates(runs: Sequence[RunData], what: str, *, several: bool) -> BarChart:
-    """Runs of one comparison."""
+def _throughput_chart(runs: Sequence[RunData], name: str, *, with_name: bool) -> BarChart:
     return BarChart(
-        name=f"throughput-{slug(what)}" if several else "throughput",
-        title=f"{what}: samples a second" if several else "Samples a second",
+        name=f"throughput-{slug(name)}" if with_name else "throughput",
+        title=f"{name}: throughput (samples/s)" if with_name else "Throughput (samples/s)",
         quantity="number",
         in_table=True,
         bars=tuple(
             Bar(
                 label=run.label,
-                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result["samples_per_s"]),),
-                text=f"{run.result['samples_per_s']:.1f}/s",
+                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result.samples_per_s),),
+                text=f"{run.result.samples_per_s:.1f}/s",
             )
             for run in runs
         ),
     )
 
 
-def why_section(runs: Sequence[RunData]) -> Section | None:
-    """From n × down to what was reached, a bar for each reason."""
+def speedup_breakdown_section(runs: Sequence[RunData]) -> Section | None:
+    """Show how each parallel run gets from the ideal speed-up n to its actual one."""
     parallel = [run for run in runs if run.is_timed and run.plan.mesh.num_workers > 1]
     if not parallel:
         return None
@@ -122,86 +123,97 @@ def why_section(runs: Sequence[RunData]) -> Section | None:
     reasons: list[str] = []
     for run in parallel:
         if run.explanation is not None:
-            items += _explained(run)
-        elif run.serial_s is None:
-            reasons.append(f"{run.label}: no serial run of the same batch is known.")
+            items += _explained_items(run)
+        elif run.baseline_s is None:
+            reasons.append(f"{run.label}: there is no single-device baseline of the same batch.")
         elif run.trace is None:
-            reasons.append(f"{run.label}: {run.missing.get('trace', 'there are no events')}.".replace("..", "."))
+            reasons.append(f"{run.label}: {run.missing.get('trace', 'no events')}.".replace("..", "."))
         else:
-            items.append(_measured(run))
+            items.append(_measured_chart(run))
     if not items:
-        reasons.insert(0, "There is nothing to show here.")
-    return Section(name="why", title="Why the speed-up is not n", prose=tuple(reasons), items=folded(items, "runs"))
+        reasons.insert(0, "No run has a breakdown.")
+    items_shown = fold_items(items, "runs")
+    return Section(name="speedup-breakdown", title="Speed-up breakdown", prose=tuple(reasons), items=items_shown)
 
 
-def _explained(run: RunData) -> list[BarChart | Table]:
-    """By the planner: differences between forecasts, the rest unexplained."""
-    from stagewright.simulator.what_if import PARTS as MEANINGS
+def _explained_items(run: RunData) -> list[BarChart | Table]:
+    """Break the speed-up down by forecasts that differ in one cost each; the rest is unexplained."""
+    from stagewright.simulator.what_if import LOSSES
 
     assert run.explanation is not None
     parts, change = run.explanation.parts, run.explanation.change
-    steps = _large({part.name: part.seconds for part in parts.parts}, parts.step_s)
+    losses = _visible_losses({part.name: part.seconds for part in parts.parts}, parts.step_s)
     advice = (
-        "No change that was tried gains 1 %."
+        "No tested change gains 1 %."
         if change is None
-        else f"What would gain most: {change.what}, {change.gain:+.0%} by forecast."
+        else f"The change with the largest gain: {change.what}, {change.gain:+.0%} by forecast."
     )
-    chart = _waterfall(run, parts.serial_s, parts.ideal_s, steps, parts.step_s, "explained", note=advice)
-    rows = tuple(
-        (name, format_s(seconds).replace("-", "−"), MEANINGS.get(name, "each below 0.3 %")) for name, seconds in steps
+    chart = _waterfall(run, parts.serial_s, parts.ideal_s, losses, parts.step_s, "explained", note=advice)
+    table = Table(
+        columns=(*text_columns("loss"), *number_columns("time"), *text_columns("description", wrap=True)),
+        rows=tuple(
+            (name, format_s(seconds).replace("-", "−"), LOSSES.get(name, "each below 0.3 %"))
+            for name, seconds in losses
+        ),
     )
-    return [chart, Table(head=("part", "time", "what it is"), rows=rows, right=frozenset((1,)))]
+    return [chart, table]
 
 
-def _measured(run: RunData) -> BarChart:
-    """By the events: what the workers did on average beside serial's share."""
+def _measured_chart(run: RunData) -> BarChart:
+    """Break the speed-up down by recorded events: mean over workers, compared with the baseline's share."""
     assert run.trace is not None
-    assert run.serial_s is not None
+    assert run.baseline_s is not None
     shares = breakdown(run.trace, run.trace.median_step)
-    each = len(shares) * run.batches_a_step
-    mean = {name: sum(one.parts()[name] for one in shares) / each for name in PARTS}
-    ideal = run.serial_s / run.plan.mesh.num_workers
-    step = sum(mean.values())
-    mean["compute"] -= ideal
-    steps = _large(mean, step)
-    told = "; ".join(f"{name}: {_WORDS[name]}" for name, _ in steps if name in _WORDS)
-    batch = "" if run.batches_a_step == 1 else f" of a stream of {run.batches_a_step} batches, for one of them"
-    note = f"Means over workers in step {run.trace.median_step}{batch}, which took {format_s(step)}. {told}."
-    return _waterfall(run, run.serial_s, ideal, steps, step, "measured", note=note)
+    num_batches = len(shares) * run.batches_per_step
+    mean = {name: sum(share.parts()[name] for share in shares) / num_batches for name in PARTS}
+    ideal_s = run.baseline_s / run.plan.mesh.num_workers
+    step_s = sum(mean.values())
+    mean["compute"] -= ideal_s
+    losses = _visible_losses(mean, step_s)
+    legend = "; ".join(f"{name}: {_PART_DESCRIPTIONS[name]}" for name, _ in losses if name in _PART_DESCRIPTIONS)
+    batch = f", a stream of {run.batches_per_step} batches, per batch" if run.batches_per_step > 1 else ""
+    note = f"Mean over workers in step {run.trace.median_step}{batch}: {format_s(step_s)}. {legend}."
+    return _waterfall(run, run.baseline_s, ideal_s, losses, step_s, "measured", note=note)
 
 
-def _large(parts: Mapping[str, float], step_s: float) -> list[tuple[str, float]]:
-    """The parts that can be seen, and the others as one, so that all still add up."""
-    steps = [(name, seconds) for name, seconds in parts.items() if abs(seconds) >= 0.003 * step_s]
-    rest = sum(parts.values()) - sum(seconds for _, seconds in steps)
-    return steps if abs(rest) < 1e-4 * step_s else [*steps, ("smaller parts", rest)]
+def _visible_losses(parts: Mapping[str, float], step_s: float) -> list[tuple[str, float]]:
+    """Select the parts large enough to be seen; the others are summed, so that all still add up."""
+    losses = [(name, seconds) for name, seconds in parts.items() if abs(seconds) >= 0.003 * step_s]
+    rest = sum(parts.values()) - sum(seconds for _, seconds in losses)
+    return losses if abs(rest) < 1e-4 * step_s else [*losses, ("other", rest)]
 
 
 def _waterfall(
     run: RunData,
-    serial_s: float,
+    baseline_s: float,
     ideal_s: float,
-    steps: Sequence[tuple[str, float]],
+    losses: Sequence[tuple[str, float]],
     step_s: float,
-    how: str,
+    source: str,
     *,
     note: str,
 ) -> BarChart:
-    """In speed-up: each part takes what the step's time becomes longer by."""
+    """Draw each loss as the speed-up that its time costs."""
     count = run.plan.mesh.num_workers
 
-    def bar(name: str, paint: str, start: float, end: float, text: str) -> Bar:
+    def make_bar(name: str, paint: str, start: float, end: float, text: str) -> Bar:
         return Bar(label=name, parts=(BarPart(name="", paint=paint, start=start, end=end, hint=text),), text=text)
 
-    bars = [bar(f"{count} workers", "tone-ideal", 0.0, float(count), f"{count:.2f} × in {format_s(ideal_s)}")]
-    at, now = float(count), ideal_s
-    for name, seconds in steps:
-        now += seconds
-        after = serial_s / now if now > 0 else at
-        sign = "+" if seconds > 0 else "−"
-        text = f"{after - at:+.2f} ×, {sign} {format_s(abs(seconds))}".replace("-", "−")
-        bars.append(bar(name, "tone-bad" if seconds > 0 else "tone-good", min(at, after), max(at, after), text))
-        at = after
-    bars.append(bar("reached", run.paint, 0.0, serial_s / step_s, f"{serial_s / step_s:.2f} × in {format_s(step_s)}"))
-    title = f"{run.label}: from {count} × down to what was reached ({how})"
-    return BarChart(name=f"why-{slug(run.label)}", title=title, quantity="times", bars=tuple(bars), note=note)
+    bars = [make_bar(f"{count} workers", "tone-ideal", 0.0, float(count), f"{count:.2f} × in {format_s(ideal_s)}")]
+    speedup, elapsed_s = float(count), ideal_s
+    for name, seconds in losses:
+        elapsed_s += seconds
+        after = baseline_s / elapsed_s if elapsed_s > 0 else speedup
+        text = f"{after - speedup:+.2f} ×, {'+' if seconds > 0 else '−'} {format_s(abs(seconds))}".replace("-", "−")
+        paint = "tone-bad" if seconds > 0 else "tone-good"
+        bars.append(make_bar(name, paint, min(speedup, after), max(speedup, after), text))
+        speedup = after
+    actual = baseline_s / step_s
+    bars.append(make_bar("actual", run.paint, 0.0, actual, f"{actual:.2f} × in {format_s(step_s)}"))
+    return BarChart(
+        name=f"speedup-{slug(run.label)}",
+        title=f"{run.label}: from the ideal {count} × to the actual speed-up ({source})",
+        quantity="times",
+        bars=tuple(bars),
+        note=note,
+    )

@@ -1,4 +1,4 @@
-"""What crossed the links in a step, and what was given to collectives."""
+"""The section on communication volume."""
 
 from __future__ import annotations
 
@@ -13,38 +13,34 @@ __all__ = ["traffic_section"]
 
 
 def traffic_section(runs: Sequence[RunData]) -> Section | None:
-    """One bar a link or collective; runs that send nothing have none."""
+    """Show the bytes of each link and collective; runs without communication have no bar."""
     bars = []
     for run in runs:
         if not run.is_timed or run.plan.mesh.num_workers == 1:
             continue
-        for name, count in _sizes(run).items():
-            text = format_bytes(count)
-            parts = (BarPart(name="", paint=run.paint, start=0.0, end=float(count), hint=text),)
+        for name, size in _sizes(run).items():
+            text = format_bytes(size)
+            parts = (BarPart(name="", paint=run.paint, start=0.0, end=float(size), hint=text),)
             bars.append(Bar(label=f"{run.label}: {name}", parts=parts, text=text))
     if not bars:
         return None
-    prose = [
-        "What one step hands over, both ways: messages of all micro-batches across each cut, and the payload that all "
-        "workers together give to sums and gathers."
-    ]
+    prose = (
+        "Bytes per step: P2P sends of all micro-batches across each cut, in both directions, and the input of "
+        "collectives over all workers.",
+    )
+    title = "Communication volume"
     if len(bars) == 1:
-        return Section(name="traffic", title="Bytes sent", prose=(*prose, f"{bars[0].label}: {bars[0].text}."))
-    chart = BarChart(name="traffic", title="Bytes of a step", quantity="bytes", bars=tuple(bars))
-    return Section(name="traffic", title="Bytes sent", prose=tuple(prose), items=(chart,))
+        return Section(name="traffic", title=title, prose=(*prose, f"{bars[0].label}: {bars[0].text}."))
+    chart = BarChart(name="traffic", title="Bytes per step", quantity="bytes", bars=tuple(bars))
+    return Section(name="traffic", title=title, prose=prose, items=(chart,))
 
 
 def _sizes(run: RunData) -> dict[str, int]:
-    """Link or collective → bytes of a step."""
-    plan, found = run.plan, {}
-    for edge, count in run.result.get("link_bytes", {}).items():
-        if count:
-            after = f" after {plan.cuts[int(edge)]}" if int(edge) < len(plan.cuts) else ""
+    """Return the bytes per step of each link and kind of collective."""
+    plan, sizes = run.plan, {}
+    for edge, size in run.result.link_bytes.items():
+        if size:
+            unit = f" after {plan.cuts[int(edge)]}" if int(edge) < len(plan.cuts) else ""
             codec = plan.codec_of(int(edge)) if plan.has_codecs else "none"
-            how = f", {codec}" if codec != "none" else ""
-            found[f"cut {edge}{after}{how}"] = int(count)
-    axes: dict[str, int] = {}
-    for worker in run.result.get("collective_bytes", []):
-        for axis, count in worker.items():
-            axes[axis] = axes.get(axis, 0) + int(count)
-    return found | {collective_label(axis): count for axis, count in axes.items() if count}
+            sizes[f"P2P, cut {edge}{unit}{f', {codec}' if codec != 'none' else ''}"] = int(size)
+    return sizes | {collective_label(axis): size for axis, size in run.result.axis_bytes.items() if size}

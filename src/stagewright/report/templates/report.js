@@ -1,33 +1,33 @@
-// What moves on the page: light and dark, and timelines that zoom. No library, no request.
+// Interaction of the report page: light and dark mode, copying, zoomable timelines. No library, no request.
 "use strict";
 (() => {
-  // Light, dark, or as the system has it.
+  // Light mode, dark mode, or the system's choice.
   const themes = ["auto", "light", "dark"];
   const button = document.getElementById("theme");
   let theme = 0;
   button.addEventListener("click", () => {
     theme = (theme + 1) % themes.length;
     document.documentElement.dataset.theme = themes[theme];
-    button.textContent = `Colours: ${themes[theme]}`;
+    button.textContent = `Theme: ${themes[theme]}`;
     drawAll();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll());
 
-  // Buttons that copy.
-  for (const one of document.querySelectorAll("button.copy")) {
-    one.addEventListener("click", async () => {
-      const text = one.parentElement.querySelector("code").textContent;
+  // Copy buttons.
+  for (const copy of document.querySelectorAll("button.copy")) {
+    copy.addEventListener("click", async () => {
+      const text = copy.parentElement.querySelector("code").textContent;
       try {
         await navigator.clipboard.writeText(text);
-        one.textContent = "copied";
+        copy.textContent = "copied";
       } catch {
-        one.textContent = "select and copy";
+        copy.textContent = "select and copy";
       }
-      setTimeout(() => (one.textContent = "copy"), 1500);
+      setTimeout(() => (copy.textContent = "copy"), 1500);
     });
   }
 
-  // A colour by its name, as it is now. Names of stages come from numbers, so they are kept.
+  // The current value of a color name, cached.
   const probe = document.getElementById("probe");
   let colors = new Map();
   function paint(name) {
@@ -41,7 +41,7 @@
   const tip = document.getElementById("tip");
   const LABEL = 18, COMPUTE = 26, THIN = 7, GAP = 10, AXIS = 22;
   const timelines = [...document.querySelectorAll(".timeline")].map(prepare);
-  let together = timelines.length > 1;
+  let linked = timelines.length > 1;
 
   function time(seconds) {
     const size = Math.abs(seconds);
@@ -51,24 +51,24 @@
 
   function bytes(count) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let at = 0;
-    while (count >= 1024 && at < 4) { count /= 1024; at++; }
-    return `${Number(count.toPrecision(3))} ${units[at]}`;
+    let index = 0;
+    while (count >= 1024 && index < 4) { count /= 1024; index++; }
+    return `${Number(count.toPrecision(3))} ${units[index]}`;
   }
 
-  // Columns as arrays; `reach` is the latest end so far, so that what is seen is found by halving.
+  // Columns as arrays; `reach` is the latest end so far, so that binary search finds the visible events.
   function lane(data) {
     const count = data.begin.length;
     const begin = new Float64Array(count), end = new Float64Array(count), reach = new Float64Array(count);
     let now = 0, latest = -Infinity;
-    for (let at = 0; at < count; at++) {
-      now += data.begin[at];
-      begin[at] = now;
-      end[at] = now + data.length[at];
-      latest = Math.max(latest, end[at]);
-      reach[at] = latest;
+    for (let index = 0; index < count; index++) {
+      now += data.begin[index];
+      begin[index] = now;
+      end[index] = now + data.length[index];
+      latest = Math.max(latest, end[index]);
+      reach[index] = latest;
     }
-    const column = (values) => Array.isArray(values) ? (at) => values[at] : () => values;
+    const column = (values) => Array.isArray(values) ? (index) => values[index] : () => values;
     const columns = {};
     for (const name of ["kind", "stage", "microbatch", "bytes", "peer", "note"]) columns[name] = column(data[name]);
     return { stream: data.stream, count, begin, end, reach, ...columns };
@@ -82,9 +82,9 @@
     for (const worker of data.workers) {
       const row = { worker, top, lanes: [] };
       top += LABEL;
-      for (const one of worker.lanes.map(lane)) {
-        const height = one.stream === "compute" ? COMPUTE : THIN;
-        row.lanes.push({ ...one, top, height });
+      for (const columns of worker.lanes.map(lane)) {
+        const height = columns.stream === "compute" ? COMPUTE : THIN;
+        row.lanes.push({ ...columns, top, height });
         top += height + 2;
       }
       top += GAP;
@@ -103,39 +103,38 @@
     return chart;
   }
 
-  // Where the view is; with several runs they move together, each from the begin of its own step.
-  function look(chart, from, to) {
+  // Set the visible range; linked timelines follow, each relative to the start of its own step.
+  function setView(chart, from, to) {
     const least = 20;
     if (to - from < least) { const middle = (from + to) / 2; from = middle - least / 2; to = middle + least / 2; }
     const shift = from - chart.home, span = to - from;
-    for (const one of together ? timelines : [chart]) {
-      one.from = one.home + shift;
-      one.to = one.from + span;
-      const room = Math.max(one.last - one.first, span) * 0.5;
-      if (one === chart) {
-        if (one.from < one.first - room) { one.from = one.first - room; one.to = one.from + span; }
-        if (one.to > one.last + room) { one.to = one.last + room; one.from = one.to - span; }
+    for (const target of linked ? timelines : [chart]) {
+      target.from = target.home + shift;
+      target.to = target.from + span;
+      const room = Math.max(target.last - target.first, span) * 0.5;
+      if (target === chart) {
+        if (target.from < target.first - room) { target.from = target.first - room; target.to = target.from + span; }
+        if (target.to > target.last + room) { target.to = target.last + room; target.from = target.to - span; }
       }
-      one.element.dataset.from = one.from;
-      one.element.dataset.to = one.to;
-      ask(one);
+      storeView(target);
+      requestDraw(target);
     }
   }
 
-  function zoom(chart, factor, at) {
-    const middle = at === undefined ? (chart.from + chart.to) / 2 : at;
+  function zoom(chart, factor, center) {
+    const middle = center === undefined ? (chart.from + chart.to) / 2 : center;
     const widest = 2 * (chart.last - chart.first);
     const span = Math.min((chart.to - chart.from) * factor, widest);
     const share = (middle - chart.from) / (chart.to - chart.from);
-    look(chart, middle - share * span, middle + (1 - share) * span);
+    setView(chart, middle - share * span, middle + (1 - share) * span);
   }
 
   function showStep(chart) {
-    const length = together ? Math.max(...timelines.map((one) => one.length)) : chart.length;
-    look(chart, chart.home, chart.home + length);
+    const length = linked ? Math.max(...timelines.map((timeline) => timeline.length)) : chart.length;
+    setView(chart, chart.home, chart.home + length);
   }
 
-  function ask(chart) {
+  function requestDraw(chart) {
     if (!chart.waiting) {
       chart.waiting = requestAnimationFrame(() => { chart.waiting = 0; draw(chart); });
     }
@@ -143,14 +142,14 @@
 
   function drawAll() {
     colors = new Map();
-    for (const one of timelines) ask(one);
+    for (const chart of timelines) requestDraw(chart);
   }
 
-  function firstSeen(one, from) {
-    let low = 0, high = one.count;
+  function firstVisible(lane, from) {
+    let low = 0, high = lane.count;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (one.reach[middle] > from) high = middle; else low = middle + 1;
+      if (lane.reach[middle] > from) high = middle; else low = middle + 1;
     }
     return low;
   }
@@ -168,7 +167,7 @@
   function draw(chart) {
     const { canvas, data } = chart;
     const width = canvas.clientWidth, ratio = devicePixelRatio || 1;
-    if (!width) return; // folded
+    if (!width) return; // inside a closed fold
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(chart.height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(chart.height * ratio);
@@ -186,38 +185,38 @@
       context.fillStyle = paint("ink");
       context.textAlign = "left";
       context.fillText(row.worker.label, 0, row.top + 13);
-      for (const one of row.lanes) rectangles += drawLane(one, context, width, chart, across, data.kinds);
+      for (const lane of row.lanes) rectangles += drawLane(lane, context, width, chart, across, data.kinds);
     }
     chart.element.dataset.rectangles = rectangles;
     chart.drawn++;
   }
 
-  // What is narrower than a pixel is drawn once a pixel: the work is bound by what is seen, not by the run.
-  function drawLane(one, context, width, chart, across, kinds) {
+  // Events narrower than a pixel are drawn once per pixel: the work depends on the width, not on the run.
+  function drawLane(lane, context, width, chart, across, kinds) {
     context.fillStyle = paint("card");
-    context.fillRect(0, one.top, width, one.height);
+    context.fillRect(0, lane.top, width, lane.height);
     let rectangles = 0, lastPixel = -1;
     context.textAlign = "center";
-    for (let at = firstSeen(one, chart.from); at < one.count && one.begin[at] < chart.to; at++) {
-      if (one.end[at] < chart.from) continue;
-      const left = Math.max(-2, across(one.begin[at])), right = Math.min(width + 2, across(one.end[at]));
+    for (let index = firstVisible(lane, chart.from); index < lane.count && lane.begin[index] < chart.to; index++) {
+      if (lane.end[index] < chart.from) continue;
+      const left = Math.max(-2, across(lane.begin[index])), right = Math.min(width + 2, across(lane.end[index]));
       const size = right - left;
       if (size < 1) {
         const pixel = left | 0;
         if (pixel === lastPixel) continue;
         lastPixel = pixel;
       }
-      const kind = kinds[one.kind(at)], stage = one.stage(at);
-      const inner = one.stream === "compute" && (kind === "collective" || kind === "recompute" || kind.endsWith("code"));
-      const top = inner ? one.top + one.height * 0.55 : one.top;
-      const height = inner ? one.height * 0.45 : one.height;
+      const kind = kinds[lane.kind(index)], stage = lane.stage(index);
+      const inner = lane.stream === "compute" && (kind === "collective" || kind === "recompute" || kind.endsWith("code"));
+      const top = inner ? lane.top + lane.height * 0.55 : lane.top;
+      const height = inner ? lane.height * 0.45 : lane.height;
       context.fillStyle = face(kind, stage);
       context.fillRect(left, top, Math.max(size - (size > 3 ? 0.6 : 0), 0.7), height);
       rectangles++;
-      const chunk = one.microbatch(at);
-      if (one.stream === "compute" && !inner && size > 16 && chunk >= 0) {
+      const chunk = lane.microbatch(index);
+      if (lane.stream === "compute" && !inner && size > 16 && chunk >= 0) {
         context.fillStyle = paint(kind === "forward" ? "paper" : "ink");
-        context.fillText(chunk, (left + right) / 2, one.top + 13);
+        context.fillText(chunk, (left + right) / 2, lane.top + 13);
       }
     }
     return rectangles;
@@ -226,30 +225,30 @@
   function ticks(chart, context, width, bottom, across) {
     const unit = chart.data.unit_s, span = (chart.to - chart.from) * unit;
     const rough = span / Math.max(2, width / 110), power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= rough);
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
     const home = chart.home * unit;
     context.font = "11px system-ui, sans-serif";
     context.textAlign = "center";
     context.strokeStyle = paint("grid");
     context.fillStyle = paint("muted");
     context.lineWidth = 1;
-    for (let at = Math.ceil((chart.from * unit - home) / step); ; at++) {
-      const place = across((home + at * step) / unit);
-      if (place > width) break;
+    for (let index = Math.ceil((chart.from * unit - home) / step); ; index++) {
+      const x = across((home + index * step) / unit);
+      if (x > width) break;
       context.beginPath();
-      context.moveTo(place, 0);
-      context.lineTo(place, bottom);
+      context.moveTo(x, 0);
+      context.lineTo(x, bottom);
       context.stroke();
-      context.fillText(time(at * step), Math.min(Math.max(place, 22), width - 22), bottom + 15);
+      context.fillText(time(index * step), Math.min(Math.max(x, 22), width - 22), bottom + 15);
     }
     context.strokeStyle = paint("muted");
     context.setLineDash([4, 3]);
     for (const step of chart.steps) {
-      const place = across(step[1]);
-      if (place < 0 || place > width) continue;
+      const x = across(step[1]);
+      if (x < 0 || x > width) continue;
       context.beginPath();
-      context.moveTo(place, 0);
-      context.lineTo(place, bottom);
+      context.moveTo(x, 0);
+      context.lineTo(x, bottom);
       context.stroke();
     }
     context.setLineDash([]);
@@ -258,23 +257,23 @@
   function under(chart, x, y) {
     const moment = chart.from + (x / chart.canvas.clientWidth) * (chart.to - chart.from);
     const slack = (2 / chart.canvas.clientWidth) * (chart.to - chart.from);
-    for (const row of chart.rows) for (const one of row.lanes) {
-      if (y < one.top || y > one.top + one.height) continue;
-      let found = -1;
-      for (let at = firstSeen(one, moment - slack); at < one.count && one.begin[at] <= moment + slack; at++) {
-        if (one.end[at] >= moment - slack) found = at;
+    for (const row of chart.rows) for (const lane of row.lanes) {
+      if (y < lane.top || y > lane.top + lane.height) continue;
+      let hit = -1;
+      for (let index = firstVisible(lane, moment - slack); index < lane.count && lane.begin[index] <= moment + slack; index++) {
+        if (lane.end[index] >= moment - slack) hit = index;
       }
-      if (found >= 0) return { row, one, at: found };
+      if (hit >= 0) return { row, lane, index: hit };
     }
     return null;
   }
 
-  function describe(chart, { row, one, at }) {
+  function describe(chart, { row, lane, index }) {
     const { data } = chart, unit = data.unit_s, lines = [];
-    const chunk = one.microbatch(at), stage = one.stage(at), peer = one.peer(at), note = one.note(at);
-    lines.push(`${data.kinds[one.kind(at)]}${chunk >= 0 ? `, micro-batch ${chunk}` : ""}${stage >= 0 ? `, stage ${stage}` : ""}`);
-    lines.push(`${row.worker.label}: ${time((one.end[at] - one.begin[at]) * unit)} from ${time((one.begin[at] - chart.home) * unit)}`);
-    if (one.bytes(at) >= 0) lines.push(`${bytes(one.bytes(at))}${peer >= 0 ? `, worker ${peer}` : ""}`);
+    const chunk = lane.microbatch(index), stage = lane.stage(index), peer = lane.peer(index), note = lane.note(index);
+    lines.push(`${data.kinds[lane.kind(index)]}${chunk >= 0 ? `, micro-batch ${chunk}` : ""}${stage >= 0 ? `, stage ${stage}` : ""}`);
+    lines.push(`${row.worker.label}: ${time((lane.end[index] - lane.begin[index]) * unit)} from ${time((lane.begin[index] - chart.home) * unit)}`);
+    if (lane.bytes(index) >= 0) lines.push(`${bytes(lane.bytes(index))}${peer >= 0 ? `, worker ${peer}` : ""}`);
     if (note >= 0) lines.push(data.notes[note]);
     if (row.worker.error_s > 0) lines.push(`clock ± ${time(row.worker.error_s)}`);
     return lines.join("\n");
@@ -284,23 +283,23 @@
     const { canvas, element } = chart;
     const touches = new Map();
     let moved = 0;
-    const place = (event) => {
+    const position = (event) => {
       const box = canvas.getBoundingClientRect();
       return [event.clientX - box.left, event.clientY - box.top, box.width];
     };
     canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
       event.preventDefault();
-      const [x, , width] = place(event);
+      const [x, , width] = position(event);
       zoom(chart, Math.exp(event.deltaY * 0.002), chart.from + (x / width) * (chart.to - chart.from));
     }, { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
-      touches.set(event.pointerId, place(event)[0]);
+      touches.set(event.pointerId, position(event)[0]);
       moved = 0;
     });
     canvas.addEventListener("pointermove", (event) => {
-      const [x, y, width] = place(event);
+      const [x, y, width] = position(event);
       if (touches.has(event.pointerId)) {
         const before = [...touches.values()];
         const change = x - touches.get(event.pointerId);
@@ -312,15 +311,15 @@
           const middle = chart.from + ((now[0] + now[1]) / 2) * unit;
           zoom(chart, Math.max(8, Math.abs(before[0] - before[1])) / Math.max(8, Math.abs(now[0] - now[1])), middle);
         } else {
-          look(chart, chart.from - change * unit, chart.to - change * unit);
+          setView(chart, chart.from - change * unit, chart.to - change * unit);
         }
         tip.hidden = true;
         return;
       }
-      const found = under(chart, x, y);
-      tip.hidden = !found;
-      if (found) {
-        tip.textContent = describe(chart, found);
+      const hit = under(chart, x, y);
+      tip.hidden = !hit;
+      if (hit) {
+        tip.textContent = describe(chart, hit);
         const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
         tip.style.left = `${Math.max(4, Math.min(event.clientX + 12, room))}px`;
         tip.style.top = `${event.clientY + 16}px`;
@@ -331,14 +330,14 @@
     }
     canvas.addEventListener("pointerleave", () => (tip.hidden = true));
     canvas.addEventListener("dblclick", (event) => {
-      const [x, , width] = place(event);
+      const [x, , width] = position(event);
       zoom(chart, 0.4, chart.from + (x / width) * (chart.to - chart.from));
     });
     canvas.addEventListener("keydown", (event) => {
       const span = chart.to - chart.from;
       const keys = {
-        ArrowLeft: () => look(chart, chart.from - span / 8, chart.to - span / 8),
-        ArrowRight: () => look(chart, chart.from + span / 8, chart.to + span / 8),
+        ArrowLeft: () => setView(chart, chart.from - span / 8, chart.to - span / 8),
+        ArrowRight: () => setView(chart, chart.from + span / 8, chart.to + span / 8),
         "+": () => zoom(chart, 0.6), "-": () => zoom(chart, 1 / 0.6), 0: () => showStep(chart),
       };
       if (!keys[event.key]) return;
@@ -347,35 +346,35 @@
     });
     const act = {
       closer: () => zoom(chart, 0.5), wider: () => zoom(chart, 2), step: () => showStep(chart),
-      all: () => { for (const one of together ? timelines : [chart]) { one.from = one.first; one.to = one.last; ask(one); mark(one); } },
+      all: () => { for (const target of linked ? timelines : [chart]) { target.from = target.first; target.to = target.last; requestDraw(target); storeView(target); } },
       before: () => jump(chart, -1), after: () => jump(chart, 1),
     };
-    for (const one of element.querySelectorAll("button[data-act]")) {
-      one.addEventListener("click", () => act[one.dataset.act]());
+    for (const tool of element.querySelectorAll("button[data-act]")) {
+      tool.addEventListener("click", () => act[tool.dataset.act]());
     }
   }
 
-  function mark(one) {
-    one.element.dataset.from = one.from;
-    one.element.dataset.to = one.to;
+  function storeView(chart) {
+    chart.element.dataset.from = chart.from;
+    chart.element.dataset.to = chart.to;
   }
 
-  // To the step before or after: of every run that moves along, its own.
+  // Go to the previous or next step; linked timelines follow.
   function jump(chart, by) {
-    for (const one of together ? timelines : [chart]) {
-      const now = one.steps.findIndex((step) => step[1] === one.home);
-      const next = one.steps[Math.min(Math.max(now + by, 0), one.steps.length - 1)];
-      const shift = next[1] - one.home;
-      one.home = next[1];
-      one.from += shift;
-      one.to += shift;
-      mark(one);
-      ask(one);
+    for (const target of linked ? timelines : [chart]) {
+      const now = target.steps.findIndex((step) => step[1] === target.home);
+      const next = target.steps[Math.min(Math.max(now + by, 0), target.steps.length - 1)];
+      const shift = next[1] - target.home;
+      target.home = next[1];
+      target.from += shift;
+      target.to += shift;
+      storeView(target);
+      requestDraw(target);
     }
   }
 
   const lock = document.getElementById("together");
-  if (lock) lock.addEventListener("change", () => (together = lock.checked));
+  if (lock) lock.addEventListener("change", () => (linked = lock.checked));
   for (const chart of timelines) showStep(chart);
   addEventListener("resize", drawAll);
   for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", drawAll);

@@ -1,0 +1,1 @@
+"""Renderers of `stagewright.table.Table`: terminal, HTML and Markdown."""

@@ -13,7 +13,7 @@ from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.profiler.profile import Amount, Time, UnitProfile
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 

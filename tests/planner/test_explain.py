@@ -23,7 +23,7 @@ from stagewright.simulator.simulate import step_seconds
 from stagewright.simulator.what_if import LOSSES
 from stagewright.spec.plan import Mesh, Plan
 
-ENGINE = EngineOverheads(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, crowding=0.1)
+ENGINE = EngineOverheads(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, contention=0.1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -203,7 +203,7 @@ def test_serial_is_the_quickest_way_on_one_device() -> None:
     assert parts.serial_s == pytest.approx((32 + 6) * 24 + 32 * 0.2 + 0.8)
     named = {one.name: one.seconds for one in parts.parts}
     in_pieces = prepared.costs.serial_s
-    assert named["smaller pieces"] == pytest.approx((in_pieces - parts.serial_s) / 2)
+    assert named["micro-batching overhead"] == pytest.approx((in_pieces - parts.serial_s) / 2)
     searched = search(plan_of(batch=32), source, cluster_of(2, FREE), top=1000, schedules=("1f1b",)).best
     same = next(one for one in searched if (one.plan.mesh, one.plan.microbatches) == (plan.mesh, 8))
     assert parts.speedup == pytest.approx(same.forecast.speedup)
@@ -269,7 +269,7 @@ def test_stages_are_those_of_their_actions(schedule: str, recompute: str) -> Non
     terms = ModelOverheads(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
     costs = MadeSource(units=tuple(random_units(4, 3)), terms=terms).prepared(plan, cluster_of(2, FREE)).costs
     for index, stage in enumerate(costs.stages):
-        loss = costs.model_overheads.loss_backward_s * costs.crowded if index == len(costs.stages) - 1 else 0.0
+        loss = costs.model_overheads.loss_backward_s * costs.contention if index == len(costs.stages) - 1 else 0.0
         again = stage.forward_s if recompute == "always" else 0.0
         both = stage.backward_input_s + stage.backward_weight_s
         if schedule == "1f1b":

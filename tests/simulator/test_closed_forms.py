@@ -6,15 +6,17 @@ stage.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from made_profiles import equal_units, make_costs
 from stagewright.profiler.profile import Amount
-from stagewright.simulator.memory import held_microbatches, worker_memory
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_WEIGHT, FORWARD
+from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.simulate import step_seconds
-from stagewright.simulator.step_times import pipeline_times
+from stagewright.simulator.step_times import StepTimes, pipeline_times
 from stagewright.spec.plan import Mesh, OptimizerSpec
 
 durations = st.floats(0.01, 10.0)
@@ -100,6 +102,16 @@ def test_what_is_held(p: int, more: int) -> None:
     for stage in range(p):
         assert held_microbatches(one_forward, stage) == min(m, p - stage)
         assert held_microbatches(gpipe, stage) == m
+
+
+def held_microbatches(times: StepTimes, stage: int) -> int:
+    """The most micro-batches of a stage between their forward and the end of their backward."""
+    of_stage = times.stage == stage
+    started = times.end_s[of_stage & (times.kind == FORWARD)]
+    done = times.end_s[of_stage & ((times.kind == BACKWARD) | (times.kind == BACKWARD_WEIGHT))]
+    changes = np.concatenate([np.ones(len(started)), -np.ones(len(done))])
+    order = np.lexsort((changes, np.concatenate([started, done])))
+    return int(np.cumsum(changes[order]).max(initial=0))
 
 
 def test_memory_of_a_worker_by_hand() -> None:

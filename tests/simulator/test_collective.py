@@ -68,10 +68,10 @@ def test_monotone(n: int, small: float, more: float) -> None:
 def test_sums_as_they_were_measured() -> None:
     """Straight between the points; only of as many workers as were measured."""
     points = ((8, 1e-4), (1000, 3e-4), (3000, 4e-4))
-    pair = Group(num_workers=2, num_on_host=2, inside=SLOW, sums=points)
+    pair = Group(num_workers=2, num_on_host=2, inside=SLOW, allreduce_points=points)
     sizes = (0, 8, 504, 1000, 2000, 3000, 5000)
     assert [all_reduce_s(pair, size) for size in sizes] == pytest.approx([1e-4, 1e-4, 2e-4, 3e-4, 3.5e-4, 4e-4, 5e-4])
-    three = Group(num_workers=3, num_on_host=3, inside=SLOW, sums=points)
+    three = Group(num_workers=3, num_on_host=3, inside=SLOW, allreduce_points=points)
     assert all_reduce_s(three, 1000) == all_reduce_s(Group(num_workers=3, num_on_host=3, inside=SLOW), 1000)
 
 

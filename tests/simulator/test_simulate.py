@@ -11,10 +11,10 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.profiler.profile import Amount, Time
-from stagewright.simulator.costs.plan_costs import TensorTraffic
-from stagewright.simulator.gradient_allreduce import predict_gradient_allreduce
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
+from stagewright.simulator.gradient_allreduce import predict_gradient_allreduce
 from stagewright.simulator.simulate import predict, step_seconds
 from stagewright.simulator.step_times import _by_wavefront, pipeline_times
 from stagewright.simulator.topology import Topology
@@ -67,9 +67,12 @@ def test_data_sums_hide_behind_the_backward() -> None:
     sums = predict_gradient_allreduce(costs, pipeline_times(costs), 0)
     assert sums.spans_s == ((7.0, 11.0), (12.0, 16.0))
     assert step_seconds(costs) == pytest.approx(16.0), "and the loss of both replicas"
-    # Where the device is busy with its sums, what they overlap with takes longer by that.
+    # If the device is busy with the all-reduce, overlapped compute takes that much longer.
     busy = make_costs(
-        profile_of(units), mesh=Mesh(data=2), links=links, terms={"engine_overheads": EngineOverheads(collective_share=1.0)}
+        profile_of(units),
+        mesh=Mesh(data=2),
+        links=links,
+        terms={"engine_overheads": EngineOverheads(collective_share=1.0)},
     )
     assert step_seconds(busy) == pytest.approx(20.0, rel=0.02)
     # At half the pace beside computing, 5 s until that ends do 2.5 s of the first; the rest takes 1.5 s alone.
@@ -92,12 +95,19 @@ def test_a_gradient_leaves_when_its_unit_is_done() -> None:
         unit("block", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=size)),
     ]
     links = Links(intra_host=Link(bandwidth_bytes_per_s=float(size), latency_s=0.0))
-    sums = predict_gradient_allreduce(costs := make_costs(profile_of(units), mesh=Mesh(data=2), links=links), pipeline_times(costs), 0)
+    sums = predict_gradient_allreduce(
+        costs := make_costs(profile_of(units), mesh=Mesh(data=2), links=links), pipeline_times(costs), 0
+    )
     assert sums.spans_s == ((7.0, 8.0), (12.0, 13.0), (13.0, 14.0), (14.0, 15.0))
-    # A head that is tied to the embedding brings nothing of its own: its gradient is there when the embedding's is.
+    # The gradient of a head tied to the embedding is complete with the embedding's.
     tied = unit("head", 1.0, (5.0, 0.0), parameter_bytes=Amount(total=3 * size, shares=((0, 3 * size),)))
     costs = make_costs(profile_of([*units, tied]), mesh=Mesh(data=2), links=links)
-    assert [begin for begin, _ in predict_gradient_allreduce(costs, pipeline_times(costs), 0).spans_s] == [13.0, 18.0, 19.0, 20.0]
+    assert [begin for begin, _ in predict_gradient_allreduce(costs, pipeline_times(costs), 0).spans_s] == [
+        13.0,
+        18.0,
+        19.0,
+        20.0,
+    ]
 
 
 def test_halves_of_a_backward_take_longer_than_the_whole() -> None:
@@ -112,7 +122,9 @@ def test_halves_of_a_backward_take_longer_than_the_whole() -> None:
     assert computing(ModelOverheads()) == [24.0, 24.0]
     assert computing(terms) == [24.0 + 4 * 0.75, 24.0 + 2 * 4 * 0.75]
     again = {"recompute": "always"}
-    assert computing(terms, **again) == computing(ModelOverheads(), **again), "a stage that runs again does it in one piece"
+    assert computing(terms, **again) == computing(ModelOverheads(), **again), (
+        "a stage that runs again does it in one piece"
+    )
 
 
 def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
@@ -125,9 +137,11 @@ def test_a_whole_that_is_not_surely_known_scales_nothing() -> None:
     assert found == pytest.approx({0.0: 3.0 + 4.0, 0.5: 2.5 + 4.0, 2.0: 2.0 + 4.0})
 
 
-def test_terms_are_added_where_they_belong() -> None:
+def test_overheads_are_added_where_they_belong() -> None:
     engine = EngineOverheads(action_s=0.1, step_s=1.0, chunk_s=0.5)
-    model = ModelOverheads(loss_forward_s=0.2, loss_backward_s=0.3, optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.001)
+    model = ModelOverheads(
+        loss_forward_s=0.2, loss_backward_s=0.3, optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.001
+    )
     costs = make_costs(
         equal_units(1), mesh=Mesh(), microbatches=3, terms={"engine_overheads": engine, "model_overheads": model}
     )
@@ -135,10 +149,10 @@ def test_terms_are_added_where_they_belong() -> None:
     assert step_seconds(costs) == pytest.approx(computed + 100 * 0.01 + 1.0 + 3 * 0.5)
 
 
-def test_crowded_cores_take_longer() -> None:
-    costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_overheads": EngineOverheads(crowding=0.25)})
+def test_contention_slows_compute() -> None:
+    costs = make_costs(equal_units(2), mesh=Mesh(data=2), terms={"engine_overheads": EngineOverheads(contention=0.25)})
     assert step_seconds(costs) == pytest.approx(6 * 1.25)
-    four = make_costs(equal_units(2), mesh=Mesh(data=4), terms={"engine_overheads": EngineOverheads(crowding=0.25)})
+    four = make_costs(equal_units(2), mesh=Mesh(data=4), terms={"engine_overheads": EngineOverheads(contention=0.25)})
     assert step_seconds(four) == step_seconds(costs)  # measured with two; not multiplied
 
 
@@ -193,7 +207,10 @@ def test_long_pipelines_are_forecast_alike(schedule: str, recompute: str) -> Non
         unit(f"u{at}", *generator.random(1), tuple(generator.random(2)), crossing_bytes=int(generator.integers(1, 9)))
         for at in range(4)
     ]
-    terms = {"model_overheads": ModelOverheads(accumulate_s_per_byte=0.001), "engine_overheads": EngineOverheads(action_s=0.01)}
+    terms = {
+        "model_overheads": ModelOverheads(accumulate_s_per_byte=0.001),
+        "engine_overheads": EngineOverheads(action_s=0.01),
+    }
     costs = make_costs(
         profile_of(units),
         mesh=Mesh(pipeline=4),
@@ -208,7 +225,7 @@ def test_long_pipelines_are_forecast_alike(schedule: str, recompute: str) -> Non
 
 
 def test_a_profile_without_backward_trains_nothing() -> None:
-    with pytest.raises(UsageError, match="forward passes alone"):
+    with pytest.raises(UsageError, match="only forward passes"):
         make_costs(profile_of([unit("u", 1.0, (0.0, 0.0))], training=False), mesh=Mesh())
 
 

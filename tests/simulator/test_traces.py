@@ -13,10 +13,10 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
 from stagewright.profiler.profile import Amount
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.overheads import ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.export.chakra import write_chakra
 from stagewright.simulator.export.chrome import write_chrome_trace
-from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.simulate import optimizer_s, predict
 from stagewright.spec.plan import Mesh
 

@@ -47,7 +47,7 @@ def test_messages_of_a_large_pipeline_are_those_of_the_order(schedule: str, monk
     links = Links(intra_host=Link(bandwidth_bytes_per_s=20.0, latency_s=0.1))
     costs = make_costs(equal_units(5), mesh=Mesh(pipeline=5), microbatches=9, schedule=schedule, links=links)
     listed = predict(costs)
-    monkeypatch.setattr("stagewright.simulator.step_times._MOST_NODES", 0)
+    monkeypatch.setattr("stagewright.simulator.step_times._MAX_NODES", 0)
     found = predict(costs)
     assert found.step_s == pytest.approx(listed.step_s)
     assert step_seconds(costs) == pytest.approx(listed.step_s)

@@ -16,15 +16,15 @@ from stagewright.simulator.simulate import optimizer_s, step_seconds
 from stagewright.simulator.what_if import (
     LOSSES,
     explain_speedup,
-    with_perfect_balance,
     with_links,
+    with_perfect_balance,
     without_communication,
 )
 from stagewright.spec.plan import Mesh
 
 SLOW = Links(intra_host=Link(bandwidth_bytes_per_s=10.0, latency_s=0.0))
 TERMS = {
-    "engine_overheads": EngineOverheads(action_s=0.01, step_s=0.1, crowding=0.1, collective_share=0.3),
+    "engine_overheads": EngineOverheads(action_s=0.01, step_s=0.1, contention=0.1, collective_share=0.3),
     "model_overheads": ModelOverheads(optimizer_s_per_byte=0.001, accumulate_s_per_byte=0.001, loss_forward_s=0.1),
 }
 
@@ -81,7 +81,7 @@ def test_a_pipeline_repeats_nothing() -> None:
     slower = explain_speedup(replace(costs, serial_s=costs.serial_s * 2 / 3))
     found = {one.name: one.seconds for one in slower.parts}
     assert "repeated work" not in found
-    assert found["smaller pieces"] == pytest.approx(8 * 3 / 3)
+    assert found["micro-batching overhead"] == pytest.approx(8 * 3 / 3)
     assert slower.ideal_s + sum(found.values()) == pytest.approx(slower.step_s)
 
 
@@ -107,7 +107,9 @@ def test_what_if() -> None:
 def test_perfect_balance_leaves_no_imbalance() -> None:
     """The second stage has more to compute, nine times the parameters to step and to add up, and the loss."""
     uneven = [unit("a", 1, (1, 1)), unit("b", 3, (3, 3), parameter_bytes=Amount(total=900))]
-    terms = TERMS | {"model_overheads": ModelOverheads(optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.01, loss_forward_s=1)}
+    terms = TERMS | {
+        "model_overheads": ModelOverheads(optimizer_s_per_byte=0.01, accumulate_s_per_byte=0.01, loss_forward_s=1)
+    }
     costs = make_costs(profile_of(uneven), mesh=Mesh(pipeline=2), microbatches=4, terms=terms)
     balanced = with_perfect_balance(costs)
     assert seconds(costs, "imbalance") > 1

@@ -40,7 +40,9 @@ def test_a_recomputed_stage_keeps_only_the_result_before() -> None:
 
 
 def test_inference_keeps_only_the_result_before_and_has_no_loss() -> None:
-    assert stage_working_memory(UNITS, 1, 2, TERMS, recomputed=False, training=False) == StageWorkingMemory(forward_bytes=10 + 45)
+    assert stage_working_memory(UNITS, 1, 2, TERMS, recomputed=False, training=False) == StageWorkingMemory(
+        forward_bytes=10 + 45
+    )
 
 
 def test_backward_gives_back_what_units_behind_kept_and_holds_the_gradients_they_made() -> None:
@@ -61,7 +63,9 @@ def test_a_tied_weights_gradient_waits_for_its_first_use() -> None:
     found = stage_working_memory((large, UNIT, head, UNIT), 0, 2, TERMS, recomputed=False, training=True)
     assert found.later_backward_bytes == 15 - 2 * 30 + 10 + 200
     assert found.first_backward_bytes == 2 * 20 - 2 * 30 + 10 + 200
-    found = stage_working_memory((large, UNIT, head, UNIT), 1, 2, TERMS, recomputed=False, training=True)  # tied to another stage
+    found = stage_working_memory(
+        (large, UNIT, head, UNIT), 1, 2, TERMS, recomputed=False, training=True
+    )  # tied to another stage
     assert found.later_backward_bytes == 80
 
 
@@ -82,13 +86,18 @@ def test_where_a_stage_runs_again_the_loss_has_gone_before() -> None:
 
 def test_sharded_units_are_gathered_and_leave_a_part_of_their_gradients_behind() -> None:
     units = (replace(UNIT, backward_working_bytes=200), UNIT, UNIT)
-    plain = stage_working_memory(units, 0, 1, TERMS, recomputed=False, training=True)
+    fixed = {"recomputed": False, "training": True}
+    plain = stage_working_memory(units, 0, 1, TERMS, **fixed)
     whole = stage_working_memory(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 20, 20))
-    half = stage_working_memory(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 20, 20), held_share=0.5)
+    half = stage_working_memory(
+        units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 20, 20), held_share=0.5
+    )
     assert whole.forward_bytes - plain.forward_bytes == 2 * 20
     assert whole.first_backward_bytes - plain.first_backward_bytes == 20 + 20  # its own, and the gradients behind it
     assert whole.first_backward_bytes - half.first_backward_bytes == 10
-    tied = stage_working_memory(units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 0, 20), held_share=0.5)
+    tied = stage_working_memory(
+        units, 0, 1, TERMS, recomputed=False, training=True, gathered=(20, 0, 20), held_share=0.5
+    )
     assert tied.first_backward_bytes == plain.first_backward_bytes + 20  # gradients of what is not alone stay whole
 
 

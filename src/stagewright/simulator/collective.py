@@ -1,14 +1,14 @@
-"""What a collective takes among n workers: latency α a step, 1/bandwidth β a byte, with the real number of steps.
+"""Time of a collective among n workers: latency α per step and 1/bandwidth β per byte, with the real number of steps.
 
     algorithm      all-reduce of S bytes               all-gather and reduce-scatter of S bytes
     ring           2(n−1) α + 2 (n−1)/n · S β          (n−1) α + (n−1)/n · S β
     tree           2⌈log₂ n⌉ α + 2 S β                 –
     hierarchical   reduce-scatter within a host of g, all-reduce of S/g across hosts, all-gather within the host
 
-S is the whole tensor, before it is scattered or after it is gathered. Every formula rises with S and with n. Charging α
-once would be wrong for small messages and for Gloo. Gloo has the ring alone; NCCL has all of them and chooses: "best",
-the least. Where all-reduces of two were measured, these are taken as they were, straight between the sizes: no line
-goes through both a few and many bytes of Gloo's.
+S is the whole tensor, before scatter or after gather. Every formula grows with S and n. Charging α only once would be
+wrong for small tensors and for Gloo. Gloo has only the ring; NCCL has all algorithms and picks the fastest ("best").
+If all-reduces between two workers were measured, their times are interpolated instead: no single line fits Gloo at both
+small and large sizes.
 """
 
 from __future__ import annotations
@@ -29,60 +29,57 @@ Algorithm: TypeAlias = Literal["ring", "tree", "hierarchical", "best"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Workers that take part in a collective, and what is between them."""
+    """A process group and the links between its workers."""
 
     num_workers: int
-    """Workers in all."""
     num_on_host: int
-    """Of them on each host; all of them where there is one host."""
+    """Workers per host."""
     inside: Link = FREE
-    """Between two workers of one host."""
+    """Link between two workers of one host."""
     outside: Link = FREE
-    """Between two hosts."""
-    sums: tuple[tuple[int, float], ...] = ()
-    """All-reduces of two as measured: bytes and seconds, both rising; (): by formula."""
+    """Link between two hosts."""
+    allreduce_points: tuple[tuple[int, float], ...] = ()
+    """Measured all-reduces of two workers: bytes and seconds, both ascending; (): use the formula."""
     algorithm: Algorithm = "ring"
-    """How the workers' library goes about it."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 1 or not 1 <= self.num_on_host <= self.num_workers:
-            raise UsageError(f"{self.num_workers} workers with {self.num_on_host} on each host are no group")
+            raise UsageError(f"{self.num_workers} workers with {self.num_on_host} on each host are not a group")
 
     @property
     def num_hosts(self) -> int:
-        """Hosts that take part."""
         return -(-self.num_workers // self.num_on_host)
 
     @property
     def slowest(self) -> Link:
-        """The link that paces a ring through all workers."""
+        """The link that limits a ring through all workers."""
         return self.inside if self.num_hosts == 1 else self.outside
 
 
 def all_reduce_s(group: Group, num_bytes: float) -> float:
-    """Time of a sum that every worker gets."""
+    """Return the time of an all-reduce."""
     if group.num_workers == 1:
         return 0.0
-    if group.sums and group.num_workers == 2:
-        return _between(group.sums, num_bytes)
-    ways = {"ring": _flat, "tree": _tree, "hierarchical": _hierarchical}
-    chosen = ways.values() if group.algorithm == "best" else [ways[group.algorithm]]
-    return min(way(group, num_bytes, passes=2) for way in chosen)
+    if group.allreduce_points and group.num_workers == 2:
+        return _interpolate(group.allreduce_points, num_bytes)
+    algorithms = {"ring": _flat, "tree": _tree, "hierarchical": _hierarchical}
+    candidates = algorithms.values() if group.algorithm == "best" else [algorithms[group.algorithm]]
+    return min(algorithm(group, num_bytes, passes=2) for algorithm in candidates)
 
 
 def all_gather_s(group: Group, num_bytes: float) -> float:
-    """Time until every worker has all parts, `num_bytes` together."""
-    ways = {"ring": [_flat], "tree": [_flat], "hierarchical": [_hierarchical], "best": [_flat, _hierarchical]}
-    return min(way(group, num_bytes, passes=1) for way in ways[group.algorithm])
+    """Return the time of an all-gather of `num_bytes` in total."""
+    candidates = {"ring": [_flat], "tree": [_flat], "hierarchical": [_hierarchical], "best": [_flat, _hierarchical]}
+    return min(algorithm(group, num_bytes, passes=1) for algorithm in candidates[group.algorithm])
 
 
 def reduce_scatter_s(group: Group, num_bytes: float) -> float:
-    """Time until every worker has the sum of its part of `num_bytes`: an all-gather, backwards."""
+    """Return the time of a reduce-scatter of `num_bytes`: an all-gather in reverse."""
     return all_gather_s(group, num_bytes)
 
 
 def ring_bytes(num_workers: int, num_bytes: float, *, passes: int) -> float:
-    """Bytes that leave each worker on a ring: once around for a gather or scatter, twice for an all-reduce."""
+    """Return the bytes each worker sends on a ring: one pass for all-gather or reduce-scatter, two for all-reduce."""
     return passes * (num_workers - 1) / num_workers * num_bytes
 
 
@@ -97,7 +94,7 @@ def _tree(group: Group, num_bytes: float, *, passes: int) -> float:
 
 
 def _hierarchical(group: Group, num_bytes: float, *, passes: int) -> float:
-    """Rings within hosts and, side by side, rings of those that have the same part on each host."""
+    """Rings within hosts, then parallel rings across hosts, one for each part of the tensor."""
     within = _ring(group.num_on_host, group.inside, num_bytes, passes=passes)
     return within + _ring(group.num_hosts, group.outside, num_bytes / group.num_on_host, passes=passes)
 
@@ -105,14 +102,14 @@ def _hierarchical(group: Group, num_bytes: float, *, passes: int) -> float:
 def _ring(num_workers: int, link: Link, num_bytes: float, *, passes: int) -> float:
     if num_workers == 1:
         return 0.0
-    moved = ring_bytes(num_workers, num_bytes, passes=passes)
-    return passes * (num_workers - 1) * link.latency_s + moved / link.bandwidth_bytes_per_s
+    sent = ring_bytes(num_workers, num_bytes, passes=passes)
+    return passes * (num_workers - 1) * link.latency_s + sent / link.bandwidth_bytes_per_s
 
 
-def _between(points: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """The value at a size, straight between two points; before the first as there, past the last as before it."""
-    at = bisect.bisect_left(points, (num_bytes, 0.0))
-    if at == 0 or len(points) == 1:
+def _interpolate(points: Sequence[tuple[int, float]], num_bytes: float) -> float:
+    """Interpolate linearly; constant below the first point, extrapolated beyond the last."""
+    index = bisect.bisect_left(points, (num_bytes, 0.0))
+    if index == 0 or len(points) == 1:
         return points[0][1]
-    (size, taken), (larger, longer) = points[min(at, len(points) - 1) - 1 :][:2]
-    return taken + (num_bytes - size) * (longer - taken) / (larger - size)
+    (size, seconds), (larger_size, longer) = points[min(index, len(points) - 1) - 1 :][:2]
+    return seconds + (num_bytes - size) * (longer - seconds) / (larger_size - size)

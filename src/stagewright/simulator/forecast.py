@@ -1,10 +1,11 @@
-"""A forecast: the predicted step of a plan, as plain values."""
+"""The forecast of a plan's step, as plain values. `simulate` computes it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from stagewright.display import Displayed
 from stagewright.simulator.memory import WorkerMemory
 
 __all__ = ["CollectiveUse", "Forecast", "LinkUse", "Segment", "Stream", "WorkerForecast"]
@@ -14,53 +15,50 @@ Stream: TypeAlias = Literal["compute", "tensor", "data", "send", "receive"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Something that a worker does for a while."""
+    """One entry of the timeline."""
 
     worker: int
-    """The worker's place along the pipeline; its peers along data and tensor do the same."""
+    """Pipeline index of the worker; its data and tensor peers behave identically."""
     stream: Stream
-    """Which of the worker's streams."""
     name: str
-    """What: F, B, I, W, message, all-reduce, optimizer."""
+    """F, B, I, W, message, gradient, all-reduce or optimizer."""
     stage: int
-    """The stage; -1 where it is of no stage."""
+    """-1 if none."""
     microbatch: int
-    """The micro-batch; -1 where it is of none."""
+    """-1 if none."""
     start_s: float
-    """When it begins and ends."""
     end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerForecast:
-    """One place along the pipeline."""
+    """One worker of the pipeline."""
 
     worker: int
-    """Its place."""
+    """Pipeline index."""
     stages: tuple[int, ...]
-    """Its stages."""
     compute_s: float
-    """Computing, with what is done again."""
+    """Forward and backward, including recomputation."""
     recompute_s: float
-    """Of it: running forward again."""
+    """Recomputation, included in compute_s."""
     tensor_s: float
-    """Collectives of the tensor axis, and of the data axis as far as they are not hidden."""
+    """Tensor all-reduces."""
     data_s: float
+    """Exposed collectives of the data axis."""
     optimizer_s: float
-    """The optimiser's step."""
     idle_s: float
-    """Doing nothing: waiting for messages or for others."""
+    """Waiting for P2P transfers or other workers."""
     send_s: float
-    """Links busy with what it sends and receives; beside computing."""
+    """Link time of its sends, overlapped with compute."""
     receive_s: float
+    """Link time of its receives."""
     memory: WorkerMemory
-    """Its memory."""
     memory_limit_bytes: int | None
-    """Memory of its device; None: not limited."""
+    """Memory of its device; None: no limit."""
 
     @property
     def fits(self) -> bool:
-        """Whether the memory suffices."""
+        """Whether its peak memory is within the limit."""
         return self.memory_limit_bytes is None or self.memory.peak_bytes <= self.memory_limit_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,41 +67,41 @@ class WorkerForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUse:
-    """What one edge of the pipeline carries in a step."""
+    """P2P traffic of one pipeline edge in a step."""
 
     edge: int
-    """The edge after this stage."""
+    """Index of the stage before it."""
     sender: int
-    """The workers at its ends, by place along the pipeline."""
+    """Pipeline index of the worker before it."""
     receiver: int
+    """Pipeline index of the worker behind it."""
     num_bytes: int
-    """Bytes in a step, both ways, of one replica."""
+    """Bytes per step in both directions, for one replica."""
     busy_s: float
-    """Time that the link is busy, both ways."""
+    """Link time in both directions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveUse:
-    """What one worker gives to the collectives of an axis in a step, and to the links among its peers."""
+    """One worker's collectives along an axis in a step."""
 
     axis: Literal["data", "tensor", "tied"]
-    """The axis, data or tensor; or tied: weights that two workers of a pipeline hold."""
+    """data, tensor, or tied: weights that two pipeline workers hold."""
     worker: int
-    """The worker's place along the pipeline; its peers give as much."""
+    """Pipeline index of the worker."""
     num_workers: int
-    """Workers that take part."""
+    """Size of the process group."""
     num_bytes: int
-    """Bytes that are handed over, as a run counts them."""
+    """Bytes of the tensors, as a run counts them."""
     sent_bytes: int
-    """Bytes on the link to the next worker of a ring."""
+    """Bytes sent to the next worker of the ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Displayed):
     """The predicted step of a plan on a cluster."""
 
     model: str
-    """The model and the mesh."""
     mesh: str
     strategy: str
     num_workers: int
@@ -111,39 +109,38 @@ class Forecast:
     batch: int
     microbatches: int
     cuts: tuple[str, ...]
-    """The units after which it is cut."""
+    """Units after which the model is cut."""
     step_s: float
-    """Time of a step."""
     samples_per_s: float
-    """Samples a second."""
     serial_s: float
-    """Time of the same batch on one device."""
+    """Step time of the same batch on one device."""
     speedup: float
-    """How much faster than that."""
+    """serial_s over step_s."""
     workers: tuple[WorkerForecast, ...]
-    """One entry for each place along the pipeline."""
+    """One entry per pipeline worker."""
     links: tuple[LinkUse, ...]
-    """One entry for each edge of the pipeline."""
+    """One entry per pipeline edge between workers."""
     collectives: tuple[CollectiveUse, ...]
-    """One entry for each place along the pipeline and axis with collectives."""
+    """One entry per pipeline worker and axis with collectives."""
     tensor_bytes: int
-    """Bytes that the busiest worker gives to collectives of the tensor and of the data axis."""
+    """Largest tensor all-reduce traffic of any worker."""
     data_bytes: int
+    """Largest data-axis traffic of any worker."""
     segments: tuple[Segment, ...] = field(default=(), repr=False)
     """The timeline."""
 
     @property
     def fits(self) -> bool:
-        """Whether every device's memory suffices."""
+        """Whether every worker's peak memory is within its limit."""
         return all(worker.fits for worker in self.workers)
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The memory of the worker that needs most."""
+        """The largest peak memory of any worker."""
         return max(worker.memory.peak_bytes for worker in self.workers)
 
     def to_dict(self, *, timeline: bool = True) -> dict[str, Any]:
-        """As JSON has it."""
+        """Convert to JSON values."""
         plain = ("model", "mesh", "strategy", "num_workers", "schedule", "batch", "microbatches")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -156,8 +153,8 @@ class Forecast:
             "peak_memory_bytes": self.peak_memory_bytes,
             "workers": [worker.to_dict() for worker in self.workers],
             "links": [asdict(link) for link in self.links],
-            "collectives": [asdict(one) for one in self.collectives],
+            "collectives": [asdict(collective) for collective in self.collectives],
             "tensor_bytes": self.tensor_bytes,
             "data_bytes": self.data_bytes,
-            **({"timeline": [asdict(one) for one in self.segments]} if timeline else {}),
+            **({"timeline": [asdict(segment) for segment in self.segments]} if timeline else {}),
         }

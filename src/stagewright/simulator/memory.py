@@ -1,13 +1,13 @@
-"""The memory of every worker over time, taken from the actions themselves.
+"""The memory of every worker over time, derived from its actions.
 
-    forward of a stage        + what it keeps for backward (its inputs alone where it is recomputed); with the model's
-                              first micro-batch also the whole batch that it is a part of
-    backward of a stage       first all of it where it is recomputed; gradients appear; then − what was kept
-    all along                 parameters, buffers, optimiser states, posted receives; divided where they are sharded
-    while a stage runs        on a GPU, and in an inference, what its operators take beside: see ``working``
+    forward of a stage        + saved activations (only its inputs with activation checkpointing); with the first
+                              micro-batch also the whole batch, of which it is a view
+    backward of a stage       + recomputed activations; gradients appear; then − saved activations
+    throughout                parameters, buffers, optimizer states, posted receives; divided by FSDP
+    while a stage runs        on a GPU, and in inference, temporary memory of operators: see `costs.working_memory`
 
-So GPipe holds m micro-batches and stage i of 1F1B min(m, p − i) because their actions say so, not by a formula. Not
-modelled: an allocator's fragments.
+GPipe thus holds m micro-batches and stage i of 1F1B min(m, p − i) because their actions say so, not by a formula.
+Fragmentation of the allocator is not modeled.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.action_graph import (
     AHEAD,
-    BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
@@ -30,14 +28,16 @@ from stagewright.simulator.action_graph import (
     Floats,
     Integers,
 )
-from stagewright.simulator.step_times import StepTimes
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
+from stagewright.simulator.step_times import StepTimes
+from stagewright.spec.plan import Plan
 
-__all__ = ["STATES", "WorkerMemory", "held_microbatches", "worker_memory"]
+__all__ = ["WorkerMemory", "num_optimizer_states", "worker_memory"]
 
-# States of each optimiser, each as large as the parameters.
-STATES = {"sgd": 0, "adam": 2, "adamw": 2}
-# Of StageWorkingMemory, as `_Nodes.rises` takes them.
+# Optimizer states, each as large as the parameters; momentum adds one.
+_STATES = {"sgd": 0, "adam": 2, "adamw": 2}
+# Fields of StageWorkingMemory that `_ActionRows.rises` reads.
 _RISES = (
     "forward_bytes",
     "first_backward_bytes",
@@ -49,252 +49,272 @@ _RISES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMemory:
-    """What a worker holds."""
+    """Memory of a worker."""
 
     parameters_bytes: int
-    """The parameters of its stages."""
     gradients_bytes: int
-    """Their gradients, once they are there."""
     optimizer_bytes: int
-    """The optimiser's states."""
+    """Optimizer states."""
     buffers_bytes: int
-    """Buffers of its stages."""
     activations_bytes: int
-    """Activations kept for backward, when they are most."""
+    """Peak of the saved activations."""
     messages_bytes: int
-    """Posted receives; of a CPU's inference, also what was sent and is not known to be there."""
+    """Posted receives; in inference on a CPU also sends that may still be in flight."""
     gathered_bytes: int
-    """Whole parameters of the unit that is used, where they are sharded."""
+    """With FSDP, gathered parameters held during a pass."""
     working_bytes: int
-    """What operators and libraries take beside, when it is most; 0 where a worker counts only what is kept (a CPU's
-    training)."""
+    """Peak temporary memory of operators and libraries; 0 if the device counts only tensors (training on a CPU)."""
     peak_bytes: int
-    """The most of everything at once."""
     times_s: tuple[float, ...] = ()
-    """Moments, and the bytes held from each on."""
+    """Times at which the memory changes."""
     held_bytes: tuple[int, ...] = ()
+    """Memory from each of those times on."""
 
     @property
     def counted_bytes(self) -> int:
-        """What a worker measures of itself and holds to its limit: in a CPU's training without posted receives."""
+        """What a worker counts and compares with its limit: in training on a CPU without posted receives."""
         return self.peak_bytes if self.working_bytes else self.peak_bytes - self.messages_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "times_s": list(self.times_s), "held_bytes": list(self.held_bytes)}
 
 
+def num_optimizer_states(plan: Plan) -> int:
+    """Return the number of optimizer states per parameter."""
+    return _STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+
+
 def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemory:
-    """The memory of the worker at a place along the pipeline."""
-    plan, stages = costs.plan, costs.stages
+    """Predict the memory of the worker at a pipeline index."""
+    plan, stages, overheads = costs.plan, costs.stages, costs.model_overheads
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
-    divide = plan.mesh.data if plan.shard else 1
-    repeated = sum(size for _, later, size in costs.common if later in own)
-    once = sum(stages[index].parameter_bytes for index in own) - repeated
-    parameters = -(-once // divide)
-    states = STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+    num_shards = plan.mesh.data if plan.shard else 1
+    repeated = sum(parameter.num_bytes for parameter in costs.shared_parameters if parameter.later in own)
+    parameters = -(-(sum(stages[index].parameter_bytes for index in own) - repeated) // num_shards)
+    states = num_optimizer_states(plan)
     buffers = sum(stages[index].buffer_bytes for index in own)
-    messages = _posted(costs, own) + _in_flight(costs, own)
+    messages = _posted_bytes(costs, own) + _in_flight_bytes(costs, own)
     gathered = max((stages[index].gathered_bytes for index in own), default=0)
-    terms = costs.model_overheads
-    tells = any(stages[index].work != NO_WORKING_MEMORY for index in own)
-    # Replicas of one stage have their gradients in buckets, which stay.
-    bucketed = tells and costs.copies_gradients
+    has_working = any(stages[index].working_memory != NO_WORKING_MEMORY for index in own)
+    # DistributedDataParallel's buckets hold the gradients of a single stage permanently.
+    bucketed = has_working and costs.copies_gradients
     fixed = parameters * (1 + states) + buffers + messages + gathered
-    fixed += (terms.workspace_bytes if tells else 0) + (parameters if bucketed else 0)
-    # Of several micro-batches, sharded gradients are whole until the last; a CPU's own count does not see it.
-    parts = 1 if tells and len(costs.shares) > 1 else divide
-    moments, changes, activations, work = _changes(costs, times, worker, own, divide, parts, bucketed=bucketed)
-    held = fixed + np.cumsum(changes)
-    optimizer = int(parameters * terms.optimizer_working_share) if tells and plan.training else 0
-    settled = int(held[-1]) if len(held) else fixed
+    fixed += (overheads.workspace_bytes if has_working else 0) + (parameters if bucketed else 0)
+    # With several micro-batches, FSDP keeps gradients unsharded until the last; a CPU's count does not include that.
+    gradient_shards = 1 if has_working and len(costs.shares) > 1 else num_shards
+    if plan.training:
+        rows = _ActionRows(costs, times, worker, own)
+        changes = _training_changes(costs, rows, num_shards, gradient_shards, bucketed=bucketed)
+    else:
+        changes = _inference_changes(costs, own)
+    held = fixed + np.cumsum(changes.total)
+    optimizer = int(parameters * overheads.optimizer_working_share) if has_working and plan.training else 0
+    end = int(held[-1]) if len(held) else fixed
     return WorkerMemory(
         parameters_bytes=parameters,
         gradients_bytes=parameters if plan.training else 0,
         optimizer_bytes=parameters * states,
         buffers_bytes=buffers,
-        activations_bytes=activations,
+        activations_bytes=changes.peak_activations,
         messages_bytes=messages,
         gathered_bytes=gathered,
-        working_bytes=max(work, optimizer) + terms.workspace_bytes if tells else 0,
-        peak_bytes=int(max(held.max(initial=0), fixed, settled + optimizer)),
-        times_s=(0.0, *moments.tolist()),
+        working_bytes=max(changes.peak_working, optimizer) + overheads.workspace_bytes if has_working else 0,
+        peak_bytes=int(max(held.max(initial=0), fixed, end + optimizer)),
+        times_s=(0.0, *changes.times_s.tolist()),
         held_bytes=(int(fixed), *held.tolist()),
     )
 
 
-def _posted(costs: PlanCosts, own: Sequence[int]) -> int:
-    """Receives that are posted ahead, for each edge into the worker that has these stages."""
-    found, ahead = 0, min(AHEAD, len(costs.shares))
+def _posted_bytes(costs: PlanCosts, own: Sequence[int]) -> int:
+    """Return the bytes of receives posted ahead, for each edge into the worker with the stages ``own``."""
+    total, ahead = 0, min(AHEAD, len(costs.shares))
     for stage in own:
-        for edge, other in ((stage - 1, stage - 1), (stage, stage + 1)):
-            if not 0 <= other < len(costs.stages) or other in own or (edge == stage and not costs.plan.training):
+        for edge, peer in ((stage - 1, stage - 1), (stage, stage + 1)):
+            if not 0 <= peer < len(costs.stages) or peer in own or (edge == stage and not costs.plan.training):
                 continue
-            found += ahead * int(costs.stages[edge].sends_bytes * max(costs.shares))
-    return found
+            total += ahead * int(costs.stages[edge].sent_bytes * max(costs.shares))
+    return total
 
 
-def _in_flight(costs: PlanCosts, own: Sequence[int]) -> int:
-    """Messages of a stream that stay with their sender until there are too many: Gloo does not tell when they arrive.
+def _in_flight_bytes(costs: PlanCosts, own: Sequence[int]) -> int:
+    """Return the bytes of a stream's sends that the sender keeps, since Gloo does not report their arrival.
 
     A run counts them over two batches.
     """
-    if costs.plan.training or any(one.kind != "cpu" for one in costs.topology.cluster.devices):
+    if costs.plan.training or any(group.kind != "cpu" for group in costs.topology.cluster.devices):
         return 0
-    found = 0
+    total = 0
     for stage in own:
-        size = int(costs.stages[stage].sends_bytes * max(costs.shares))
+        size = int(costs.stages[stage].sent_bytes * max(costs.shares))
         if size and stage + 1 not in own:
-            found += size * min(2 * len(costs.shares) - 1, max(2, IN_FLIGHT_BYTES // size))
-    return found
+            total += size * min(2 * len(costs.shares) - 1, max(2, IN_FLIGHT_BYTES // size))
+    return total
 
 
-def _changes(
-    costs: PlanCosts, times: StepTimes, worker: int, own: Sequence[int], divide: int, parts: int, *, bucketed: bool
-) -> tuple[Floats, Integers, int, int]:
-    """Moments, what changes at each, the most that activations are, and the most that a stage takes while it runs.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Changes:
+    """Changes of a worker's memory over time."""
 
-    The worker has the stages ``own``. Gradients are held in ``parts`` until the last micro-batch, and divided by
-    ``divide`` after it. Those that have buckets (``bucketed``) move there in the last micro-batch; of several, the
-    first makes them beside.
+    times_s: Floats
+    total: Integers
+    """The change at each time."""
+    peak_activations: int
+    peak_working: int
+
+
+def _inference_changes(costs: PlanCosts, own: Sequence[int]) -> _Changes:
+    memories = [costs.stages[index].working_memory for index in own]
+    # The consumer of a stream holds the last output while the next one is computed.
+    outputs = costs.output_bytes if own[-1] == len(costs.stages) - 1 else 0
+    working = 0
+    if any(memory != NO_WORKING_MEMORY for memory in memories):
+        working = int(max(costs.shares) * (max(memory.forward_bytes for memory in memories) + outputs))
+    total = np.array([working, -working] if working else [], dtype=np.int64)
+    return _Changes(times_s=np.zeros(len(total)), total=total, peak_activations=0, peak_working=working)
+
+
+def _training_changes(
+    costs: PlanCosts, rows: _ActionRows, num_shards: int, gradient_shards: int, *, bucketed: bool
+) -> _Changes:
+    """Return the changes of a training step.
+
+    Gradients are held in ``gradient_shards`` until the last micro-batch, and in ``num_shards`` afterwards.
+    ``bucketed`` gradients move into the buckets with the last micro-batch; with several micro-batches the first one
+    allocates them separately.
     """
-    if not costs.plan.training:
-        works = [costs.stages[index].work for index in own]
-        # Whoever takes results from a stream has the last one while the next is made.
-        results = costs.result_bytes if own[-1] == len(costs.stages) - 1 else 0
-        work = max(one.forward_bytes for one in works) + results
-        work = int(max(costs.shares) * work) if any(one != NO_WORKING_MEMORY for one in works) else 0
-        changed = [work, -work] if work else []
-        return np.zeros(len(changed)), np.array(changed, dtype=np.int64), 0, work
-    nodes = _Nodes(costs, times, worker, own)
-    last_chunk = len(costs.shares) - 1
-    in_place = bucketed and last_chunk == 0
-    makes = nodes.first & (not in_place)
+    last_microbatch = len(costs.shares) - 1
+    in_place = bucketed and last_microbatch == 0
+    allocates = rows.first & (not in_place)
     events = _Events()
-    rises = nodes.rises(makes)
-    middle = nodes.start + 0.25 * (nodes.end - nodes.start)
-    events.add(rises > 0, middle, rest=rises)
-    events.add(rises > 0, middle, rest=-rises)
-    events.add(nodes.forward, nodes.end, nodes.kept + np.where(nodes.chunk == 0, nodes.whole, 0))
-    events.add((nodes.kind == BACKWARD_INPUT) & ~nodes.ends & (nodes.waits > 0), nodes.end, nodes.waits)
-    # Everything is there again, for this one micro-batch. The loss goes backward before the stage does, so that what it
-    # kept has gone by then.
-    again = nodes.extra > 0
-    events.add(again, nodes.start, nodes.extra - nodes.loss)
-    kept = nodes.kept + np.where((nodes.kind == BACKWARD_WEIGHT) & (nodes.index > 0), nodes.waits, 0)
-    freed = nodes.extra + kept - np.where(again, nodes.loss, 0) + np.where(nodes.chunk == last_chunk, nodes.whole, 0)
-    made = np.zeros_like(freed)
+    rises = rows.rises(allocates)
+    duration = rows.end - rows.start
+    events.add(rises > 0, rows.start + 0.25 * duration, rest=rises)
+    events.add(rises > 0, rows.start + 0.25 * duration, rest=-rises)
+    events.add(rows.forward, rows.end, rows.saved + np.where(rows.microbatch == 0, rows.batch, 0))
+    events.add((rows.kind == BACKWARD_INPUT) & ~rows.ends & (rows.pending > 0), rows.end, rows.pending)
+    # Recomputation restores the activations of this micro-batch. The loss backward has freed its activations by then.
+    recomputes = rows.recomputed > 0
+    events.add(recomputes, rows.start, rows.recomputed - rows.loss)
+    freed = rows.recomputed + rows.saved - np.where(recomputes, rows.loss, 0)
+    freed += np.where((rows.kind == BACKWARD_WEIGHT) & (rows.index > 0), rows.pending, 0)
+    freed += np.where(rows.microbatch == last_microbatch, rows.batch, 0)
+    allocated = _allocated_gradients(costs, rows, allocates) // gradient_shards
+    rise = np.minimum(allocated, np.maximum(0, rows.of_stage("gradient_rise_bytes") // gradient_shards))
+    events.add(rows.first, rows.start + 0.5 * duration, rest=rise)
+    events.add(rows.ends & (rows.first | (freed != 0)), rows.end, -freed, allocated - rise)
+    parameters = rows.of_stage("parameter_bytes")
+    last = rows.ends & (rows.microbatch == last_microbatch)
+    events.add(last & (gradient_shards != num_shards), rows.end, rest=parameters // num_shards - parameters)
+    events.add(last & (bucketed and not in_place), rows.end, rest=-parameters)
+    times_s, activations, total = events.in_order()
+    return _Changes(
+        times_s=times_s,
+        total=total,
+        peak_activations=int(np.cumsum(activations).max(initial=0)),
+        peak_working=int(rises.max(initial=0)),
+    )
+
+
+def _allocated_gradients(costs: PlanCosts, rows: _ActionRows, allocates: npt.NDArray[np.bool_]) -> Integers:
+    """Return the gradient bytes that each action allocates; a parameter shared by two stages is allocated once."""
+    allocated = np.zeros(len(rows.index), dtype=np.int64)
     seen: set[int] = set()
-    for at in np.flatnonzero(makes):
-        index = int(nodes.index[at])
+    for row in np.flatnonzero(allocates):
+        index = int(rows.index[row])
         seen.add(index)
-        # What a stage of this worker that went backward before shares with it has its gradient already.
-        there = sum(size for a, b, size in costs.common if index in (a, b) and {a, b} <= seen)
-        made[at] = (costs.stages[index].parameter_bytes - there) // parts
-    rise = np.minimum(made, np.maximum(0, nodes.of_stage("gradient_rise_bytes") // parts))
-    events.add(nodes.first, nodes.start + 0.5 * (nodes.end - nodes.start), rest=rise)
-    events.add(nodes.ends & (nodes.first | (freed != 0)), nodes.end, -freed, made - rise)
-    held = nodes.of_stage("parameter_bytes")
-    leaves = nodes.ends & (nodes.chunk == last_chunk)
-    events.add(leaves & (parts != divide), nodes.end, rest=held // divide - held)
-    events.add(leaves & (bucketed and not in_place), nodes.end, rest=-held)
-    moments, activations, changes = events.in_order()
-    return moments, changes, int(np.cumsum(activations).max(initial=0)), int(rises.max(initial=0))
+        existing = sum(
+            parameter.num_bytes
+            for parameter in costs.shared_parameters
+            if index in (parameter.earlier, parameter.later) and {parameter.earlier, parameter.later} <= seen
+        )
+        allocated[row] = costs.stages[index].parameter_bytes - existing
+    return allocated
 
 
-class _Nodes:
+class _ActionRows:
     """The actions of one worker that change its memory, in the order of their starts, as rows of arrays.
 
-    Of a backward in two halves the second makes the gradients and lets go. A stage that runs again does all of it in
-    the first; the model's first stage, whose inputs need no gradient, in the second. The other half is left out.
+    The second half of a split backward makes the gradients and frees activations. A recomputed stage does all of it in
+    the first half; the model's first stage, whose inputs need no gradient, in the second. The other half is left out.
     """
 
     def __init__(self, costs: PlanCosts, times: StepTimes, worker: int, own: Sequence[int]) -> None:
         rows = times.actions_of(worker)
         rows = rows[np.argsort(times.start_s[rows], kind="stable")]
         index, kind = times.stage[rows], times.kind[rows]
-        spared = (costs.plan.recompute == "except-last") & (times.microbatch[rows] == len(costs.shares) - 1)
-        again = costs.recomputed[index] & ~spared
-        at_once = again & (index > 0)
-        does = ~(((kind == BACKWARD_WEIGHT) & at_once) | ((kind == BACKWARD_INPUT) & (index == 0)))
-        rows, self.index, self.kind, self.again, self.at_once = (
-            one[does] for one in (rows, index, kind, again, at_once)
+        exempt = (costs.plan.recompute == "except-last") & (times.microbatch[rows] == len(costs.shares) - 1)
+        recomputes = costs.recomputed[index] & ~exempt
+        unsplit = recomputes & (index > 0)
+        active = ~(((kind == BACKWARD_WEIGHT) & unsplit) | ((kind == BACKWARD_INPUT) & (index == 0)))
+        rows, self.index, self.kind, recomputes, self.unsplit = (
+            column[active] for column in (rows, index, kind, recomputes, unsplit)
         )
-        self._stages, self._place = [costs.stages[index] for index in own], np.searchsorted(own, self.index)
-        self.chunk = times.microbatch[rows]
+        self._stages, self._position = [costs.stages[index] for index in own], np.searchsorted(own, self.index)
+        self.microbatch = times.microbatch[rows]
         self.start, self.end = times.start_s[rows], times.end_s[rows]
-        self.share = np.array(costs.shares)[self.chunk]
+        self.share = np.array(costs.shares)[self.microbatch]
         self.forward = self.kind == FORWARD
-        # Whether it is the end of a backward, and the first such of its stage.
-        self.ends = ~self.forward & ((self.kind != BACKWARD_INPUT) | self.at_once)
+        # Whether it ends a backward, and is the first to do so on its stage.
+        self.ends = ~self.forward & ((self.kind != BACKWARD_INPUT) | self.unsplit)
         self.first = np.zeros(len(rows), dtype=bool)
         ending = np.flatnonzero(self.ends)
         self.first[ending[np.unique(self.index[ending], return_index=True)[1]]] = True
-        last = self.index == len(costs.stages) - 1
-        loss = np.where(last, costs.model_overheads.loss_kept_bytes, 0)
-        self.loss = self._shared(loss)
-        # Inputs of the first stage are parts of what is there as one.
-        self.whole = np.where(self.index == 0, costs.batch_bytes, 0)
-        inputs, kept = self.of_stage("input_bytes"), self.of_stage("saved_bytes")
-        self.kept = self._shared(np.where(self.again, inputs, kept) + loss)
-        self.kept -= np.where(self.whole > 0, self._shared(inputs), 0)
-        # Between both halves of a backward the weights' gradients wait for those of results.
-        self.waits = self._shared(kept, costs.model_overheads.split_held_share)
-        self.extra = np.where(self.again & self.ends, self._shared(self.of_stage("recompute_bytes")), 0)
+        loss = np.where(self.index == len(costs.stages) - 1, costs.model_overheads.loss_kept_bytes, 0)
+        self.loss = self._of_microbatch(loss)
+        # The first stage's inputs are views of the whole batch.
+        self.batch = np.where(self.index == 0, costs.batch_input_bytes, 0)
+        inputs, saved = self.of_stage("input_bytes"), self.of_stage("saved_bytes")
+        self.saved = self._of_microbatch(np.where(recomputes, inputs, saved) + loss)
+        self.saved -= np.where(self.batch > 0, self._of_microbatch(inputs), 0)
+        # Output gradients kept between the halves of a split backward for the weight gradients.
+        self.pending = self._of_microbatch(saved, costs.model_overheads.split_held_share)
+        self.recomputed = np.where(recomputes & self.ends, self._of_microbatch(self.of_stage("recompute_bytes")), 0)
 
     def of_stage(self, name: str) -> Integers:
-        """A number of each action's stage."""
-        found: Integers = np.array([getattr(stage, name) for stage in self._stages], dtype=np.int64)[self._place]
-        return found
+        """Return a field of each action's stage."""
+        values: Integers = np.array([getattr(stage, name) for stage in self._stages], dtype=np.int64)[self._position]
+        return values
 
-    def _shared(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
-        """Bytes of a micro-batch of the profiled size, for each action's own."""
-        found: Integers = (self.share * num_bytes * factor).astype(np.int64)
-        return found
+    def _of_microbatch(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
+        """Scale bytes of a micro-batch of the profiled size to each action's micro-batch."""
+        scaled: Integers = (self.share * num_bytes * factor).astype(np.int64)
+        return scaled
 
-    def rises(self, makes: npt.NDArray[np.bool_]) -> Integers:
-        """How far memory rises while an action runs; some of them make their stage's gradients."""
-        if all(stage.work == NO_WORKING_MEMORY for stage in self._stages):
+    def rises(self, allocates: npt.NDArray[np.bool_]) -> Integers:
+        """Return the temporary memory of each action; ``allocates``: the actions that allocate gradients."""
+        if all(stage.working_memory == NO_WORKING_MEMORY for stage in self._stages):
             return np.zeros(len(self.index), dtype=np.int64)
-        work = np.array([[getattr(stage.work, name) for name in _RISES] for stage in self._stages], dtype=np.int64)
-        forward, first, later, inputs, weights = work[self._place].T
-        found = np.where(self.forward, forward, np.where(makes, first, later))
-        found = np.where((self.kind == BACKWARD_INPUT) & ~self.at_once, inputs, found)
-        halved = (self.kind == BACKWARD_WEIGHT) & (self.index > 0)
-        return self._shared(np.where(halved, np.where(makes, 0, weights), found))
+        rises = np.array(
+            [[getattr(stage.working_memory, name) for name in _RISES] for stage in self._stages], dtype=np.int64
+        )
+        forward, first, later, inputs, weights = rises[self._position].T
+        rise = np.where(self.forward, forward, np.where(allocates, first, later))
+        rise = np.where((self.kind == BACKWARD_INPUT) & ~self.unsplit, inputs, rise)
+        is_weight_half = (self.kind == BACKWARD_WEIGHT) & (self.index > 0)
+        return self._of_microbatch(np.where(is_weight_half, np.where(allocates, 0, weights), rise))
 
 
 class _Events:
-    """What changes when: of one action in the order in which it is added."""
+    """Memory changes; those of one action keep the order in which they are added."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Integers, Floats, Integers, Integers]] = []
+        self._events: list[tuple[Integers, Floats, Integers, Integers]] = []
 
     def add(
         self,
-        which: npt.NDArray[np.bool_],
-        moments: Floats,
+        selected: npt.NDArray[np.bool_],
+        times_s: Floats,
         activations: Integers | None = None,
         rest: Integers | None = None,
     ) -> None:
-        """Of some actions: a moment, by how much activations change then, and everything else."""
-        at = np.flatnonzero(which)
-        none = np.zeros(len(at), dtype=np.int64)
-        parts = [none if one is None else one[at] for one in (activations, rest)]
-        self._parts.append((at, moments[at], parts[0], parts[1]))
+        """Add changes of the selected actions: their times, the change of activations and of everything else."""
+        rows = np.flatnonzero(selected)
+        none = np.zeros(len(rows), dtype=np.int64)
+        changes = [none if change is None else change[rows] for change in (activations, rest)]
+        self._events.append((rows, times_s[rows], changes[0], changes[1]))
 
     def in_order(self) -> tuple[Floats, Integers, Integers]:
-        """Moments, changes of activations and of everything, in the order of time; at one moment action by action."""
-        at, moments, activations, rest = (np.concatenate(one) for one in zip(*self._parts, strict=True))
-        order = np.lexsort((at, moments))
-        return moments[order], activations[order], (activations + rest)[order]
-
-
-def held_microbatches(times: StepTimes, stage: int) -> int:
-    """The most micro-batches of a stage that are between their forward and the end of their backward."""
-    own = times.stage == stage
-    begun = times.end_s[own & (times.kind == FORWARD)]
-    done = times.end_s[own & ((times.kind == BACKWARD) | (times.kind == BACKWARD_WEIGHT))]
-    moments = np.concatenate([begun, done])
-    changes = np.concatenate([np.ones(len(begun)), -np.ones(len(done))])
-    order = np.lexsort((changes, moments))
-    return int(np.cumsum(changes[order]).max(initial=0))
+        """Return times, changes of activations and of everything, by time, then by action."""
+        rows, times_s, activations, rest = (np.concatenate(column) for column in zip(*self._events, strict=True))
+        order = np.lexsort((rows, times_s))
+        return times_s[order], activations[order], (activations + rest)[order]

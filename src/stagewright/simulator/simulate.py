@@ -1,8 +1,8 @@
-"""Predict a plan's step: times of its actions, sums of gradients, the optimiser, memory, bytes.
+"""The forecast of a plan's step: times of its actions, gradient all-reduce, optimizer step, memory, traffic.
 
-    costs ─► pipeline_times ─► predict_gradient_allreduce of each worker ─► tied weights ─► optimiser ─► loss of all ─► step
+    costs ─► pipeline_times ─► gradient all-reduce ─► tied weights ─► optimizer step ─► all-reduce of the loss ─► step
 
-Peers along data and tensor do the same at the same time, so one of each is simulated.
+Peers along data and tensor behave identically, so one of each is simulated.
 """
 
 from __future__ import annotations
@@ -11,28 +11,30 @@ from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
+from stagewright.simulator.action_graph import FORWARD, KINDS
 from stagewright.simulator.collective import all_reduce_s, ring_bytes
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.forecast import CollectiveUse, Forecast, LinkUse, Segment, WorkerForecast
 from stagewright.simulator.gradient_allreduce import AllReduceTimes, predict_gradient_allreduce
 from stagewright.simulator.memory import worker_memory
-from stagewright.simulator.action_graph import FORWARD, KINDS
 from stagewright.simulator.step_times import StepTimes, pipeline_times, worker_ends_s
 
 __all__ = ["MAX_SEGMENTS", "predict", "step_end_s", "step_seconds"]
 
-MAX_SEGMENTS = 20_000  # a timeline of more is of no use to anyone
+MAX_SEGMENTS = 20_000  # longer timelines are left out
 
 
 def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool = True) -> Forecast:
-    """The forecast of a plan; with its timeline or without."""
+    """Predict a plan's step."""
     plan = costs.plan
     times = pipeline_times(costs)
-    sums = [predict_gradient_allreduce(costs, times, worker) for worker in range(plan.mesh.pipeline)]
-    ends = _summed_s(costs, [one.end_s for one in sums])
-    step_s = step_end_s(costs, [one.end_s for one in sums])
+    allreduces = [predict_gradient_allreduce(costs, times, worker) for worker in range(plan.mesh.pipeline)]
+    ends = _gradients_ready_s(costs, [allreduce.end_s for allreduce in allreduces])
+    step_s = step_end_s(costs, [allreduce.end_s for allreduce in allreduces])
     repeats = 1 if plan.training else plan.steps
-    workers = tuple(_worker(costs, times, sums[at], at, step_s, repeats) for at in range(plan.mesh.pipeline))
+    workers = tuple(
+        _predict_worker(costs, times, allreduce, worker, step_s, repeats) for worker, allreduce in enumerate(allreduces)
+    )
     step_s /= repeats
     return Forecast(
         model=plan.model.name,
@@ -49,15 +51,15 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
         speedup=costs.serial_s / step_s if step_s > 0 else float("inf"),
         workers=workers,
         links=_links(costs),
-        collectives=_collectives(costs, sums),
-        tensor_bytes=max(costs.tensor_bytes(at) for at in range(plan.mesh.pipeline)),
-        data_bytes=max(one.num_bytes for one in sums),
-        segments=_segments(costs, times, sums, ends) if timeline else (),
+        collectives=_collectives(costs, allreduces),
+        tensor_bytes=max(costs.tensor_bytes(worker) for worker in range(plan.mesh.pipeline)),
+        data_bytes=max(allreduce.num_bytes for allreduce in allreduces),
+        segments=_segments(costs, times, allreduces, ends) if timeline else (),
     )
 
 
 def step_seconds(costs: PlanCosts) -> float:
-    """The step's time alone."""
+    """Predict only the step time."""
     if costs.plan.mesh.data == 1:
         ends = worker_ends_s(costs)
     else:
@@ -67,62 +69,66 @@ def step_seconds(costs: PlanCosts) -> float:
 
 
 def step_end_s(costs: PlanCosts, ends: list[float]) -> float:
-    """The end of the step, where each worker has computed and summed over its replicas at one of `ends`."""
-    plan, terms = costs.plan, costs.engine_overheads
+    """Return the end of the step, given the end of each worker's compute and gradient all-reduce."""
+    plan, overheads = costs.plan, costs.engine_overheads
     if not plan.training:
-        return max(ends) + terms.step_s * plan.steps
-    done = [end + optimizer_s(costs, at) for at, end in enumerate(_summed_s(costs, ends))]
+        return max(ends) + overheads.step_s * plan.steps
+    done = [end + optimizer_s(costs, worker) for worker, end in enumerate(_gradients_ready_s(costs, ends))]
     loss_s = all_reduce_s(costs.topology.group("data"), 8.0) if plan.mesh.data > 1 else 0.0
-    return max(done) + loss_s + terms.step_s + terms.chunk_s * len(costs.shares)
+    return max(done) + loss_s + overheads.step_s + overheads.chunk_s * len(costs.shares)
 
 
-def _summed_s(costs: PlanCosts, ends: list[float]) -> list[float]:
-    """When each worker has all its gradients: tied weights are summed over their holders when these have done all else,
-    and they wait for each other."""
+def _gradients_ready_s(costs: PlanCosts, ends: list[float]) -> list[float]:
+    """Return when each worker has all its gradients; tied weights are all-reduced last, between their two workers."""
     if not costs.tied_bytes or not costs.plan.training:
         return ends
     last = costs.plan.mesh.pipeline - 1
-    together = max(ends) + all_reduce_s(costs.topology.pair(0, last), costs.tied_bytes)
-    return [together if at in (0, last) else end for at, end in enumerate(ends)]
+    tied_end = max(ends) + all_reduce_s(costs.topology.pair(0, last), costs.tied_bytes)
+    return [tied_end if worker in (0, last) else end for worker, end in enumerate(ends)]
 
 
 def optimizer_s(costs: PlanCosts, worker: int) -> float:
-    """The optimiser's step of a worker."""
-    if costs.even_optimizer:
+    """Return the time of a worker's optimizer step."""
+    if costs.balanced_optimizer:
         count = costs.plan.mesh.pipeline
-        return sum(optimizer_s(replace(costs, even_optimizer=False), one) for one in range(count)) / count
-    own = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
-    divide = costs.plan.mesh.data if costs.plan.shard else 1
-    speed = costs.topology.speeds()[worker]
-    return own / divide * costs.model_overheads.optimizer_s_per_byte * costs.crowded / speed if costs.plan.training else 0.0
+        unbalanced = replace(costs, balanced_optimizer=False)
+        return sum(optimizer_s(unbalanced, index) for index in range(count)) / count
+    if not costs.plan.training:
+        return 0.0
+    num_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
+    num_shards = costs.plan.mesh.data if costs.plan.shard else 1
+    slowdown = costs.contention / costs.topology.speeds()[worker]
+    return num_bytes / num_shards * costs.model_overheads.optimizer_s_per_byte * slowdown
 
 
-def _worker(costs: PlanCosts, times: StepTimes, sums: AllReduceTimes, worker: int, step_s: float, repeats: int) -> WorkerForecast:
-    mine = times.actions_of(worker)
-    taken = float((times.end_s[mine] - times.start_s[mine]).sum())
-    tensor = float(times.collective_s[mine].sum())
-    data = max(0.0, sums.end_s - times.worker_end_s(worker) - sums.slowed_s)
+def _predict_worker(
+    costs: PlanCosts, times: StepTimes, allreduce: AllReduceTimes, worker: int, step_s: float, repeats: int
+) -> WorkerForecast:
+    rows = times.actions_of(worker)
+    actions = float((times.end_s[rows] - times.start_s[rows]).sum())
+    tensor = float(times.collective_s[rows].sum())
+    data = max(0.0, allreduce.end_s - times.worker_end_s(worker) - allreduce.slowed_s)
     optimizer = optimizer_s(costs, worker)
-    computing = taken - tensor + sums.slowed_s
+    compute = actions - tensor + allreduce.slowed_s
     sent, received = times.sent_by(worker), times.received_by(worker)
     return WorkerForecast(
         worker=worker,
         stages=tuple(index for index, stage in enumerate(costs.stages) if stage.worker == worker),
-        compute_s=computing / repeats,
+        compute_s=compute / repeats,
         recompute_s=_recompute_s(costs, worker),
         tensor_s=tensor / repeats,
         data_s=data / repeats,
         optimizer_s=optimizer / repeats,
-        idle_s=max(0.0, step_s - computing - tensor - data - optimizer) / repeats,
+        idle_s=max(0.0, step_s - compute - tensor - data - optimizer) / repeats,
         send_s=float((times.arrived_s[sent] - times.sent_s[sent]).sum()) / repeats,
         receive_s=float((times.arrived_s[received] - times.sent_s[received]).sum()) / repeats,
         memory=worker_memory(costs, times, worker),
-        memory_limit_bytes=_least(costs.topology.memory_limits()[worker], costs.plan.memory_bytes),
+        memory_limit_bytes=_min_limit(costs.topology.memory_limits()[worker], costs.plan.memory_bytes),
     )
 
 
-def _least(*limits: int | None) -> int | None:
-    return min((one for one in limits if one is not None), default=None)
+def _min_limit(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _recompute_s(costs: PlanCosts, worker: int) -> float:
@@ -134,80 +140,82 @@ def _recompute_s(costs: PlanCosts, worker: int) -> float:
 
 
 def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
-    found = []
-    ways = 2 if costs.plan.training else 1
-    alike = Counter(costs.shares)
+    links = []
+    directions = 2 if costs.plan.training else 1
+    share_counts = Counter(costs.shares)
     for edge in range(len(costs.stages) - 1):
         stage, behind = costs.stages[edge], costs.stages[edge + 1]
         if stage.worker == behind.worker:
             continue
-        size = stage.sends_bytes * costs.codecs[edge].ratio
+        size = stage.sent_bytes * costs.codecs[edge].ratio
         link = costs.topology.link(stage.worker, behind.worker)
-        found.append(
+        links.append(
             LinkUse(
                 edge=edge,
                 sender=stage.worker,
                 receiver=behind.worker,
-                num_bytes=int(ways * size * sum(costs.shares)),
-                busy_s=ways * sum(count * link.message_s(size * share) for share, count in alike.items()),
+                num_bytes=int(directions * size * sum(costs.shares)),
+                busy_s=directions * sum(count * link.message_s(size * share) for share, count in share_counts.items()),
             )
         )
-    return tuple(found)
+    return tuple(links)
 
 
-def _collectives(costs: PlanCosts, sums: list[AllReduceTimes]) -> tuple[CollectiveUse, ...]:
-    """What goes around the rings of each axis; where a library takes another way, about as much."""
-    plan, found = costs.plan, []
+def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[CollectiveUse, ...]:
+    """Return the traffic of each axis on a ring; other algorithms send about as much."""
+    plan, uses = costs.plan, []
 
     def add(axis: Literal["data", "tensor", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2) -> None:
         if count > 1 and num_bytes:
             sent = int(ring_bytes(count, num_bytes, passes=passes))
-            found.append(
+            uses.append(
                 CollectiveUse(axis=axis, worker=worker, num_workers=count, num_bytes=num_bytes, sent_bytes=sent)
             )
 
-    for worker, one in enumerate(sums):
+    for worker, allreduce in enumerate(allreduces):
         add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
-        add("data", worker, plan.mesh.data, one.num_bytes, passes=1 if plan.shard else 2)
+        add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard else 2)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):
             add("tied", worker, 2, costs.tied_bytes)
-    return tuple(found)
+    return tuple(uses)
 
 
-def _segments(costs: PlanCosts, times: StepTimes, sums: list[AllReduceTimes], ends: list[float]) -> tuple[Segment, ...]:
-    """The timeline, worker by worker; none where it would be too long to look at."""
+def _segments(
+    costs: PlanCosts, times: StepTimes, allreduces: list[AllReduceTimes], ends: list[float]
+) -> tuple[Segment, ...]:
+    """Return the timeline, worker by worker; () if it is too long."""
     if len(times.worker) + len(times.sender) > MAX_SEGMENTS:
         return ()
-    found: list[Segment] = []
+    segments: list[Segment] = []
 
-    def add(worker: int, stream: str, name: str, stage: int, chunk: int, start: float, end: float) -> None:
+    def add(worker: int, stream: str, name: str, stage: int, microbatch: int, start: float, end: float) -> None:
         if end > start:
-            found.append(
+            segments.append(
                 Segment(
                     worker=worker,
                     stream=stream,  # type: ignore[arg-type]
                     name=name,
                     stage=stage,
-                    microbatch=chunk,
+                    microbatch=microbatch,
                     start_s=float(start),
                     end_s=float(end),
                 )
             )
 
-    for at in range(len(times.worker)):
-        worker, stage, chunk = int(times.worker[at]), int(times.stage[at]), int(times.microbatch[at])
-        start, end, tail = times.start_s[at], times.end_s[at], times.collective_s[at]
-        add(worker, "compute", KINDS[times.kind[at]].value, stage, chunk, start, end - tail)
-        add(worker, "tensor", "all-reduce", stage, chunk, end - tail, end)
-    for at in range(len(times.sender)):
-        name = "message" if times.direction[at] == FORWARD else "gradient"
-        stage, chunk = int(times.origin[at]), int(times.message_microbatch[at])
-        add(int(times.sender[at]), "send", name, stage, chunk, times.sent_s[at], times.arrived_s[at])
-        add(int(times.receiver[at]), "receive", name, stage, chunk, times.sent_s[at], times.arrived_s[at])
-    for worker, one in enumerate(sums):
-        for start, end in one.spans_s:
+    for row in range(len(times.worker)):
+        worker, stage, microbatch = int(times.worker[row]), int(times.stage[row]), int(times.microbatch[row])
+        start, end, tail = times.start_s[row], times.end_s[row], times.collective_s[row]
+        add(worker, "compute", KINDS[times.kind[row]].value, stage, microbatch, start, end - tail)
+        add(worker, "tensor", "all-reduce", stage, microbatch, end - tail, end)
+    for row in range(len(times.sender)):
+        name = "message" if times.direction[row] == FORWARD else "gradient"
+        stage, microbatch = int(times.origin[row]), int(times.p2p_microbatch[row])
+        add(int(times.sender[row]), "send", name, stage, microbatch, times.sent_s[row], times.arrived_s[row])
+        add(int(times.receiver[row]), "receive", name, stage, microbatch, times.sent_s[row], times.arrived_s[row])
+    for worker, allreduce in enumerate(allreduces):
+        for start, end in allreduce.spans_s:
             add(worker, "data", "all-reduce", -1, -1, start, end)
         if costs.plan.training:
             add(worker, "compute", "optimizer", -1, -1, ends[worker], ends[worker] + optimizer_s(costs, worker))
-    found.sort(key=lambda one: (one.worker, one.stream, one.start_s))
-    return tuple(found)
+    segments.sort(key=lambda segment: (segment.worker, segment.stream, segment.start_s))
+    return tuple(segments)

@@ -1,13 +1,13 @@
-"""The longest path of plain GPipe and 1F1B for pipelines too large, or candidates too many, to list every node.
+"""The longest path of GPipe and 1F1B with one stage per worker, for pipelines too large for an action graph.
 
-    tick           0   1   2   3   4   5   6   7        the tick of an action follows from stage i, micro-batch k:
+    tick           0   1   2   3   4   5   6   7        the tick of an action depends on stage i and micro-batch k:
     stage 0        F0  F1  F2  ·   ·   B0  F3 …         GPipe   F: i + k         B: m + 2(p−1) − i + k
     stage 1            F0  F1  ·   B0  F2  B1           1F1B    F: i + k (warm-up), i + 2k     B: 2p − 1 − i + 2k
-    stage 2                F0  B0  F1  B1               so one tick of all stages is one step over arrays
+    stage 2                F0  B0  F1  B1               so one tick of all stages is one array operation
 
-The actions of one tick lie on a line through (stage, micro-batch), so that arrays of them are strided views, never
-gathered. The same edges as in `order`, without a list of nodes; a test holds both equal. Candidates lie along the last
-axis, so that a thousand plans of one shape cost little more than one.
+The actions of one tick lie on a line through (stage, micro-batch), so they are strided views of the arrays. The
+dependencies are those of `action_graph`; a test checks that both give equal times. Candidates lie along the last axis,
+so a thousand plans of one shape cost little more than one.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ __all__ = ["WavefrontTimes", "simulate_wavefront"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WavefrontTimes:
-    """When everything happens; [stage, micro-batch, …candidates], or only the ends where no history was asked for."""
+    """Times of all actions: [stage, micro-batch, …candidates], or only the ends without history."""
 
     end_s: Floats
-    """When the last action of each stage ends; [stage, …]."""
+    """End of the last action of each stage; [stage, …]."""
     forward_start_s: Floats | None = None
-    """Starts of forwards and backwards."""
     backward_start_s: Floats | None = None
     forward_end_s: Floats | None = None
-    """Ends of forwards and backwards."""
     backward_end_s: Floats | None = None
     forward_arrival_s: Floats | None = None
-    """When what a stage needs of the one before it (forward) or behind it (backward) is there; 0 where it needs
-    nothing."""
+    """Arrival of a forward's input or a backward's gradient; 0 if it needs none."""
     backward_arrival_s: Floats | None = None
 
     @property
@@ -58,10 +55,10 @@ def simulate_wavefront(
     backward_last_s: Floats | None = None,
     history: bool = False,
 ) -> WavefrontTimes:
-    """StepTimes of one stage a worker, in order. Durations are [stages, …], of links [stages − 1, …].
+    """Compute the times with one stage per worker, in order. Durations are [stages, …], of links [stages − 1, …].
 
-    ``backward_first_s``: of the first micro-batch, whose gradients are added to none; ``backward_last_s``: of the last,
-    where it is not recomputed.
+    ``backward_first_s``: for the first micro-batch, which does not accumulate gradients. ``backward_last_s``: for the
+    last one, if it is not recomputed.
     """
     assert schedule in ("gpipe", "1f1b")
     p, m = len(forward_s), num_microbatches
@@ -75,13 +72,13 @@ def simulate_wavefront(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Actions of one tick: stages first, first + step, …, and micro-batches that rise or fall by one along them."""
+    """Actions of one tick: stages first, first + step, …, with micro-batches ascending or descending by one."""
 
     is_forward: bool
     first: int
     step: int
     count: int
-    chunk: int
+    microbatch: int
     slope: int
 
 
@@ -89,7 +86,7 @@ def _gpipe(p: int, m: int) -> Iterator[_Line]:
     for tick in range(m + p - 1):
         low = max(0, tick - m + 1)
         yield _Line(True, low, 1, min(p - 1, tick) - low + 1, tick - low, -1)
-    for tick in range(m + p - 1):  # the last stage begins, at micro-batch `tick`
+    for tick in range(m + p - 1):  # the last stage starts, at micro-batch `tick`
         high = p - 1 - max(0, tick - m + 1)
         low = p - 1 - min(p - 1, tick)
         yield _Line(False, low, 1, high - low + 1, tick - (p - 1 - low), 1)
@@ -97,7 +94,7 @@ def _gpipe(p: int, m: int) -> Iterator[_Line]:
 
 def _one_forward_one_backward(p: int, m: int) -> Iterator[_Line]:
     for tick in range(2 * p - 1 + 2 * m):
-        if tick < p - 1:  # warm-up: every stage that is reached goes on
+        if tick < p - 1:  # warm-up
             low = max(0, tick - m + 1)
             if low <= tick:
                 yield _Line(True, low, 1, tick - low + 1, tick - low, -1)
@@ -113,10 +110,10 @@ def _one_forward_one_backward(p: int, m: int) -> Iterator[_Line]:
 
 
 class _Wavefront:
-    """What is known at a tick: when each worker is free, and starts and ends of all that was done.
+    """The state at a tick: when each worker is free, and the starts and ends of all actions so far.
 
-    Starts and ends are flat, micro-batch after micro-batch, with AHEAD micro-batches of zeros before the first: a line
-    is a slice of them, and what was taken AHEAD before is the same slice, so many rows above.
+    Starts and ends are flat, ordered by micro-batch, with AHEAD micro-batches of zeros before the first. A line is a
+    slice of them; the actions that posted its receives are the same slice, AHEAD micro-batches earlier.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class _Wavefront:
         self.forward_s, self.backward_s, self.first_s, self.last_s = forward_s, backward_s, backward_s, backward_s
         p, rest = len(forward_s), forward_s.shape[1:]
         none = np.zeros((1, *rest))
-        # Row i: the edge into stage i, from before and from behind.
+        # Row i: the edge into stage i from the previous stage, and from the next.
         self.into_s = np.concatenate([none, ahead_s]), np.concatenate([back_s, none])
         self.m, self.p = m, p
         self.free = np.zeros((p, *rest))
@@ -134,10 +131,10 @@ class _Wavefront:
         self.ends = np.zeros((2, (m + AHEAD) * p, *rest))
         self.arrivals = np.zeros((2, (m + AHEAD) * p, *rest)) if history else None
 
-    def _cells(self, line: _Line, skip: int, above: int, aside: int) -> slice:
-        """The line without its first ``skip`` actions, so many micro-batches above and stages aside."""
+    def _cells(self, line: _Line, skip: int, earlier: int, stage_offset: int) -> slice:
+        """Return the line without its first ``skip`` actions, shifted by micro-batches and stages."""
         stride = line.slope * self.p + line.step
-        begin = (line.chunk + AHEAD - above) * self.p + line.first + aside + skip * stride
+        begin = (line.microbatch + AHEAD - earlier) * self.p + line.first + stage_offset + skip * stride
         count = line.count - skip
         if count == 1 or stride == 0:
             return slice(begin, begin + 1)
@@ -153,12 +150,14 @@ class _Wavefront:
         skip = 1 if line.is_forward and line.first == 0 else 0
         inner = line if not ends_at_last else _shortened(line)
         if inner.count > skip:
-            at = slice(inner.first + skip * inner.step, inner.first + inner.step * (inner.count - 1) + 1, inner.step)
-            made = self.ends[which, self._cells(inner, skip, 0, -1 if line.is_forward else 1)]
-            arrival = np.maximum(made, self.edge[which, at])
+            receivers = slice(
+                inner.first + skip * inner.step, inner.first + inner.step * (inner.count - 1) + 1, inner.step
+            )
+            produced = self.ends[which, self._cells(inner, skip, 0, -1 if line.is_forward else 1)]
+            arrival = np.maximum(produced, self.edge[which, receivers])
             np.maximum(arrival, self.starts[which, self._cells(inner, skip, AHEAD, 0)], out=arrival)
-            arrival += self.into_s[which][at]
-            self.edge[which, at] = arrival
+            arrival += self.into_s[which][receivers]
+            self.edge[which, receivers] = arrival
             if self.arrivals is not None:
                 self.arrivals[which, self._cells(inner, skip, 0, 0)] = arrival
             part = begin[skip : inner.count]
@@ -173,13 +172,14 @@ class _Wavefront:
         self.ends[which, cells] = end
 
     def _correct(self, line: _Line, end: Floats) -> None:
-        """The first and the last micro-batch's backward may take another time; micro-batches rise along the line."""
-        for chunk, other in ((0, self.first_s), (self.m - 1, self.last_s)):
-            at = chunk - line.chunk
-            if 0 <= at < line.count and other is not self.backward_s and not (chunk == 0 == self.m - 1):
-                stage = line.first + line.step * at
-                end[at] += other[stage] - self.backward_s[stage]
-        if self.m == 1 and line.chunk == 0:
+        """Correct the backward of the first and the last micro-batch; micro-batches ascend along the line."""
+        for microbatch, backward_s in ((0, self.first_s), (self.m - 1, self.last_s)):
+            index = microbatch - line.microbatch
+            differs = backward_s is not self.backward_s and not (microbatch == 0 == self.m - 1)
+            if 0 <= index < line.count and differs:
+                stage = line.first + line.step * index
+                end[index] += backward_s[stage] - self.backward_s[stage]
+        if self.m == 1 and line.microbatch == 0:
             stage = line.first
             end[0] += self.last_s[stage] - self.backward_s[stage]
 
@@ -187,20 +187,23 @@ class _Wavefront:
         if self.arrivals is None:
             return WavefrontTimes(end_s=self.free)
         shape = (self.m, self.p, *self.free.shape[1:])
-        known = (self.starts, self.ends, self.arrivals)
-        found = [one[which, AHEAD * self.p :].reshape(shape) for one in known for which in (0, 1)]
-        swapped = [np.swapaxes(one, 0, 1) for one in found]
+        by_microbatch = [
+            times[which, AHEAD * self.p :].reshape(shape)
+            for times in (self.starts, self.ends, self.arrivals)
+            for which in (0, 1)
+        ]
+        by_stage = [np.swapaxes(times, 0, 1) for times in by_microbatch]
         return WavefrontTimes(
             end_s=self.free,
-            forward_start_s=swapped[0],
-            backward_start_s=swapped[1],
-            forward_end_s=swapped[2],
-            backward_end_s=swapped[3],
-            forward_arrival_s=swapped[4],
-            backward_arrival_s=swapped[5],
+            forward_start_s=by_stage[0],
+            backward_start_s=by_stage[1],
+            forward_end_s=by_stage[2],
+            backward_end_s=by_stage[3],
+            forward_arrival_s=by_stage[4],
+            backward_arrival_s=by_stage[5],
         )
 
 
 def _shortened(line: _Line) -> _Line:
-    """The line without its last action."""
-    return _Line(line.is_forward, line.first, line.step, line.count - 1, line.chunk, line.slope)
+    """Return the line without its last action."""
+    return _Line(line.is_forward, line.first, line.step, line.count - 1, line.microbatch, line.slope)

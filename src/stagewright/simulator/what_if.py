@@ -1,38 +1,46 @@
-"""What if: the same plan with one thing changed, and the parts of its distance to the ideal.
+"""What-if: the same plan with one cost removed, and the breakdown of its lost speed-up.
 
     serial / n ─► imbalance ─► bubble ─► repeated work ─► split backward ─► recomputation ─► transfer
-               ─► collectives ─► overhead ─► step        (of a pipeline alone: smaller pieces, not repeated work)
+               ─► collectives ─► overhead ─► step       (pipeline only: micro-batching overhead, not repeated work)
 
-Each arrow switches one thing on and forecasts again; a part is the difference, so that parts add up exactly.
+Each arrow adds one cost and simulates again. A loss is the difference, so the losses add up exactly.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import FREE, Cluster, Link, Links
-from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.simulate import optimizer_s, step_seconds
 from stagewright.simulator.topology import Topology
 
-__all__ = ["LOSSES", "SpeedupLoss", "SpeedupBreakdown", "explain_speedup", "with_perfect_balance", "with_links", "without_communication"]
+__all__ = [
+    "LOSSES",
+    "SpeedupBreakdown",
+    "SpeedupLoss",
+    "explain_speedup",
+    "with_links",
+    "with_perfect_balance",
+    "without_communication",
+]
 
 LOSSES: dict[str, str] = {
-    "imbalance": "the busiest worker has more to compute than the mean of all",
-    "bubble": "fill and drain: workers wait for the first micro-batch, and have no more after the last",
-    "repeated work": "what every worker does and one alone would do once: the optimiser's step, layers that are not "
-    "shared; and what smaller shares take longer for each sample",
-    "smaller pieces": "what micro-batches take beyond their share of the whole batch on one device; less than nothing "
-    "where small pieces are quicker",
-    "split backward": "a backward in two halves, which takes longer than in one piece",
-    "recomputation": "running forward again in the backward pass",
-    "transfer": "messages between stages that computing does not hide",
-    "collectives": "sums and gathers over data and tensor peers that computing does not hide",
-    "overhead": "the executor's own work, adding up gradients, cores that slow each other down",
-    "unexplained": "measured, but not forecast",
+    "imbalance": "the bottleneck stage's worker computes longer than the mean of all workers",
+    "bubble": "pipeline warm-up and drain: workers wait for the first micro-batch and are idle after the last",
+    "repeated work": "work that every worker repeats: the optimizer step, layers that are not split; and the lower "
+    "efficiency of smaller batches",
+    "micro-batching overhead": "time of micro-batches beyond their share of the whole batch on one device; negative if "
+    "they are faster",
+    "split backward": "a backward split into input and weight gradients takes longer than an unsplit one",
+    "recomputation": "activation checkpointing: forward is recomputed in backward",
+    "transfer": "exposed P2P sends and receives between stages",
+    "collectives": "exposed collectives of the data and tensor axes",
+    "overhead": "executor overhead, gradient accumulation, contention between cores",
+    "unexplained": "measured, but not in the forecast",
 }
+LOSSES["smaller pieces"] = LOSSES["micro-batching overhead"]  # its name in results of earlier versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,193 +48,182 @@ class SpeedupLoss:
     """One reason why a step is longer than serial / n."""
 
     name: str
-    """Its name, one of LOSSES."""
+    """A key of LOSSES."""
     seconds: float
-    """The time that it adds."""
+    """Time it adds to the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupBreakdown:
-    """Why the speed-up is not n."""
+    """Why the speed-up is below the number of devices."""
 
     num_devices: int
-    """Devices."""
     serial_s: float
-    """The same batch on one device."""
+    """Step time of the same batch on one device."""
     step_s: float
-    """A step."""
     parts: tuple[SpeedupLoss, ...]
-    """What lies between serial_s / n and step_s; they add up exactly."""
+    """The losses between serial_s / n and step_s; they add up exactly."""
 
     @property
     def ideal_s(self) -> float:
-        """Serial over the number of devices."""
+        """serial_s over the number of devices."""
         return self.serial_s / self.num_devices
 
     @property
     def speedup(self) -> float:
-        """Serial over the step."""
         return self.serial_s / self.step_s
 
     def lost_speedup(self) -> list[tuple[str, float]]:
-        """The speed-up that each part takes, from n down, in order."""
-        at, found = self.ideal_s, []
-        for part in self.parts:
-            found.append((part.name, self.serial_s / at - self.serial_s / (at + part.seconds)))
-            at += part.seconds
-        return found
+        """Return the speed-up that each loss costs, starting from n."""
+        elapsed_s, lost = self.ideal_s, []
+        for loss in self.parts:
+            lost.append((loss.name, self.serial_s / elapsed_s - self.serial_s / (elapsed_s + loss.seconds)))
+            elapsed_s += loss.seconds
+        return lost
 
 
-def explain_speedup(costs: PlanCosts, measured_s: float | None = None, serial_s: float | None = None) -> SpeedupBreakdown:
-    """Split the distance between serial / n and the forecast (or what was measured) into parts."""
+def explain_speedup(
+    costs: PlanCosts, measured_s: float | None = None, serial_s: float | None = None
+) -> SpeedupBreakdown:
+    """Break down the difference between serial / n and the forecast, or the measured step."""
     num_devices = costs.plan.mesh.num_workers
     serial = costs.serial_s if serial_s is None else serial_s
-    silent = without_communication(_bare(costs, recompute=False))
-    chunks = sum(costs.shares) * (1 if costs.plan.training else costs.plan.steps)
-    busy = _busy(silent, chunks)
     repeats = 1 if costs.plan.training else costs.plan.steps
-    mean, most = sum(busy) / len(busy) / repeats, max(busy) / repeats
-    path = step_seconds(silent)
-    ideal = serial / num_devices
-    halved = step_seconds(replace(silent, model_overheads=_without_statistics(costs)))
-    rebuilt = replace(_bare(costs, recompute=True), model_overheads=costs.model_overheads)
-    silent_s, linked_s = step_seconds(without_communication(rebuilt)), step_seconds(_links_only(rebuilt))
-    rebuilt_s, step = step_seconds(rebuilt), step_seconds(costs)
-    # Adding up gradients belongs to the engine's overhead: serial in one piece has none.
-    steps = [
-        ("imbalance", most - mean),
-        ("bubble", path - most),
-        (_repeated(costs), mean - ideal),
-        ("split backward", halved - path),
-        ("recomputation", silent_s - halved),
-        ("transfer", linked_s - silent_s),
-        ("collectives", rebuilt_s - linked_s),
-        ("overhead", step - rebuilt_s),
+    compute_only = without_communication(_without_overheads(costs, recompute=False))
+    busy = _compute_by_worker(compute_only, sum(costs.shares) * repeats)
+    mean, bottleneck = sum(busy) / len(busy) / repeats, max(busy) / repeats
+    with_bubble = step_seconds(compute_only)
+    with_split = step_seconds(replace(compute_only, model_overheads=_without_statistics(costs)))
+    recomputing = replace(_without_overheads(costs, recompute=True), model_overheads=costs.model_overheads)
+    with_recompute = step_seconds(without_communication(recomputing))
+    with_transfer = step_seconds(_without_collectives(recomputing))
+    with_collectives, step = step_seconds(recomputing), step_seconds(costs)
+    # Gradient accumulation counts as engine overhead: the unsplit batch on one device has none.
+    losses = [
+        ("imbalance", bottleneck - mean),
+        ("bubble", with_bubble - bottleneck),
+        (_name_of_extra_compute(costs), mean - serial / num_devices),
+        ("split backward", with_split - with_bubble),
+        ("recomputation", with_recompute - with_split),
+        ("transfer", with_transfer - with_recompute),
+        ("collectives", with_collectives - with_transfer),
+        ("overhead", step - with_collectives),
     ]
     if measured_s is not None:
-        steps.append(("unexplained", measured_s - step))
+        losses.append(("unexplained", measured_s - step))
         step = measured_s
     return SpeedupBreakdown(
         num_devices=num_devices,
         serial_s=serial,
         step_s=step,
-        parts=tuple(SpeedupLoss(name=name, seconds=seconds) for name, seconds in steps),
+        parts=tuple(SpeedupLoss(name=name, seconds=seconds) for name, seconds in losses),
     )
 
 
-def _repeated(costs: PlanCosts) -> str:
-    """What it is called that workers compute more, in all, than one alone: stages of a pipeline repeat nothing."""
+def _name_of_extra_compute(costs: PlanCosts) -> str:
+    """Return the name of the compute beyond that of one device: pipeline stages repeat no work."""
     mesh = costs.plan.mesh
-    return "smaller pieces" if mesh.data == mesh.tensor == 1 else "repeated work"
+    return "micro-batching overhead" if mesh.data == mesh.tensor == 1 else "repeated work"
 
 
-def _busy(costs: PlanCosts, chunks: float) -> list[float]:
-    """What each worker computes in a step."""
+def _compute_by_worker(costs: PlanCosts, num_microbatches: float) -> list[float]:
+    """Return the compute time of each worker in a step."""
     last = len(costs.stages) - 1
-    found = [optimizer_s(costs, worker) for worker in range(costs.plan.mesh.pipeline)]
+    seconds = [optimizer_s(costs, worker) for worker in range(costs.plan.mesh.pipeline)]
     for index, stage in enumerate(costs.stages):
         loss = costs.model_overheads.loss_forward_s + costs.model_overheads.loss_backward_s if index == last else 0.0
-        found[stage.worker] += chunks * (stage.compute_s + loss)
-    return found
+        seconds[stage.worker] += num_microbatches * (stage.compute_s + loss)
+    return seconds
 
 
-def _bare(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
-    """Without the engine's own costs and crowding; without recomputation where that is not wanted."""
+def _without_overheads(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
+    """Remove engine overheads, contention and, unless `recompute`, recomputation."""
     stages = tuple(
         replace(
             stage,
-            forward_s=stage.forward_s / costs.crowded,
-            backward_input_s=stage.backward_input_s / costs.crowded,
-            backward_weight_s=stage.backward_weight_s / costs.crowded,
+            forward_s=stage.forward_s / costs.contention,
+            backward_input_s=stage.backward_input_s / costs.contention,
+            backward_weight_s=stage.backward_weight_s / costs.contention,
             accumulate_s=0.0,
         )
         for stage in costs.stages
     )
     plan = costs.plan if recompute else replace(costs.plan, recompute="none")
-    # What a collective takes from computing is a cost of that collective, not of the engine.
-    terms = EngineOverheads(
+    # Compute lost to a collective is a cost of that collective, not of the engine.
+    engine = EngineOverheads(
         collective_share=costs.engine_overheads.collective_share,
         collective_pace=costs.engine_overheads.collective_pace,
         message_s=costs.engine_overheads.message_s if recompute else 0.0,
         message_s_per_byte=costs.engine_overheads.message_s_per_byte if recompute else 0.0,
     )
-    halves = replace(costs.model_overheads, split_input=1.0, split_weight=1.0)
-    return replace(costs, stages=stages, plan=plan, model_overheads=halves, engine_overheads=terms, crowded=1.0)
+    unsplit = replace(costs.model_overheads, split_input=1.0, split_weight=1.0)
+    return replace(costs, stages=stages, plan=plan, model_overheads=unsplit, engine_overheads=engine, contention=1.0)
 
 
 def without_communication(costs: PlanCosts) -> PlanCosts:
-    """The same with free links, free collectives and no codec work."""
+    """Remove the cost of links, collectives and codecs."""
     stages = tuple(
-        replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, sends_bytes=0)
+        replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, sent_bytes=0)
         for stage in costs.stages
     )
-    quiet = replace(costs.engine_overheads, message_s=0.0, message_s_per_byte=0.0)
     return replace(
         costs,
         stages=stages,
-        topology=_free_links(costs.topology),
-        engine_overheads=quiet,
+        topology=_with_free_links(costs.topology),
+        engine_overheads=replace(costs.engine_overheads, message_s=0.0, message_s_per_byte=0.0),
         model_overheads=_without_statistics(costs),
         tied_bytes=0,
     )
 
 
-def _links_only(costs: PlanCosts) -> PlanCosts:
-    """The same with free collectives."""
+def _without_collectives(costs: PlanCosts) -> PlanCosts:
+    """Remove the cost of collectives."""
     stages = tuple(replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0) for stage in costs.stages)
-    # Between hosts a collective takes the same link as a message: the link stays, collectives cost nothing.
+    # Between hosts, collectives and P2P share a link: keep the link and make only collectives free.
     topology = replace(costs.topology, free_collectives=True)
     return replace(costs, stages=stages, topology=topology, model_overheads=_without_statistics(costs), tied_bytes=0)
 
 
 def _without_statistics(costs: PlanCosts) -> ModelOverheads:
-    """What a device works for a collective is a cost of that collective."""
+    """Remove the average of batch norm's statistics, whose compute is part of a collective."""
     return replace(costs.model_overheads, statistics_s=0.0, statistics_bytes=0)
 
 
-def _free_links(topology: Topology) -> Topology:
+def _with_free_links(topology: Topology) -> Topology:
     links = Links(intra_host=FREE, inter_host=FREE, collective=FREE)
     return replace(topology, cluster=Cluster(devices=topology.cluster.devices, links=links))
 
 
 def with_links(cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s: float | None) -> Cluster:
-    """The cluster with another bandwidth or latency on every link."""
+    """Return the cluster with another bandwidth or latency on every link."""
 
-    def changed(link: Link | None) -> Link | None:
-        if link is None:
-            return None
-        return Link(
-            bandwidth_bytes_per_s=link.bandwidth_bytes_per_s
-            if bandwidth_bytes_per_s is None
-            else bandwidth_bytes_per_s,
-            latency_s=link.latency_s if latency_s is None else latency_s,
-        )
+    def changed(link: Link) -> Link:
+        bandwidth = link.bandwidth_bytes_per_s if bandwidth_bytes_per_s is None else bandwidth_bytes_per_s
+        return Link(bandwidth_bytes_per_s=bandwidth, latency_s=link.latency_s if latency_s is None else latency_s)
 
-    inside = changed(cluster.links.intra_host)
-    assert inside is not None
-    links = Links(
-        intra_host=inside, inter_host=changed(cluster.links.inter_host), collective=changed(cluster.links.collective)
+    links = cluster.links
+    return Cluster(
+        devices=cluster.devices,
+        links=Links(
+            intra_host=changed(links.intra_host),
+            inter_host=None if links.inter_host is None else changed(links.inter_host),
+            collective=None if links.collective is None else changed(links.collective),
+        ),
     )
-    return Cluster(devices=cluster.devices, links=links)
-
-
-def free_links(cluster: Cluster) -> Cluster:
-    """The cluster with links that cost nothing."""
-    return with_links(cluster, math.inf, 0.0)
 
 
 def with_perfect_balance(costs: PlanCosts) -> PlanCosts:
-    """The same with every stage taking the mean of all, the loss and the optimiser's step shared by all."""
+    """Give every stage the mean of all, and distribute the loss and the optimizer step evenly."""
     count, loss = len(costs.stages), costs.model_overheads
     if count == 1:
         return costs
     names = ("forward_s", "backward_input_s", "backward_weight_s", "tensor_forward_s", "tensor_backward_s")
     means = {name: sum(getattr(stage, name) for stage in costs.stages) / count for name in (*names, "accumulate_s")}
-    means["forward_s"] += loss.loss_forward_s * costs.crowded / count
-    means["backward_weight_s"] += loss.loss_backward_s * costs.crowded / count
+    means["forward_s"] += loss.loss_forward_s * costs.contention / count
+    means["backward_weight_s"] += loss.loss_backward_s * costs.contention / count
     return replace(
         costs,
         stages=tuple(replace(stage, **means) for stage in costs.stages),
         model_overheads=replace(loss, loss_forward_s=0.0, loss_backward_s=0.0),
-        even_optimizer=True,
+        balanced_optimizer=True,
     )

@@ -14,7 +14,7 @@ from stagewright.planner.calibration.calibrate import (
     Calibration,
     _beside,
     _chunks,
-    _crowding,
+    _contention,
     _fit,
     _fit_sums,
     _hardware,
@@ -31,7 +31,7 @@ def made(hardware: str = "made") -> Calibration:
     return Calibration(
         link=Link(bandwidth_bytes_per_s=1e9, latency_s=5e-5),
         collective=Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4),
-        terms=EngineOverheads(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, crowding=0.1),
+        terms=EngineOverheads(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, contention=0.1),
         kind="cpu",
         hardware=hardware,
         speeds=(1.0, 1.0),
@@ -75,14 +75,14 @@ def test_a_device_is_slower_where_rounds_agree() -> None:
     assert _speed([(1.0, 1.25), (1.25, 1.0), (1.0, 1.0), (1.0, 1.3), (1.3, 1.0)]) == 1.0
 
 
-def test_crowding_is_until_both_are_done() -> None:
+def test_contention_is_until_both_are_done() -> None:
     """They take turns in being slow, so that the pair always is; for one that is always slow there is its speed."""
     turns = [({"alone_s": 1.0, "together_s": one}, {"alone_s": 1.0, "together_s": 2.2 - one}) for one in (1.0, 1.2) * 4]
-    assert _crowding(turns, (1.0, 1.0)) == pytest.approx(0.2)
+    assert _contention(turns, (1.0, 1.0)) == pytest.approx(0.2)
     either = [({"alone_s": one, "together_s": one}, {"alone_s": one, "together_s": one}) for one in (1.0, 1.0, 1.5)] * 3
-    assert _crowding(either, (1.0, 1.0)) == pytest.approx(0.0, abs=0.03), "at two speeds, but both at the same"
+    assert _contention(either, (1.0, 1.0)) == pytest.approx(0.0, abs=0.03), "at two speeds, but both at the same"
     slow = [({"alone_s": 1.0, "together_s": 1.1}, {"alone_s": 2.0, "together_s": 2.2})] * 4
-    assert _crowding(slow, (1.0, 0.5)) == pytest.approx(0.1)
+    assert _contention(slow, (1.0, 0.5)) == pytest.approx(0.1)
 
 
 def test_sums_beside_work() -> None:

@@ -15,7 +15,7 @@ from stagewright.planner.costs.measure import ModelCosts
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.profiler.measure import profile
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amount_of
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 
 

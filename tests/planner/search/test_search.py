@@ -24,7 +24,7 @@ from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.simulator import gradient_allreduce as predict_gradient_allreduce
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.gradient_allreduce import BUCKET_BYTES
 from stagewright.simulator.costs.link_codec import LinkCodec
@@ -35,8 +35,8 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
 
 BATCH, COUNT = 8, 4
-PACED = EngineOverheads(collective_share=0.5, collective_pace=0.6, crowding=0.1, step_s=0.1, chunk_s=0.01)
-FAST = EngineOverheads(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, crowding=0.05)
+PACED = EngineOverheads(collective_share=0.5, collective_pace=0.6, contention=0.1, step_s=0.1, chunk_s=0.01)
+FAST = EngineOverheads(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_share=0.5, contention=0.05)
 
 
 def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[Plan, Forecast]]:

@@ -28,7 +28,7 @@ from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
 from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import ModelSpec

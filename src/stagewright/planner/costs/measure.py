@@ -37,7 +37,7 @@ from stagewright.profiler.profile import Profile
 from stagewright.profiler.replay import peak_memory_increase
 from stagewright.profiler.storage import model_storages, storage_of
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
@@ -262,7 +262,7 @@ class _LoneReplica(DataParallelReplica):
         self.module, self.summed_bytes = module, 0
         self._norms = find_tracked_norms(module)
 
-    def _sum(self, flat: torch.Tensor) -> torch.Tensor:
+    def _all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
         self.summed_bytes = flat.numel() * flat.element_size()
         return flat
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from stagewright.errors import UsageError
 from stagewright.planner.costs.measure import REPEATS, ModelCosts, measure_model
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Mesh, Plan
 

@@ -17,7 +17,7 @@ from stagewright.engine.tensor.apply import require_whole_regions, plan_tensor_p
 from stagewright.engine.tensor.axis import TensorAxis, Traffic
 from stagewright.engine.tensor.layers import Region, shard_layer
 from stagewright.graph.unit_graph import UnitGraph
-from stagewright.simulator.costs.plan_costs import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
 __all__ = ["RecordingAxis", "shard_alone", "record_traffic"]
 

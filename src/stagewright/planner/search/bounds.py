@@ -19,7 +19,7 @@ from stagewright.quantity import format_bytes
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.simulator.costs.plan_costs import ActionTimes, PlanCosts
 from stagewright.simulator.gradient_allreduce import min_exposed_allreduce_s
-from stagewright.simulator.memory import STATES
+from stagewright.simulator.memory import num_optimizer_states
 from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
 from stagewright.simulator.simulate import step_end_s
 from stagewright.simulator.topology import Topology
@@ -50,9 +50,9 @@ def lower_bound_s(costs: PlanCosts) -> float:
 
 def max_codec_saving_s(costs: PlanCosts) -> float:
     """How much lower the bound could be at most if messages had no bytes, as no codec makes them."""
-    _, carried_s = costs.message_times()
+    _, carried_s = costs.p2p_times()
     # On its way each crosses an edge twice; each action of a worker takes or gives at most all of them.
-    handled = 8 * sum(costs.shares) * sum(stage.sends_bytes for stage in costs.stages)
+    handled = 8 * sum(costs.shares) * sum(stage.sent_bytes for stage in costs.stages)
     return 2 * min(costs.shares) * float(carried_s.sum()) + handled * costs.engine_overheads.message_s_per_byte
 
 
@@ -79,7 +79,7 @@ def _totals_s(costs: PlanCosts, times: ActionTimes, splits: bool) -> Floats:
 def _ways_s(costs: PlanCosts, times: ActionTimes) -> tuple[list[float], list[float]]:
     """Of each stage, the way of one micro-batch to it, and that of its gradient from it back through the first."""
     share = min(costs.shares)
-    latency_s, carried_s = costs.message_times()
+    latency_s, carried_s = costs.p2p_times()
     links = latency_s + share * carried_s
     taken = (times.work_s[0] + times.tensor_s[0]) * share + times.fixed_s[0]
     again = costs.recomputed & (costs.plan.recompute != "except-last")  # the last micro-batch may be the one
@@ -138,7 +138,7 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
 
 
 def _states(plan: Plan) -> int:
-    return STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+    return num_optimizer_states(plan)
 
 
 def _gradients(plan: Plan) -> int:

@@ -1,12 +1,12 @@
-"""What a step costs beside the units themselves, each a measured number: nothing here is a factor to please.
+"""Measured costs of a step that are not in the units' profile. None of them is a fitted correction factor.
 
-    per action   the executor's own work            per message     device time at both ends
-    per step     what begins and ends it, dealing   per collective  what it takes of computing, and its pace beside it
-    loss         forward and backward, by sample    optimizer       by byte of parameters
-    adding up    gradients of later micro-batches   crowding        compute when all devices of a host are busy
+    per action   executor overhead                  per P2P op      device time at both ends
+    per step     start, end, batch splitting        per collective  compute slowed down by it, and its speed meanwhile
+    loss         forward and backward, per sample   optimizer       per parameter byte
+    gradient accumulation, per byte                 contention      compute when all devices of a host are busy
 
-The defaults are an ideal machine. `planner.calibrate` measures them on this one; a cluster that nobody has here keeps
-the device's own terms and takes its links from its file.
+The defaults describe an ideal machine. `planner.calibration` measures this machine. For a cluster that is not
+available here, the device's overheads are kept and the links come from the cluster file.
 """
 
 from __future__ import annotations
@@ -20,78 +20,84 @@ __all__ = ["EngineOverheads", "ModelOverheads"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOverheads:
-    """What a model's step costs on a device, beside its units."""
+    """Costs of a model's step on a device, apart from its units."""
 
     loss_forward_s: float = 0.0
-    """The loss of one micro-batch of the profiled size."""
+    """Loss of one micro-batch of the profiled size."""
     loss_backward_s: float = 0.0
-    """Its backward pass."""
     loss_kept_bytes: int = 0
-    """What it keeps from forward to backward."""
+    """Activations that the loss saves for backward."""
     optimizer_s_per_byte: float = 0.0
-    """The optimiser's step, for each byte of parameters."""
+    """Optimizer step, per parameter byte."""
     accumulate_s_per_byte: float = 0.0
-    """Adding a gradient to the one that is there, for each byte."""
+    """Gradient accumulation, per gradient byte."""
     split_input: float = 1.0
-    """How much longer a backward in two halves takes than its parts in one piece: the inputs' half, the weights'."""
+    """Slowdown of the input-gradient half of a split backward, relative to its part of an unsplit one."""
     split_weight: float = 1.0
+    """Slowdown of the weight-gradient half."""
     split_held_share: float = 0.0
-    """What is held between its halves beside what forward kept, as a share of that. 0 on a CPU."""
+    """Extra memory held between the halves, as a fraction of the saved activations. 0 on a CPU."""
     statistics_s: float = 0.0
-    """Averaging batch norm's running statistics over replicas: work of the device, and bytes that are summed."""
+    """Device time to average batch norm's running statistics over replicas."""
     statistics_bytes: int = 0
+    """Bytes of that average's all-reduce."""
     loss_forward_working_bytes: int = 0
-    """How far an allocator's memory rises above the start of the loss, of its backward pass, and of the optimiser's
-    step for each byte of parameters; and what libraries keep for themselves all along. 0 on a CPU."""
+    """Temporary memory of the loss forward above its start. 0 on a CPU, as are the fields below."""
     loss_backward_working_bytes: int = 0
+    """Temporary memory of the loss backward."""
     optimizer_working_share: float = 0.0
+    """Temporary memory of the optimizer step, per parameter byte."""
     workspace_bytes: int = 0
+    """Memory that libraries hold permanently (cuBLAS workspaces)."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelOverheads:
-        """What an older file does not have is as by default."""
-        return cls(**{one.name: data.get(one.name, one.default) for one in fields(cls)})
+        """Read a dictionary; keys missing from older files get their defaults."""
+        return cls(**{entry.name: data.get(entry.name, entry.default) for entry in fields(cls)})
+
+
+_JSON_KEYS = {"contention": "crowding"}  # fields whose key in calibration files differs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverheads:
-    """What the engine costs on a machine, beside computing and bytes."""
+    """Costs of the engine on a machine, apart from compute and bytes on links."""
 
     action_s: float = 0.0
-    """Every action: the executor's own work."""
+    """Executor overhead per action."""
     step_s: float = 0.0
-    """Every step: what begins and ends it."""
+    """Overhead per step."""
     chunk_s: float = 0.0
-    """… and for each of its micro-batches, before the first action: dealing it out."""
+    """Overhead per micro-batch before the first action: splitting the batch."""
     message_s: float = 0.0
-    """Time of the device for each message that it sends or receives."""
+    """Device time per P2P send or receive."""
     message_s_per_byte: float = 0.0
-    """… and for each byte of it."""
+    """Device time per byte sent or received."""
     collective_share: float = 0.0
-    """The share of the device's time that a collective takes while it runs beside computing: much on one core, little
-    on a GPU."""
+    """Fraction of the device's time that an overlapped collective takes: large on one core, small on a GPU."""
     collective_pace: float = 1.0
-    """How fast a collective goes beside computing, of its speed alone."""
-    crowding: float = 0.0
-    """How much longer computing takes when a host's devices are busy at once and the slowest of them is waited for.
-    Measured with two; more are taken to crowd each other no more than these: multiplied, so would be its noise."""
+    """Speed of a collective overlapped with compute, relative to its speed alone."""
+    contention: float = 0.0
+    """Relative slowdown of compute when a host's devices are busy at once, until the slowest is done. Measured with
+    two devices. More devices are assumed to add none: multiplying the value would multiply its noise."""
 
     @property
     def collective_cost(self) -> float:
-        """Computing that is lost for each second of a collective that is hidden behind it."""
+        """Compute time lost per second of an overlapped collective."""
         return min(1.0, self.collective_share / self.collective_pace)
 
-    def crowded(self, num_on_host: int) -> float:
-        """How much longer computing takes beside that many busy devices, itself among them."""
-        return 1.0 + self.crowding if num_on_host > 1 else 1.0
+    def contention_factor(self, num_on_host: int) -> float:
+        """Return the factor on compute time with that many busy devices on a host."""
+        return 1.0 + self.contention if num_on_host > 1 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {_JSON_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> EngineOverheads:
-        """What an older file does not have is as on an ideal machine."""
-        return cls(**{one.name: float(data.get(one.name, one.default)) for one in fields(cls)})
+        """Read a dictionary; keys missing from older files get the values of an ideal machine."""
+        keys = {entry.name: _JSON_KEYS.get(entry.name, entry.name) for entry in fields(cls)}
+        return cls(**{entry.name: float(data.get(keys[entry.name], entry.default)) for entry in fields(cls)})

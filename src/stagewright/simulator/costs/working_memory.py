@@ -1,14 +1,15 @@
-"""Memory that operators need while a stage runs, beside what is held before and after: an allocator counts it, too.
+"""Temporary memory of operators while a stage runs, as the allocator counts it.
 
-    forward    of unit k    what the units before it kept      + what it takes above its start (results among it)
-    backward   of unit k    − what the units behind it kept, + the gradients that they made, + the gradient of its
-                              results + what it takes above its start
-    … for inputs alone      nothing is let go yet, and no gradient of a weight is made
-    sharded    forward      + its parameters twice: gathered as one, and each for itself
-               backward     + its parameters, those of the next in line as one, and gradients of the last as one
+    forward    of unit k    activations saved by earlier units + its own rise (outputs included)
+    backward   of unit k    − activations saved by later units + their parameter gradients + gradient of its outputs
+                              + its own rise
+    … input gradients only  no activation is freed yet and no weight gradient exists
+    FSDP       forward      + its parameters twice: the all-gather buffer and the individual tensors
+               backward     + its parameters, the prefetched ones of the next unit, the gradients of the previous one
 
-Units are measured alone, each with its rise above the memory at its start; here they are put one after the other. A CPU
-counts its own tensors only: in an inference those that operations make; in training what is kept, and all of this is 0.
+Units are profiled separately, each with its rise above the memory at its start; this module puts them in sequence. On a
+CPU only tensors are counted: in inference the operators' results; in training the saved activations, which are counted
+elsewhere, so that all values here are 0.
 """
 
 from __future__ import annotations
@@ -24,19 +25,18 @@ __all__ = ["NO_WORKING_MEMORY", "StageWorkingMemory", "stage_working_memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWorkingMemory:
-    """How far memory rises above a stage's start while it runs, for one micro-batch of the profiled size."""
+    """Memory rise above a stage's start while it runs, for one micro-batch of the profiled size."""
 
     forward_bytes: int = 0
-    """Forward."""
     first_backward_bytes: int = 0
-    """The first backward of a step, which makes the parameters' gradients."""
+    """The first backward of a step, which allocates the parameters' gradients."""
     later_backward_bytes: int = 0
-    """Every later one, which adds to them."""
+    """Later backwards, which accumulate into them."""
     input_backward_bytes: int = 0
-    """The first half of one in two halves."""
+    """The input-gradient half of a split backward."""
     weight_backward_bytes: int = 0
-    """… and its second half, where gradients are there already: those of one unit, before they are added, and what they
-    are made from."""
+    """The weight-gradient half when gradients exist already: one unit's new gradients before they are accumulated, and
+    the tensors they are computed from."""
 
 
 NO_WORKING_MEMORY = StageWorkingMemory()
@@ -46,61 +46,81 @@ def stage_working_memory(
     units: Sequence[UnitProfile],
     first: int,
     last: int,
-    terms: ModelOverheads,
+    overheads: ModelOverheads,
     *,
     recomputed: bool,
     training: bool,
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
 ) -> StageWorkingMemory:
-    """The work of the stage of units first … last.
+    """Compute the working memory of the stage of units first … last.
 
-    ``recomputed``: forward keeps nothing inside the stage, and backward begins when all of it is there again, after the
-    loss has gone backward. ``held_share``: what stays of a unit's gradients when it is done, where they are sharded.
-    ``gathered``: bytes of each unit that is gathered alone when it runs, 0 for one that is not.
+    ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
+    backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
+    ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others.
     """
-    own = units[first : last + 1]
-    if not any(unit.forward_working_bytes for unit in own):
+    stage_units = units[first : last + 1]
+    if not any(unit.forward_working_bytes for unit in stage_units):
         return NO_WORKING_MEMORY
-
-    ends = last == len(units) - 1
-    alone = [0, *(gathered or [0] * len(units)), 0]  # one more at both ends
-    kept, forward = 0, 0
-    for at, unit in enumerate(own, first + 1):
-        forward = max(forward, kept + unit.forward_working_bytes + 2 * alone[at])
-        kept = unit.output_bytes if recomputed or not training else kept + unit.saved_bytes.added(first)
+    gathered_bytes = gathered or [0] * len(units)
+    is_last = last == len(units) - 1
+    saved, forward = 0, 0
+    for index, unit in enumerate(stage_units, first):
+        forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
+        saved = unit.output_bytes if recomputed or not training else saved + unit.saved_bytes.added(first)
     if not training:
         return StageWorkingMemory(forward_bytes=forward)
-    if ends:
-        forward = max(forward, kept + terms.loss_forward_working_bytes)
-    loss_kept, loss_rise = (terms.loss_kept_bytes, terms.loss_backward_working_bytes) if ends else (0, 0)
-    again = sum(unit.saved_bytes.added(first) for unit in own) if recomputed else 0
-    rises = []
-    for makes in (True, False):
-        level, highest = (0, max(0, loss_rise + loss_kept - again)) if recomputed else (-loss_kept, loss_rise)
-        waiting: dict[int, int] = {}
-        for at in range(last, first - 1, -1):
-            unit = units[at]
-            before, whole, behind = alone[at : at + 3]
-            highest = max(
-                highest,
-                level + unit.output_bytes + unit.backward_working_bytes + before + whole + behind,
-                level + unit.output_bytes + 2 * whole + behind,
-            )
-            # A tied weight's gradient is held from its last use back to its first, where both are added.
-            tied = [(earlier, part) for earlier, part in unit.parameter_bytes.shares if earlier >= first]
-            for earlier, part in tied:
-                waiting[earlier] = waiting.get(earlier, 0) + part
-            share = held_share if whole else 1.0  # what is not gathered alone is whole to the end of the pass
-            made = int(share * unit.parameter_bytes.total) if makes else sum(part for _, part in tied)
-            level += made - unit.saved_bytes.added(first)
-            level -= waiting.pop(at, 0)
-        rises.append(highest)
-    most = max(unit.output_bytes + max(0, unit.backward_working_bytes - unit.parameter_bytes.total) for unit in own)
+    if is_last:
+        forward = max(forward, saved + overheads.loss_forward_working_bytes)
+    loss_saved, loss_rise = (overheads.loss_kept_bytes, overheads.loss_backward_working_bytes) if is_last else (0, 0)
+    recomputed_bytes = sum(unit.saved_bytes.added(first) for unit in stage_units) if recomputed else 0
+    start = (0, max(0, loss_rise + loss_saved - recomputed_bytes)) if recomputed else (-loss_saved, loss_rise)
+    first_backward, later_backward = (
+        _backward_peak(units, first, last, start, gathered_bytes, held_share, allocates=allocates)
+        for allocates in (True, False)
+    )
+    input_backward = max(
+        unit.output_bytes + max(0, unit.backward_working_bytes - unit.parameter_bytes.total) for unit in stage_units
+    )
     return StageWorkingMemory(
         forward_bytes=forward,
-        first_backward_bytes=rises[0],
-        later_backward_bytes=rises[1],
-        input_backward_bytes=max(most, loss_rise),
-        weight_backward_bytes=max(unit.parameter_bytes.total + unit.output_bytes for unit in own),
+        first_backward_bytes=first_backward,
+        later_backward_bytes=later_backward,
+        input_backward_bytes=max(input_backward, loss_rise),
+        weight_backward_bytes=max(unit.parameter_bytes.total + unit.output_bytes for unit in stage_units),
     )
+
+
+def _backward_peak(
+    units: Sequence[UnitProfile],
+    first: int,
+    last: int,
+    start: tuple[int, int],
+    gathered: Sequence[int],
+    held_share: float,
+    *,
+    allocates: bool,
+) -> int:
+    """Return the peak of a backward above its start; ``allocates``: whether it allocates the gradients.
+
+    ``start``: the memory level after the loss backward, and the peak until then.
+    """
+    level, peak = start
+    padded = [0, *gathered, 0]
+    pending: dict[int, int] = {}
+    for index in range(last, first - 1, -1):
+        unit = units[index]
+        before, own, behind = padded[index : index + 3]
+        peak = max(
+            peak,
+            level + unit.output_bytes + unit.backward_working_bytes + before + own + behind,
+            level + unit.output_bytes + 2 * own + behind,
+        )
+        # A tied weight's gradient is held from its last use back to its first, where both are added.
+        tied = [(earlier, size) for earlier, size in unit.parameter_bytes.shares if earlier >= first]
+        for earlier, size in tied:
+            pending[earlier] = pending.get(earlier, 0) + size
+        share = held_share if own else 1.0  # parameters not gathered separately stay whole until the end of the pass
+        allocated = int(share * unit.parameter_bytes.total) if allocates else sum(size for _, size in tied)
+        level += allocated - unit.saved_bytes.added(first) - pending.pop(index, 0)
+    return peak

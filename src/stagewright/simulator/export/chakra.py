@@ -1,16 +1,16 @@
-"""A plan's step as Chakra execution traces, for ASTRA-sim and other simulators: one file a rank.
+"""A plan's step as Chakra execution traces for ASTRA-sim and other simulators: one file per rank.
 
-    gather ─► F0.0 ─► tensor sum ─► send       gradients of a stage, statistics, tied weights ─► optimizer
+    all-gather ─► F0.0 ─► tensor all-reduce ─► send     gradients of a stage, statistics, tied weights ─► optimizer
 
-    computing     COMP_NODE with its duration in whole microseconds
-    messages      COMM_SEND_NODE and COMM_RECV_NODE with comm_size, comm_src, comm_dst, comm_tag
-    collectives   COMM_COLL_NODE with comm_type, comm_size and the name of its group: each all-reduce of the tensor
-                  axis; an all-reduce of every stage's gradients or, where it is sharded, an all-gather before each
-                  pass and a reduce-scatter
+    compute       COMP_NODE with its duration in whole microseconds
+    P2P           COMM_SEND_NODE and COMM_RECV_NODE with comm_size, comm_src, comm_dst, comm_tag
+    collectives   COMM_COLL_NODE with comm_type, comm_size and the name of its group: each tensor all-reduce; an
+                  all-reduce of every stage's gradients or, with FSDP, an all-gather before each pass and a
+                  reduce-scatter
 
-comm_size is what a rank puts in, as simulators read it: of an all-gather its own part, else the whole. StepTimes of
-computing are the forecast's; how long communication takes is for the simulator to find out. Needs the package
-mlc-chakra: pip install 'stagewright[chakra]'.
+comm_size is a rank's input, as simulators read it: of an all-gather its shard, otherwise the whole tensor. Compute
+times come from the forecast; the simulator determines the time of communication. Requires mlc-chakra:
+pip install 'stagewright[chakra]'.
 """
 
 from __future__ import annotations
@@ -20,111 +20,120 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.chakra import add_attributes, check_chakra, write_ranks
+from stagewright.simulator.action_graph import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    KINDS,
+    ActionGraph,
+    Floats,
+)
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.gradient_allreduce import statistics_bytes
-from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, KINDS, Floats, ActionGraph
 from stagewright.simulator.simulate import optimizer_s
-from stagewright.simulator.step_times import step_order
+from stagewright.simulator.step_times import step_graph
 
 __all__ = ["check_chakra", "write_chakra"]
 
-_MOST_NODES = 2_000_000
+_MAX_NODES = 2_000_000
 
 
 def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
-    """Write a file for every rank of the mesh; each appears whole or not at all."""
+    """Write one file per rank, each atomically."""
     proto = check_chakra()
     mesh = costs.plan.mesh
-    order = step_order(costs)
-    sums = sum(len(stage.tensor_forward_bytes) + len(stage.tensor_backward_bytes) for stage in costs.stages)
-    num_nodes = order.num_nodes + sums * order.num_microbatches
-    if num_nodes * mesh.data * mesh.tensor > _MOST_NODES:
+    graph = step_graph(costs)
+    allreduces = sum(len(stage.tensor_forward_bytes) + len(stage.tensor_backward_bytes) for stage in costs.stages)
+    num_nodes = graph.num_nodes + allreduces * graph.num_microbatches
+    if num_nodes * mesh.data * mesh.tensor > _MAX_NODES:
         raise UsageError(
-            f"{num_nodes} actions, messages and sums on {mesh.data * mesh.tensor} pipelines are more than the "
-            f"{_MOST_NODES} that traces may have; use fewer micro-batches or a smaller mesh"
+            f"{num_nodes} actions, P2P transfers and all-reduces on {mesh.data * mesh.tensor} pipelines exceed the "
+            f"limit of {_MAX_NODES} nodes; use fewer micro-batches or a smaller mesh"
         )
-    compute_s, _ = costs.parts(order)
-    return write_ranks(prefix, mesh.num_workers, lambda rank: _Rank(costs, order, compute_s, rank, proto).nodes())
+    compute_s, _ = costs.node_times(graph)
+    return write_ranks(prefix, mesh.num_workers, lambda rank: _Rank(costs, graph, compute_s, rank, proto).nodes())
 
 
 class _Rank:
     """The nodes of one rank."""
 
-    def __init__(self, costs: PlanCosts, order: ActionGraph, compute_s: Floats, rank: int, proto: Any) -> None:
-        self.costs, self.order, self.compute_s, self.proto = costs, order, compute_s, proto
-        self.place = costs.plan.mesh.coordinates(rank)
-        self.found: list[Any] = []
-        self.numbers: dict[int, int] = {}  # node of the order → id here
-        self.backward: dict[int, int] = {}  # stage → id of its last backward until now
+    def __init__(self, costs: PlanCosts, graph: ActionGraph, compute_s: Floats, rank: int, proto: Any) -> None:
+        self.costs, self.graph, self.compute_s, self.proto = costs, graph, compute_s, proto
+        self.coordinates = costs.plan.mesh.coordinates(rank)
+        self._nodes: list[Any] = []
+        self.ids: dict[int, int] = {}  # graph node → Chakra id
+        self.backward: dict[int, int] = {}  # stage → Chakra id of its latest backward
 
     def nodes(self) -> list[Any]:
-        order, worker = self.order, self.place[2]
-        for at in range(order.num_nodes):
-            if order.is_p2p[at]:
-                if worker in (order.worker[at], order.receiver[at]):
-                    self._message(at)
-            elif order.worker[at] == worker:
-                self._action(at)
+        graph, worker = self.graph, self.coordinates[2]
+        for node in range(graph.num_nodes):
+            if graph.is_p2p[node]:
+                if worker in (graph.worker[node], graph.receiver[node]):
+                    self._add_p2p(node)
+            elif graph.worker[node] == worker:
+                self._add_action(node)
         if self.costs.plan.training:
-            self._finish()
-        return self.found
+            self._add_step_end()
+        return self._nodes
 
-    def _share(self, at: int) -> float:
-        return self.costs.shares[int(self.order.microbatch[at]) % len(self.costs.shares)]
+    def _share(self, node: int) -> float:
+        return self.costs.shares[int(self.graph.microbatch[node]) % len(self.costs.shares)]
 
-    def _before(self, at: int) -> list[int]:
-        return [self.numbers[int(one)] for one in self.order.after_end[at] if int(one) in self.numbers]
+    def _dependencies(self, node: int) -> list[int]:
+        return [self.ids[int(before)] for before in self.graph.after_end[node] if int(before) in self.ids]
 
-    def _action(self, at: int) -> None:
-        order, plan, (data, tensor, worker) = self.order, self.costs.plan, self.place
-        index, kind = int(order.stage[at]), int(order.kind[at])
+    def _add_action(self, node: int) -> None:
+        graph, plan, (data, tensor, worker) = self.graph, self.costs.plan, self.coordinates
+        index, kind = int(graph.stage[node]), int(graph.kind[node])
         stage = self.costs.stages[index]
-        name = f"{KINDS[kind].value}{index}.{order.microbatch[at]}"
-        before, duration = self._before(at), float(self.compute_s[at])
+        name = f"{KINDS[kind].value}{index}.{graph.microbatch[node]}"
+        before, duration = self._dependencies(node), float(self.compute_s[node])
         if plan.shard and stage.parameter_bytes and kind != BACKWARD_WEIGHT:
             size = -(-stage.parameter_bytes // plan.mesh.data)
             gather = self._collective(f"gather {name}", "ALL_GATHER", size, before, f"data-{tensor}-{worker}")
             before, duration = [*before, gather], duration - stage.gather_s
         last = self._add(name, "COMP_NODE", before, duration_s=duration)
-        for size in self._tensor_bytes(at):
-            given = round(size * self._share(at))
-            last = self._collective(f"tensor {name}", "ALL_REDUCE", given, [last], f"tensor-{data}-{worker}")
-        self.numbers[at] = last
+        for size in self._tensor_bytes(node):
+            num_bytes = round(size * self._share(node))
+            last = self._collective(f"tensor {name}", "ALL_REDUCE", num_bytes, [last], f"tensor-{data}-{worker}")
+        self.ids[node] = last
         if kind != FORWARD:
             self.backward[index] = last
 
-    def _tensor_bytes(self, at: int) -> tuple[int, ...]:
-        """Bytes of the tensor axis' all-reduces of an action, each of a micro-batch of the profiled size."""
-        index, kind = int(self.order.stage[at]), self.order.kind[at]
+    def _tensor_bytes(self, node: int) -> tuple[int, ...]:
+        """Return the bytes of an action's tensor all-reduces, for a micro-batch of the profiled size."""
+        index, kind = int(self.graph.stage[node]), self.graph.kind[node]
         stage = self.costs.stages[index]
         if kind == FORWARD:
             return stage.tensor_forward_bytes
-        # Of a backward in two halves the first has them; of the first stage, whose inputs need no gradient, the second.
+        # A split backward has them in its first half; the first stage, whose inputs need no gradient, in the second.
         if kind == (BACKWARD_INPUT if index == 0 else BACKWARD_WEIGHT):
             return ()
-        spared = self.costs.plan.recompute == "except-last" and self.order.microbatch[at] == len(self.costs.shares) - 1
-        again = stage.tensor_forward_bytes if self.costs.recomputes(index) and not spared else ()
-        return (*again, *stage.tensor_backward_bytes)
+        is_last = self.graph.microbatch[node] == len(self.costs.shares) - 1
+        exempt = self.costs.plan.recompute == "except-last" and is_last
+        recomputed = stage.tensor_forward_bytes if self.costs.recomputes(index) and not exempt else ()
+        return (*recomputed, *stage.tensor_backward_bytes)
 
-    def _message(self, at: int) -> None:
-        order, mesh, (data, tensor, worker) = self.order, self.costs.plan.mesh, self.place
-        backward = order.kind[at] == BACKWARD
-        edge = int(order.stage[at]) - backward
-        size = self.costs.stages[edge].sends_bytes * self.costs.codecs[edge].ratio * self._share(at)
-        sends = order.worker[at] == worker
-        self.numbers[at] = self._add(
-            f"{'gradient' if backward else 'message'} {order.stage[at]}.{order.microbatch[at]}",
+    def _add_p2p(self, node: int) -> None:
+        graph, mesh, (data, tensor, worker) = self.graph, self.costs.plan.mesh, self.coordinates
+        backward = graph.kind[node] == BACKWARD
+        edge = int(graph.stage[node]) - backward
+        size = self.costs.stages[edge].sent_bytes * self.costs.codecs[edge].ratio * self._share(node)
+        sends = graph.worker[node] == worker
+        self.ids[node] = self._add(
+            f"{'gradient' if backward else 'message'} {graph.stage[node]}.{graph.microbatch[node]}",
             "COMM_SEND_NODE" if sends else "COMM_RECV_NODE",
-            self._before(at) if sends else [],
+            self._dependencies(node) if sends else [],
             comm_size=max(1, round(size)),
-            comm_src=mesh.rank(data, tensor, int(order.worker[at])),
-            comm_dst=mesh.rank(data, tensor, int(order.receiver[at])),
-            comm_tag=int((edge * 2 + backward) * order.num_microbatches + order.microbatch[at]),
+            comm_src=mesh.rank(data, tensor, int(graph.worker[node])),
+            comm_dst=mesh.rank(data, tensor, int(graph.receiver[node])),
+            comm_tag=int((edge * 2 + backward) * graph.num_microbatches + graph.microbatch[node]),
         )
 
-    def _finish(self) -> None:
-        """What a training step ends with: sums over replicas, of tied weights over their holders, the optimiser."""
-        costs, (data, tensor, worker) = self.costs, self.place
+    def _add_step_end(self) -> None:
+        """Add gradient all-reduces over replicas, those of tied weights, and the optimizer step."""
+        costs, (data, tensor, worker) = self.costs, self.coordinates
         before = list(self.backward.values())
         if costs.plan.mesh.data > 1:
             kind, group = "REDUCE_SCATTER" if costs.plan.shard else "ALL_REDUCE", f"data-{tensor}-{worker}"
@@ -147,9 +156,9 @@ class _Rank:
         )
 
     def _add(self, name: str, kind: str, before: list[int], duration_s: float = 0.0, **attributes: Any) -> int:
-        node = self.proto.Node(id=len(self.found), name=name, type=getattr(self.proto, kind))
+        node = self.proto.Node(id=len(self._nodes), name=name, type=getattr(self.proto, kind))
         node.data_deps.extend(sorted(set(before)))
         node.duration_micros = round(duration_s * 1e6)
         add_attributes(node, **attributes)
-        self.found.append(node)
+        self._nodes.append(node)
         return int(node.id)

@@ -1,9 +1,9 @@
-"""A forecast's timeline for Chrome and Perfetto: a process a worker, a thread a stream and peer, memory as a counter.
+"""A forecast's timeline for Chrome and Perfetto: a process per worker, a thread per stream and peer, a memory counter.
 
     {"traceEvents": [{"ph": "X", "pid": worker, "tid": stream, "ts": µs, "dur": µs, "name": "F 3", …}, …]}
 
-Events of one thread never overlap, so that any viewer nests them strictly: messages to and from each peer, which may
-pass at the same time, have threads of their own in each direction.
+Events of one thread never overlap, so viewers nest them correctly. Concurrent sends and receives have one thread per
+peer and direction.
 """
 
 from __future__ import annotations
@@ -19,62 +19,65 @@ from stagewright.simulator.forecast import Forecast, Segment
 
 __all__ = ["chrome_events", "complete_event", "save_chrome_trace", "track_names", "write_chrome_trace"]
 
-_THREADS = ("compute", "tensor", "data")  # of every worker; those of its peers follow
+_THREADS = ("compute", "tensor", "data")  # of every worker, before those of its peers
 
 
 def chrome_events(forecast: Forecast) -> list[dict[str, Any]]:
-    """The events, names of processes and threads first."""
+    """Return the trace events, starting with the names of processes and threads."""
     events: list[dict[str, Any]] = []
     owners = {stage: worker.worker for worker in forecast.workers for stage in worker.stages}
-    places = [(one.worker, _thread(one, owners)) for one in forecast.segments]
+    tracks = [(segment.worker, _thread(segment, owners)) for segment in forecast.segments]
     threads = {worker.worker: list(_THREADS) for worker in forecast.workers}
-    for at, thread in sorted(set(places)):
+    for worker, thread in sorted(set(tracks)):
         if thread not in _THREADS:
-            threads[at].append(thread)
-    for at, names in threads.items():
-        events += track_names(at, f"worker {at}", names)
-    for one, (at, thread) in zip(forecast.segments, places, strict=True):
-        chunk = f" {one.microbatch}" if one.microbatch >= 0 else ""
-        about = {"stage": one.stage, "microbatch": one.microbatch}
-        track = threads[at].index(thread)
-        events.append(complete_event(at, track, one.name + chunk, one.stream, one.start_s, one.end_s, about))
-    for worker in forecast.workers:
-        for moment, held in zip(worker.memory.times_s, worker.memory.held_bytes, strict=True):
-            events.append(
-                {"ph": "C", "pid": worker.worker, "ts": moment * 1e6, "name": "memory", "args": {"bytes": held}}
-            )
+            threads[worker].append(thread)
+    for worker, names in threads.items():
+        events += track_names(worker, f"worker {worker}", names)
+    for segment, (worker, thread) in zip(forecast.segments, tracks, strict=True):
+        name = f"{segment.name} {segment.microbatch}" if segment.microbatch >= 0 else segment.name
+        args = {"stage": segment.stage, "microbatch": segment.microbatch}
+        track = threads[worker].index(thread)
+        events.append(complete_event(worker, track, name, segment.stream, segment.start_s, segment.end_s, args))
+    for forecast_worker in forecast.workers:
+        memory = forecast_worker.memory
+        for time_s, held in zip(memory.times_s, memory.held_bytes, strict=True):
+            counter = {"ph": "C", "pid": forecast_worker.worker, "ts": time_s * 1e6, "name": "memory"}
+            events.append({**counter, "args": {"bytes": held}})
     return events
 
 
-def _thread(one: Segment, owners: Mapping[int, int]) -> str:
-    """The stream; of a message also what it is and whom it goes to or comes from."""
-    if one.stream == "send":
-        return f"send {one.name} to {owners[one.stage + (1 if one.name == 'message' else -1)]}"
-    return f"receive {one.name} from {owners[one.stage]}" if one.stream == "receive" else one.stream
+def _thread(segment: Segment, owners: Mapping[int, int]) -> str:
+    """Return the stream; for P2P also its content and peer."""
+    if segment.stream == "send":
+        return f"send {segment.name} to {owners[segment.stage + (1 if segment.name == 'message' else -1)]}"
+    return f"receive {segment.name} from {owners[segment.stage]}" if segment.stream == "receive" else segment.stream
 
 
 def write_chrome_trace(forecast: Forecast, path: str | Path) -> None:
-    """Write the trace, at once; a forecast without its timeline is refused."""
+    """Write the trace atomically; raise UsageError if the forecast has no timeline."""
     if not forecast.segments:
-        raise UsageError(f"{path}: the forecast has no timeline: its step is too long for one, or it was left out")
+        raise UsageError(f"{path}: the forecast has no timeline: its step has too many actions, or it was left out")
     save_chrome_trace(chrome_events(forecast), path)
 
 
 def track_names(process: int, name: str, tracks: Sequence[str]) -> list[dict[str, Any]]:
-    """The events that name a process and its tracks, in this order."""
-    about = {"ph": "M", "pid": process}
+    """Return the events that name a process and its tracks."""
+    metadata = {"ph": "M", "pid": process}
     return [
-        {**about, "name": "process_name", "args": {"name": name}},
-        {**about, "name": "process_sort_index", "args": {"sort_index": process}},
-        *({**about, "tid": at, "name": "thread_name", "args": {"name": track}} for at, track in enumerate(tracks)),
-        *({**about, "tid": at, "name": "thread_sort_index", "args": {"sort_index": at}} for at in range(len(tracks))),
+        {**metadata, "name": "process_name", "args": {"name": name}},
+        {**metadata, "name": "process_sort_index", "args": {"sort_index": process}},
+        *({**metadata, "tid": tid, "name": "thread_name", "args": {"name": track}} for tid, track in enumerate(tracks)),
+        *(
+            {**metadata, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+            for tid in range(len(tracks))
+        ),
     ]
 
 
 def complete_event(
-    process: int, track: int, name: str, category: str, start_s: float, end_s: float, about: Mapping[str, Any]
+    process: int, track: int, name: str, category: str, start_s: float, end_s: float, args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Something with a begin and an end; both are whole nanoseconds, so that what is nested stays nested."""
+    """Return an event with a start and an end, both in whole nanoseconds so that nesting is exact."""
     start, end = round(start_s * 1e9), round(end_s * 1e9)
     return {
         "ph": "X",
@@ -84,10 +87,10 @@ def complete_event(
         "dur": (end - start) / 1e3,
         "name": name,
         "cat": category,
-        "args": dict(about),
+        "args": dict(args),
     }
 
 
 def save_chrome_trace(events: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Write events as a file for Perfetto and Chrome, at once."""
+    """Write events as a Perfetto and Chrome trace file, atomically."""
     save_text(json.dumps({"traceEvents": list(events), "displayTimeUnit": "ms"}) + "\n", path)

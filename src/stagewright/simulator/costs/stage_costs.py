@@ -1,0 +1,231 @@
+"""Costs of each stage: the profiles of its units added up, on the device of its worker.
+
+Measured unit times are scaled so that they sum to the whole model's time, measured in the same rounds: cache effects
+and the model's code between units are thereby distributed over the units.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
+from stagewright.simulator.collective import all_reduce_s
+from stagewright.simulator.costs.fsdp import copy_s, exposed_gather_s, gathered_bytes, separately_gathered_bytes
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
+from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
+from stagewright.simulator.topology import Topology
+from stagewright.spec.plan import Plan
+
+__all__ = ["SharedParameter", "StageCostBuilder", "StageCosts", "saves_inputs", "shared_between_stages", "time_scales"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """One stage for one micro-batch of the profiled size, on its worker's device."""
+
+    first: int
+    """Index of its first unit."""
+    last: int
+    """Index of its last unit."""
+    worker: int
+    """Pipeline index of its worker."""
+    forward_s: float
+    backward_input_s: float
+    """Compute of the input gradients."""
+    backward_weight_s: float
+    """Compute of the weight gradients."""
+    tensor_forward_s: float
+    """All-reduces of the tensor axis in forward."""
+    tensor_backward_s: float
+    """All-reduces of the tensor axis in backward."""
+    tensor_forward_bytes: tuple[int, ...]
+    """Bytes of each of them."""
+    tensor_backward_bytes: tuple[int, ...]
+    gather_s: float
+    """Exposed FSDP all-gathers in each pass, with their copies."""
+    accumulate_s: float
+    """Gradient accumulation, from the second micro-batch on."""
+    parameter_bytes: int
+    buffer_bytes: int
+    saved_bytes: int
+    """Activations saved for backward."""
+    input_bytes: int
+    """The stage's inputs: all that activation checkpointing saves."""
+    recompute_bytes: int
+    """Activations that recomputation adds to the inputs."""
+    gradient_rise_bytes: int
+    """Peak of the first backward above its start, as gradients appear and activations are freed."""
+    separate_bytes: int
+    """With FSDP, parameters gathered unit by unit, twice per micro-batch."""
+    gathered_bytes: int
+    """With FSDP, gathered parameters held during a pass."""
+    working_memory: StageWorkingMemory
+    sent_bytes: int
+    """Bytes sent to the next stage; in training the gradient has the same size. 0 for the last stage."""
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParameter:
+    """Parameters that two stages both hold, like a tied embedding."""
+
+    unit: int
+    """The first unit that holds them."""
+    earlier: int
+    """That unit's stage."""
+    later: int
+    """The later stage."""
+    num_bytes: int
+
+
+def shared_between_stages(parameters: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[SharedParameter]:
+    """Return the parameters held by two stages, given the first and last unit of each stage."""
+    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
+    shared = [
+        SharedParameter(unit=before, earlier=stage_of[before], later=stage_of[unit], num_bytes=size)
+        for unit, amount in enumerate(parameters)
+        for before, size in amount.shares
+    ]
+    return [parameter for parameter in shared if parameter.earlier != parameter.later]
+
+
+def time_scales(profile: Profile) -> tuple[float, float]:
+    """Return the factors that make the units' forward and backward times sum to the whole model's.
+
+    The whole model's time is less certain than its units', which are measured more often. A difference within its
+    spread is therefore ignored.
+    """
+    forward = sum(unit.forward.median_s for unit in profile.units)
+    backward = sum(unit.backward_s for unit in profile.units)
+    return _scale(profile.whole_forward, forward), _scale(profile.whole_backward, backward)
+
+
+def _scale(whole: Time, units_s: float) -> float:
+    if not units_s or not whole.median_s:
+        return 1.0
+    return min(max(units_s, whole.median_s - whole.spread_s), whole.median_s + whole.spread_s) / units_s
+
+
+def saves_inputs(unit: UnitProfile, input_bytes: int) -> bool:
+    """Whether a unit's saved activations include its inputs, as with most layers."""
+    return unit.saved_bytes.total >= input_bytes
+
+
+class StageCostBuilder:
+    """Computes the costs of a plan's stages; holds what they have in common."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        profile: Profile,
+        topology: Topology,
+        traffic: Sequence[TensorTraffic],
+        model_overheads: ModelOverheads,
+        engine_overheads: EngineOverheads,
+        num_microbatches: int,
+    ) -> None:
+        self.plan, self.units, self.topology, self.traffic = plan, profile.units, topology, traffic
+        self.model_overheads, self.engine_overheads = model_overheads, engine_overheads
+        self.contention = engine_overheads.contention_factor(topology.num_on_host())
+        self.speeds = topology.speeds()
+        self.forward_scale, self.backward_scale = time_scales(profile)
+        parameters = [unit.parameter_bytes for unit in self.units]
+        self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
+        self._separate = separately_gathered_bytes(parameters)
+        self._data_group, tensor_group = topology.group("data"), topology.group("tensor")
+        sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes)}
+        self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
+        # With several micro-batches, FSDP keeps gradients unsharded until the last one.
+        self._gradient_share = 1 / plan.mesh.data if plan.shard and num_microbatches == 1 else 1.0
+
+    def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
+        """Compute the costs of stage `index` with the units first … last.
+
+        ``existing_gradients``: bytes of each unit's gradients that a later stage of the same worker has already made.
+        """
+        plan, units, overheads = self.plan, self.units[first : last + 1], self.model_overheads
+        worker = plan.stage_workers[index]
+        slowdown = self.contention / self.speeds[worker]
+        backward_scale = self.backward_scale * slowdown if plan.training else 0.0
+        forward_s = sum(unit.forward.median_s for unit in units) * self.forward_scale * slowdown
+        traffic = self.traffic[first : last + 1]
+        forward_bytes = tuple(itertools.chain.from_iterable(unit.forward_bytes for unit in traffic))
+        backward_bytes = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in traffic))
+        parameter_bytes, saved_bytes = self._parameters.of(first, last), self._saved.of(first, last)
+        input_bytes = self.units[first - 1].crossing_bytes if first else units[0].recompute_saved_bytes
+        # With recomputation, the loss backward is done before the stage's memory rises.
+        loss_bytes = 0 if plan.recomputes(index) or last < len(self.units) - 1 else overheads.loss_kept_bytes
+        separate = self._separate[first : last + 1]
+        return StageCosts(
+            first=first,
+            last=last,
+            worker=worker,
+            forward_s=forward_s,
+            backward_input_s=sum(unit.backward_input.median_s for unit in units) * backward_scale,
+            backward_weight_s=sum(unit.backward_weight.median_s for unit in units) * backward_scale,
+            tensor_forward_s=sum(self._allreduce_s[size] for size in forward_bytes),
+            tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes),
+            tensor_forward_bytes=forward_bytes,
+            tensor_backward_bytes=backward_bytes,
+            gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if plan.shard else 0.0,
+            accumulate_s=parameter_bytes * overheads.accumulate_s_per_byte * slowdown,
+            parameter_bytes=parameter_bytes,
+            buffer_bytes=sum(unit.buffer_bytes for unit in units),
+            saved_bytes=saved_bytes,
+            input_bytes=input_bytes,
+            recompute_bytes=saved_bytes - (input_bytes if saves_inputs(units[0], input_bytes) else 0),
+            gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
+            separate_bytes=sum(separate) if plan.shard else 0,
+            gathered_bytes=gathered_bytes(units, separate, parameter_bytes) if plan.shard else 0,
+            working_memory=self._working_memory(index, first, last),
+            sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
+        )
+
+    def _gather_s(self, units: Sequence[UnitProfile], forward_s: float, num_bytes: int, slowdown: float) -> float:
+        copy = copy_s(num_bytes, self.plan, self.model_overheads) * slowdown
+        return exposed_gather_s(units, forward_s, copy, self._data_group, self.topology, self.engine_overheads)
+
+    def _working_memory(self, index: int, first: int, last: int) -> StageWorkingMemory:
+        return stage_working_memory(
+            self.units,
+            first,
+            last,
+            self.model_overheads,
+            recomputed=self.plan.recomputes(index),
+            training=self.plan.training,
+            held_share=self._gradient_share,
+            gathered=self._separate if self.plan.shard else (),
+        )
+
+    def _gradient_rise(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> int:
+        """Return the largest excess of allocated gradients over freed activations during backward.
+
+        Within a unit both change together. Shared amounts belong to the earlier unit: a tied weight's gradient is
+        complete, and a shared tensor is freed, when all uses have run backward.
+        """
+        peak, level = 0, -loss_bytes
+        for index in range(last, first - 1, -1):
+            unit = self.units[index]
+            level += unit.parameter_bytes.added(first) - existing.get(index, 0) - unit.saved_bytes.added(first)
+            peak = max(peak, level)
+        return peak
+
+
+class _RangeSums:
+    """Amounts of contiguous ranges of units, by prefix sums."""
+
+    def __init__(self, amounts: Sequence[Amount]) -> None:
+        self._prefix = [0, *itertools.accumulate(amount.total for amount in amounts)]
+        self._shares = [(unit, earlier, size) for unit, amount in enumerate(amounts) for earlier, size in amount.shares]
+
+    def of(self, first: int, last: int) -> int:
+        """Return the amount of the units first … last, with shared amounts counted once."""
+        repeated = sum(size for unit, earlier, size in self._shares if earlier >= first and unit <= last)
+        return self._prefix[last + 1] - self._prefix[first] - repeated

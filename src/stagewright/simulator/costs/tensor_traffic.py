@@ -1,0 +1,17 @@
+"""All-reduces of tensor parallelism in one unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TensorTraffic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorTraffic:
+    """All-reduces of one unit along the tensor axis, for one micro-batch of the profiled size."""
+
+    forward_bytes: tuple[int, ...] = ()
+    """Bytes of each all-reduce in forward."""
+    backward_bytes: tuple[int, ...] = ()
+    """Bytes of each all-reduce in backward."""

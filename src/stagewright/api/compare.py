@@ -75,7 +75,9 @@ def compare(
             (``schedule``, ``recompute``, ``shard``, ``codec``, ``training``, ``dtype``, ``steps``, …).
 
     Example:
-        >>> sw.compare("mlp-mnist", devices=2, batch=256, steps=3).fastest.strategy  # doctest: +SKIP
+        comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
+        print(comparison)
+        print(comparison.fastest.strategy)
     """
     about, chosen = split_options(options)
     names = parse_devices(devices)

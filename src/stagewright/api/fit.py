@@ -93,7 +93,7 @@ def fit(
         options: Options of the model (``image_size``, …) and of the plan (``dtype``, ``units``).
 
     Example:
-        >>> print(sw.fit("gpt-layers", "2GiB", devices=2))  # doctest: +SKIP
+        print(sw.fit("gpt-layers", "1GiB", devices=2, sequence_length=32))
     """
     head, _, layers = model.partition(":")
     entry = catalog.entry(head) if ":" not in model or head in catalog.names() else None

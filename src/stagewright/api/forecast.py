@@ -151,7 +151,9 @@ def forecast(
             ``rescale``, ``innermost``).
 
     Example:
-        >>> sw.forecast("plan.toml", free_communication=True).speedup  # doctest: +SKIP
+        forecast = sw.forecast("plan.toml", repeats=1)
+        print(forecast.step_s, forecast.speedup)
+        print(sw.forecast("plan.toml", repeats=1, free_communication=True).speedup)
     """
     what_if, measuring = _options(options)
     return what_if.apply(measure_plan(load_plan(plan), load_cluster(cluster), measuring, progress)).forecast()
@@ -173,7 +175,9 @@ def explain(
         options: As for `forecast`.
 
     Example:
-        >>> print(sw.explain("plan.toml"))  # doctest: +SKIP
+        explanation = sw.explain("plan.toml", repeats=1)
+        print(explanation)
+        print(explanation.advice)
     """
     what_if, measuring = _options(options)
     return explain_target(run_or_plan, load_cluster(cluster), what_if, measuring, progress)[0]

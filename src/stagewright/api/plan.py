@@ -135,7 +135,9 @@ def plan(
             ``innermost``).
 
     Example:
-        >>> sw.plan("gpt2", cluster="cluster.toml", batch=64).write("plan.toml")  # doctest: +SKIP
+        result = sw.plan("mlp-mnist", batch=64, repeats=1)
+        print(result)
+        result.write("plan.toml")
     """
     spaces, measures = SearchSpace.__dataclass_fields__, Measuring.__dataclass_fields__
     space = {name: options.pop(name) for name in list(options) if name in spaces}

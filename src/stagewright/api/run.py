@@ -21,7 +21,8 @@ class Run(Displayed):
     """An executed plan: its folder has the resolved plan, metrics, events and the result.
 
     Example:
-        >>> print(sw.Run("runs/2026-11-15-031502-deit-small-pipeline-2"))  # doctest: +SKIP
+        run = sw.Run(comparison.fastest.run)
+        print(run.plan.mesh, run.result.samples_per_s)
     """
 
     path: Path | str

@@ -109,7 +109,8 @@ def train(
             ``momentum``, ``weight_decay``) and of the model (``image_size``, …).
 
     Example:
-        >>> sw.train("digits-vit", "digits", mesh="data=2", epochs=1).mean  # doctest: +SKIP
+        result = sw.train("digits-vit", "digits", mesh="data=2", epochs=1, batch=256)
+        print(result.metric, result.mean)
     """
     check_name(model, options.get("weights"))
     entry = tasks.entry(task)

@@ -24,7 +24,7 @@ from stagewright.zoo.sources.weights import load_state
 
 VIT = {"name": "vit", "optimizer": "sgd"}
 FIRST, SECOND = (12, 12, 12), (5, 1)
-SMALL = {"together": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
+SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_half_written_checkpoint_is_never_taken(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(
-            tmp_path / checkpoint_name(4), model={"w": torch.ones(2)}, content={}, **{**SMALL, "together": dies}
+            tmp_path / checkpoint_name(4), model={"w": torch.ones(2)}, content={}, **{**SMALL, "barrier": dies}
         )
     assert latest(tmp_path) == tmp_path / checkpoint_name(2)
     assert not (tmp_path / checkpoint_name(4)).exists()
@@ -111,7 +111,7 @@ def test_a_half_written_checkpoint_is_never_taken(tmp_path: Path) -> None:
     assert latest(tmp_path) == tmp_path / checkpoint_name(4)
     file = tmp_path / checkpoint_name(4) / "model" / "worker-00000.safetensors"
     os.truncate(file, file.stat().st_size - 1)
-    with pytest.raises(UsageError, match="is not whole"):
+    with pytest.raises(UsageError, match="is incomplete"):
         Checkpoint.open(tmp_path / checkpoint_name(4))
     assert latest(tmp_path) == tmp_path / checkpoint_name(2)
     assert latest(tmp_path / "nowhere") is None

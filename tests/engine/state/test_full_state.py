@@ -1,4 +1,4 @@
-"""Full tensors from parts."""
+"""Full tensors from shards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from stagewright.engine.state import full_state
 
 
-def test_what_is_gathered_goes_to_its_place_and_what_is_whole_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device that may not hold all: ``meta`` stands for the host."""
-    layout = SimpleNamespace(full=lambda part, place: torch.cat([part.to(place or part.device)] * 2))
-    monkeypatch.setattr(full_state, "shards_of", lambda model: {"weight": layout})
+def test_gathered_tensors_move_to_the_device_and_full_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model may not fit on the device; ``meta`` stands for the host."""
+    layout = SimpleNamespace(gather=lambda shard, device: torch.cat([shard.to(device or shard.device)] * 2))
+    monkeypatch.setattr(full_state, "shard_layouts", lambda model: {"weight": layout})
     held = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
-    found = full_state.full_values(nn.Linear(3, 4), held, torch.device("meta"))
-    assert (found["weight"].shape, found["weight"].device.type) == ((4, 3), "meta")
-    assert found["bias"] is held["bias"]
-    assert full_state.full_values(nn.Linear(3, 4), held)["weight"].device.type == "cpu"
+    full = full_state.full_tensors(nn.Linear(3, 4), held, torch.device("meta"))
+    assert (full["weight"].shape, full["weight"].device.type) == ((4, 3), "meta")
+    assert full["bias"] is held["bias"]
+    assert full_state.full_tensors(nn.Linear(3, 4), held)["weight"].device.type == "cpu"

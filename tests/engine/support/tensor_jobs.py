@@ -1,4 +1,4 @@
-"""What workers do in the tests of the tensor axis; run by ``pool``, compared with serial inside the worker."""
+"""Worker functions for tests of the tensor axis, run by ``pool``; each compares with the baseline itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
-from stagewright.engine.tensor.apply import apply_tensor_parallel, refuse_open_regions, tensor_plan
+from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 
 BATCH, LENGTH = 4, 6
 
 
 def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module, dict[str, Any]]:
-    """A tiny model in train mode, and a batch."""
+    """Build a tiny model in train mode and a batch."""
     import transformers as hf
 
     torch.manual_seed(0)
@@ -59,33 +59,33 @@ def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """A loss that every logit counts in, each in its own way."""
+    """Return a loss that weights every logit differently."""
     logits = output.logits
     weights = torch.linspace(0.5, 1.5, logits[0].numel()).view_as(logits[0])
     return (logits.square() * weights).mean()
 
 
-def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference, relative to the largest value."""
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
+def max_relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute error over the largest expected value."""
+    return float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def worst(found: dict[str, Any], wanted: dict[str, Any]) -> float:
-    """The worst difference of any tensor; names and missing ones must agree.
+def worst(values: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Return the largest relative error of any tensor; names and missing tensors must agree.
 
-    A gradient that is 0 but for rounding (a key's bias shifts all scores alike) must be so on both sides.
+    A gradient that is zero up to rounding (a key's bias shifts all scores equally) must be so on both sides.
     """
-    assert list(found) == list(wanted)
-    assert [one is None for one in found.values()] == [one is None for one in wanted.values()]
-    pairs = [(found[name], one) for name, one in wanted.items() if one is not None]
-    nothing = 1e-6 * max(float(one.abs().max()) for _, one in pairs)
-    zero = [float(one.abs().max()) <= nothing for _, one in pairs]
-    assert zero == [float(one.abs().max()) <= nothing for one, _ in pairs]
-    return max(difference(one, other) for (one, other), skip in zip(pairs, zero, strict=True) if not skip)
+    assert list(values) == list(expected)
+    assert [tensor is None for tensor in values.values()] == [tensor is None for tensor in expected.values()]
+    pairs = [(values[name], tensor) for name, tensor in expected.items() if tensor is not None]
+    threshold = 1e-6 * max(float(tensor.abs().max()) for _, tensor in pairs)
+    is_zero = [float(tensor.abs().max()) <= threshold for _, tensor in pairs]
+    assert is_zero == [float(tensor.abs().max()) <= threshold for tensor, _ in pairs]
+    return max(max_relative_error(*pair) for pair, skip in zip(pairs, is_zero, strict=True) if not skip)
 
 
 def perturb(model: nn.Module) -> None:
-    """Biases and norms as they are made are 0 and 1, where a mistake may not show."""
+    """Perturb all parameters: initial biases of 0 and norms of 1 could hide a mistake."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -93,53 +93,53 @@ def perturb(model: nn.Module) -> None:
 
 
 def step(rank: int, name: str) -> dict[str, Any]:
-    """One step, split and serial: how far outputs, loss, gradients and state are apart."""
+    """Run one step with and without tensor parallelism; return the relative errors."""
     serial, batch = build(name)
     perturb(serial)
     split = copy.deepcopy(serial)
     state = {key: value.clone() for key, value in serial.state_dict().items()}
     axis = apply_tensor_parallel(split, dist.group.WORLD)
-    plan = tensor_plan(serial, dist.get_world_size())
+    plan = plan_tensor_parallel(serial, dist.get_world_size())
     held = sum(parameter.numel() for parameter in split.parameters())
     outputs, expected = split(**batch), serial(**batch)
-    loss, wanted = loss_of(outputs), loss_of(expected)
+    loss, expected_loss = loss_of(outputs), loss_of(expected)
     loss.backward()
-    wanted.backward()
+    expected_loss.backward()
     traffic = copy.copy(axis.traffic)
     gradients = full_gradients(split)
     with torch.no_grad():
         split.eval(), serial.eval()
         axis.traffic.reset()
-        evaluated = difference(split(**batch).logits, serial(**batch).logits)
+        evaluated = max_relative_error(split(**batch).logits, serial(**batch).logits)
     loaded = full_state_dict(split)
     same = list(loaded) == list(state) and all(torch.equal(loaded[key], state[key]) for key in state)
     load_full_state_dict(split, {key: value + 1 for key, value in state.items()})
-    again = all(torch.equal(one, state[key] + 1) for key, one in full_state_dict(split).items())
+    loads = all(torch.equal(value, state[key] + 1) for key, value in full_state_dict(split).items())
     return {
-        "loss": difference(loss.detach(), wanted.detach()),
-        "outputs": difference(outputs.logits.detach(), expected.logits.detach()),
+        "loss": max_relative_error(loss.detach(), expected_loss.detach()),
+        "outputs": max_relative_error(outputs.logits.detach(), expected.logits.detach()),
         "gradients": worst(gradients, full_gradients(serial)),
         "evaluated": evaluated,
         "same_state": same,
-        "loads": again,
+        "loads": loads,
         "training_bytes": traffic.payload_bytes,
         "num_collectives": traffic.num_collectives,
         "evaluation_bytes": axis.traffic.payload_bytes,
         "regions": len(plan.regions),
-        "parameters": (held, plan.parameters_a_worker),
+        "parameters": (held, plan.parameters_per_worker),
         "planned_bytes": plan.payload_bytes(tokens(batch, serial), 4, training=True),
     }
 
 
 def tokens(batch: dict[str, Any], model: nn.Module) -> int:
-    """Batch times sequence, as blocks see it: 4 patches and the class (and distillation) token for an image."""
+    """Return batch × sequence inside the blocks: for an image 4 patches and the class (and distillation) token."""
     if "input_ids" in batch:
         return BATCH * LENGTH
     return BATCH * (4 + (2 if "DeiT" in type(model).__name__ else 1))
 
 
 def trained(rank: int, name: str, steps: int) -> float:
-    """Several optimiser steps, split and serial: how far the weights are apart afterwards."""
+    """Run several optimizer steps with and without tensor parallelism; return the error of the weights."""
     serial, batch = build(name)
     split = copy.deepcopy(serial)
     apply_tensor_parallel(split, dist.group.WORLD)
@@ -154,7 +154,7 @@ def trained(rank: int, name: str, steps: int) -> float:
 
 
 def dropout(rank: int, name: str, attention: str, passes: int = 2) -> dict[str, float]:
-    """Dropout on, serial and split from the same seed: differences of gradients and of the numbers drawn afterwards."""
+    """Compare gradients under dropout from the same seed, and the next random number of both runs."""
     serial, batch = build(name, dropout=0.3)
     serial.set_attn_implementation(attention)  # type: ignore[operator]
     split = copy.deepcopy(serial)
@@ -178,10 +178,10 @@ def dropout(rank: int, name: str, attention: str, passes: int = 2) -> dict[str, 
 
 
 def recomputed(rank: int, name: str) -> float:
-    """Gradients with every block recomputed in backward, dropout on, against the same without."""
+    """Compare gradients with and without activation checkpointing of every block, under dropout."""
     from torch.utils.checkpoint import checkpoint
 
-    found = []
+    gradients = []
     for recompute in (False, True):
         model, batch = build(name, dropout=0.2)
         apply_tensor_parallel(model, dist.group.WORLD)
@@ -191,8 +191,8 @@ def recomputed(rank: int, name: str) -> float:
                     module.forward = _checkpointed(module.forward, checkpoint)  # type: ignore[method-assign]
         torch.manual_seed(3)
         loss_of(model(**batch)).backward()
-        found.append(full_gradients(model))
-    return worst(found[1], found[0])
+        gradients.append(full_gradients(model))
+    return worst(gradients[1], gradients[0])
 
 
 def _checkpointed(forward: Any, checkpoint: Any) -> Any:
@@ -200,41 +200,41 @@ def _checkpointed(forward: Any, checkpoint: Any) -> Any:
 
 
 def half(rank: int, name: str) -> float:
-    """bfloat16: gradients of the split model against float32's, relative."""
+    """Compare bfloat16 gradients under tensor parallelism with float32 gradients of the baseline."""
     serial, batch = build(name)
     split = copy.deepcopy(serial).bfloat16()
     apply_tensor_parallel(split, dist.group.WORLD)
     loss_of(split(**batch)).backward()
     loss_of(serial(**batch)).backward()
-    found = {key: None if one is None else one.float() for key, one in full_gradients(split).items()}
-    return worst(found, full_gradients(serial))
+    gradients = {key: None if value is None else value.float() for key, value in full_gradients(split).items()}
+    return worst(gradients, full_gradients(serial))
 
 
 def stage(rank: int, name: str, shard: bool) -> dict[str, float]:
-    """A captured stage of a split model: gradients under the model's names, against serial."""
+    """Compare a captured stage under tensor parallelism or FSDP with the baseline."""
     from stagewright.engine.data.wrap import wrap_data_parallel
     from stagewright.graph import capture
 
     serial, batch = build(name)
     model = copy.deepcopy(serial)
     graph = capture(model, (), batch)
-    plan = tensor_plan(model, 2)
-    refuse_open_regions(plan, [call.target for call in graph.calls])
+    plan = plan_tensor_parallel(model, 2)
+    require_whole_regions(plan, [call.target for call in graph.calls])
     stage = graph.stage(0, len(graph.calls) - 1)
     group = dist.group.WORLD
-    if shard:  # the same batch on both replicas, each with half the weight
+    if shard:  # both replicas run the same batch, each with half the weight
         replica = wrap_data_parallel(stage, group, shard=True, units=[graph.module(call) for call in graph.calls])
         output = graph.unflatten(replica(*graph.flatten((), batch)))
         (loss_of(output) / 2).backward()
-        replica.synchronise(0.5)
+        replica.synchronize(0.5)
     else:
         apply_tensor_parallel(model, group, plan=plan)
         output = graph.unflatten(stage(*graph.flatten((), batch)))
         loss_of(output).backward()
     expected = serial(**batch)
     loss_of(expected).backward()
-    wanted, found = full_gradients(serial), full_gradients(stage)
+    expected_gradients, gradients = full_gradients(serial), full_gradients(stage)
     return {
-        "outputs": difference(output.logits.detach(), expected.logits.detach()),
-        "gradients": worst({key: found.get(key) for key in wanted}, wanted),
+        "outputs": max_relative_error(output.logits.detach(), expected.logits.detach()),
+        "gradients": worst({key: gradients.get(key) for key in expected_gradients}, expected_gradients),
     }

@@ -1,4 +1,4 @@
-"""Replicas that hold all parameters: DistributedDataParallel, which sums buckets of gradients while backward runs."""
+"""DDP replicas: DistributedDataParallel, with gradient buckets all-reduced during backward."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stagewright.engine.data.anchors import hung
-from stagewright.engine.data.data_parallel import DataParallel
+from stagewright.engine.data.data_parallel import DataParallelReplica
+from stagewright.engine.data.keep_differentiable import keep_outputs_differentiable
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["Replicated"]
+__all__ = ["DDPReplica"]
 
 
-class Replicated(DataParallel):
-    """DistributedDataParallel from the second step on."""
+class DDPReplica(DataParallelReplica):
+    """A replica that wraps its module in DistributedDataParallel after the first step."""
 
     def __init__(self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int) -> None:
         super().__init__(module, group, norms)
         self._bucket_bytes = bucket_bytes
         self._wrapped: DistributedDataParallel | None = None
-        self._trained = [one for one in module.parameters() if one.requires_grad]
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._accumulates = False
         self._in_buckets: set[int] = set()
         self._reduced: set[int] = set()
-        self._lacked: set[int] = set()
+        self._unused_here: set[int] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._wrapped is None or not torch.is_grad_enabled():
             return self.module(*args, **kwargs)
-        with self._wrapped.no_sync():  # or else it exchanges in the next backward, be it another micro-batch's
+        with self._wrapped.no_sync():  # otherwise the next backward all-reduces, even another micro-batch's
             outputs = self._wrapped(*args, **kwargs)
-        return outputs if self._accumulates else self._exchanging(outputs)
+        return outputs if self._accumulates else self._with_all_reduce(outputs)
 
     @contextlib.contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -46,36 +46,36 @@ class Replicated(DataParallel):
         finally:
             self._accumulates = False
 
-    def _exchanging(self, outputs: Any) -> Any:
-        """Outputs whose backward exchanges the gradients.
+    def _with_all_reduce(self, outputs: Any) -> Any:
+        """Make the backward of these outputs all-reduce the gradients.
 
-        It reaches every parameter: one that they don't depend on gets no gradient by that, but DistributedDataParallel
-        hears of it, as it does of all others, and waits for none in vain.
+        Backward reaches every parameter through an anchor. A parameter that the outputs don't depend on gets no
+        gradient by that, but DistributedDataParallel marks it as ready and does not wait for it.
         """
         assert self._wrapped is not None
         reducer = self._wrapped.reducer
         anchor = _Anchor.apply(lambda: reducer.prepare_for_backward([]), *self._trained)  # type: ignore[no-untyped-call]
-        return hung(outputs, anchor)
+        return keep_outputs_differentiable(outputs, anchor)
 
-    def synchronise(self, weight: float) -> None:
+    def synchronize(self, weight: float) -> None:
         assert self._reduced == self._in_buckets, "backward has not reached every parameter"
-        used = self._used(self._trained, self._lacked)
+        used = self._used_parameters(self._trained, self._unused_here)
         self._reduced.clear()
-        self._lacked.clear()
-        self._sum_gradients([one for one in used if id(one) not in self._in_buckets], self._bucket_bytes)
+        self._unused_here.clear()
+        outside = [parameter for parameter in used if id(parameter) not in self._in_buckets]
+        self._all_reduce_gradients(outside, self._bucket_bytes)
         if self._wrapped is None and used:
             self._wrap(used)
         self._average_statistics(weight)
 
     def _wrap(self, used: list[nn.Parameter]) -> None:
-        """Hand over to DistributedDataParallel what the first step has shown to be used."""
-        self._in_buckets = {id(one) for one in used}
+        """Wrap the module, with buckets for the parameters that the first step used."""
+        self._in_buckets = {id(parameter) for parameter in used}
         named = self.module.named_parameters(remove_duplicate=False)
-        ignored = [name for name, one in named if one.requires_grad and id(one) not in self._in_buckets]
+        ignored = [name for name, value in named if value.requires_grad and id(value) not in self._in_buckets]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
             self.module, ignored
         )
-        # torch's own buckets count in MiB.
         wrapped = DistributedDataParallel(
             self.module,
             process_group=self.group,
@@ -83,36 +83,36 @@ class Replicated(DataParallel):
             bucket_cap_mb=self._bucket_bytes / (1 << 20),
             gradient_as_bucket_view=True,
         )
-        wrapped.broadcast_buffers = False  # as an argument it has another name, or a warning, in newer torch
-        # A lambda: torch inspects annotations, and those of this file are text.
-        wrapped.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))
+        wrapped.broadcast_buffers = False  # the argument is renamed or deprecated in newer torch
+        # A lambda: torch inspects annotations, which are strings in this file.
+        wrapped.register_comm_hook(None, lambda _, bucket: self._all_reduce_bucket(bucket))
         self._wrapped = wrapped
 
-    def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Sum one bucket; DistributedDataParallel's own hook would average."""
+    def _all_reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Sum one bucket over replicas; the default hook of DistributedDataParallel would average."""
         flat = bucket.buffer()
-        self._reduced.update(id(one) for one in bucket.parameters())
-        self._lacked.update(id(one) for one in bucket.parameters() if one.grad is None)
+        self._reduced.update(id(parameter) for parameter in bucket.parameters())
+        self._unused_here.update(id(parameter) for parameter in bucket.parameters() if parameter.grad is None)
         num_bytes = flat.numel() * flat.element_size()
         self.traffic.add_all_reduce(num_bytes, self.num_replicas)
         done = recorder.beside(num_bytes, "data")
         work = dist.all_reduce(flat, group=self.group, async_op=True)
         if bucket.is_last():
-            recorder.wait_inside("data")  # all gradients are there: what is left of backward is their sum
+            recorder.wait_inside("data")  # all gradients are ready: the rest of backward waits for the all-reduces
 
-        def take(future: Any) -> torch.Tensor:
+        def finish(future: Any) -> torch.Tensor:
             done()
             if flat.is_cuda:
-                work.wait()  # or else NCCL holds the bucket until its watchdog comes by
+                work.wait()  # otherwise NCCL holds the bucket until its watchdog runs
             return future.value()[0]  # type: ignore[no-any-return]
 
-        return work.get_future().then(take)  # type: ignore[no-any-return]
+        return work.get_future().then(finish)  # type: ignore[no-any-return]
 
 
 class _Anchor(torch.autograd.Function):
-    """A number that hangs on every parameter, with no gradient for any; calls ``begin`` before they get theirs.
+    """A scalar that depends on every parameter without a gradient for any; calls ``begin`` first in backward.
 
-    Made after the forward: backward takes what was made last first, so no parameter waits for it.
+    Created after the forward: autograd runs the newest node first, so no parameter waits for it.
     """
 
     @staticmethod

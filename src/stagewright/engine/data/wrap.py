@@ -1,21 +1,21 @@
-"""The data axis for one stage a worker: replicas that each compute some samples, their gradients summed.
+"""Data parallelism for one stage per worker: each replica computes some samples, gradients are summed over replicas.
 
-    Replicated    DistributedDataParallel: buckets, all-reduced while backward goes on
-    Sharded       FSDP2: parameters, gradients and optimiser state divided, gathered unit by unit where they are used
+    DDPReplica     DistributedDataParallel: gradient buckets, all-reduced during backward
+    FSDPReplica    FSDP2: parameters, gradients and optimizer states sharded; parameters all-gathered unit by unit
 
-A loss must carry its share of the whole batch (n_i / B), as everywhere in the engine; so gradients are *summed* and
-equal serial's on the whole batch, however unequal the shares are. A replica without a sample must still take part:
-give it any sample with the weight 0.
+A loss must be weighted by its share of the global batch (n_i / B), as everywhere in the engine. So gradients are
+*summed* and equal those of the single-device baseline on the global batch, even for unequal shares. A replica without
+a sample must still take part: give it any sample with weight 0.
 
-Unused parameters: replicas may use different ones (routing by data), in each step others. One that a replica did not
-use counts as zeros there; one that no replica used has no gradient, as in serial. So each step ends with a mark for
-every parameter, summed. Those that no replica used in the first step, which is reduced by hand, are summed by hand in
-later ones, too, where they are used: nothing waits for them.
+Unused parameters: replicas may use different parameters (data-dependent routing), and different ones in each step. A
+parameter that one replica did not use counts as zeros there; one that no replica used has no gradient, as in the
+baseline. So each step ends with an all-reduce of one flag per parameter. Parameters that no replica used in the first
+step, which runs without DDP buckets, are all-reduced after backward in later steps too, so that nothing waits for them.
 
-Batch norm: each replica normalises its own samples; running statistics are averaged over replicas by weight after each
-step. The running mean is then serial's; the running variance lacks what the replicas' means differ by (deferred mode in
-``batch_norm`` has it). All replicas, checkpoints and comparisons see the same numbers. Other buffers are each replica's
-own; those of replica 0 count.
+Batch norm: each replica normalizes its own samples; running statistics are averaged over replicas by weight after each
+step. The running mean then equals the baseline's; the running variance lacks the variance between the replicas' means
+(deferred mode in ``batch_norm`` includes it). All replicas, checkpoints and comparisons see the same statistics. Other
+buffers are local to a replica; those of replica 0 are saved.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from stagewright.engine.batch.batch_norm import tracked_norms
-from stagewright.engine.data.data_parallel import DataParallel
-from stagewright.engine.data.ddp import Replicated
-from stagewright.engine.data.fsdp import Sharded
-from stagewright.engine.data.gradients import BUCKET_BYTES
-from stagewright.engine.tensor.axis import group_of
+from stagewright.engine.batch.batch_norm import find_tracked_norms
+from stagewright.engine.data.data_parallel import DataParallelReplica
+from stagewright.engine.data.ddp import DDPReplica
+from stagewright.engine.data.fsdp import FSDPReplica
+from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES
+from stagewright.engine.tensor.axis import process_group_of
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.errors import UsageError
 
@@ -43,39 +43,36 @@ def wrap_data_parallel(
     module: nn.Module,
     axis: Any,
     *,
-    place: torch.device | None = None,
+    device: torch.device | None = None,
     shard: bool = False,
     units: Iterable[nn.Module] = (),
     bucket_bytes: int = BUCKET_BYTES,
     average_batch_norm: bool = True,
-) -> DataParallel:
-    """Make this worker's module one replica of the data axis, a process group or a mesh of one dimension.
+) -> DataParallelReplica:
+    """Make this worker's module one replica of the data axis, a process group or a one-dimensional device mesh.
 
-    Every replica gets replica 0's parameters and buffers. ``place``: the device to run on, while parameters may still
-    be on the host; None: where they are. ``shard``: FSDP2, with ``units`` gathered one by one and the rest as a whole;
-    optimisers must be made afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
+    Every replica receives replica 0's parameters and buffers. ``device``: the device to run on, if parameters are
+    still on the host; default: their device. ``shard``: use FSDP2, with one parameter group per unit and one for the
+    rest; create optimizers afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
     running statistics to deferred mode.
     """
     if bucket_bytes < 1:
-        raise UsageError(f"buckets of {bucket_bytes} bytes are too small; use 1 or more")
-    group = group_of(axis)
-    place = place or next(module.parameters()).device
-    _take_from_first(module, group, place)
-    norms = tracked_norms(module) if average_batch_norm else []
-    if shard:
-        mesh = axis if isinstance(axis, DeviceMesh) else _mesh(group, place)
-        return Sharded(module, group, norms, mesh, units, place)
-    return Replicated(module, group, norms, bucket_bytes)
+        raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
+    group = process_group_of(axis)
+    device = device or next(module.parameters()).device
+    _broadcast_from_first(module, group, device)
+    norms = find_tracked_norms(module) if average_batch_norm else []
+    if not shard:
+        return DDPReplica(module, group, norms, bucket_bytes)
+    if not isinstance(axis, DeviceMesh):
+        axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
+    return FSDPReplica(module, group, norms, axis, units, device)
 
 
 @torch.no_grad()
-def _take_from_first(module: nn.Module, group: Any, place: torch.device) -> None:
-    """Replica 0's parameters and buffers, to all."""
-    tensors = [one.detach() for one in {id(one): one for one in (*module.parameters(), *module.buffers())}.values()]
-    values = broadcast(tensors, place, group=group)
-    for tensor in tensors:
+def _broadcast_from_first(module: nn.Module, group: Any, device: torch.device) -> None:
+    """Copy replica 0's parameters and buffers to all replicas."""
+    unique = {id(tensor): tensor.detach() for tensor in (*module.parameters(), *module.buffers())}
+    values = broadcast(list(unique.values()), device, group=group)
+    for tensor in unique.values():
         tensor.copy_(next(values))
-
-
-def _mesh(group: Any, place: torch.device) -> DeviceMesh:
-    return DeviceMesh.from_group(group, place.type, mesh_dim_names=("data",))

@@ -1,10 +1,10 @@
-"""The workers that share a model's layers, and the two operations between them, as autograd sees them.
+"""The tensor axis of one worker, and the two autograd operations at the ends of a tensor-parallel region.
 
-              forward        backward
-    copy      as it is       all-reduce      where a replicated value enters a region of split layers
-    reduce    all-reduce     as it is        where the parts' partial sums leave it
+                           forward        backward
+    copy_to_region         identity       all-reduce      where a replicated activation enters the region
+    reduce_from_region     all-reduce     identity        where the partial sums leave it
 
-Every byte of the tensor axis passes through ``TensorAxis.all_reduce``, which counts it.
+All traffic of the tensor axis in a training step goes through ``TensorAxis.all_reduce``, which counts it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from torch.distributed.device_mesh import DeviceMesh
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 
-__all__ = ["TensorAxis", "Traffic", "group_of"]
+__all__ = ["TensorAxis", "Traffic", "process_group_of"]
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What one worker handed to the collectives of one axis since ``reset``."""
+    """Collectives of one worker on one axis since the last ``reset``."""
 
     num_collectives: int = 0
-    """Calls."""
     payload_bytes: int = 0
-    """Bytes of the tensors handed over."""
+    """Bytes of the tensors passed to the collectives."""
     sent_bytes: int = 0
-    """Bytes that leave this worker if the collective runs on a ring: 2 (n - 1) / n of an all-reduce's payload."""
+    """Bytes that this worker sends if the collectives use a ring: 2 (n - 1) / n of an all-reduce's payload."""
 
     def add_all_reduce(self, payload_bytes: int, num_workers: int) -> None:
         """Count one all-reduce."""
         self._add(payload_bytes, 2 * (num_workers - 1) * payload_bytes // num_workers)
 
-    def add_half(self, payload_bytes: int, num_workers: int) -> None:
-        """Count one all-gather or reduce-scatter, the halves of an all-reduce."""
+    def add_gather_or_scatter(self, payload_bytes: int, num_workers: int) -> None:
+        """Count one all-gather or reduce-scatter: each sends half of what an all-reduce sends."""
         self._add(payload_bytes, (num_workers - 1) * payload_bytes // num_workers)
 
     def _add(self, payload_bytes: int, sent_bytes: int) -> None:
@@ -47,12 +46,12 @@ class Traffic:
         self.sent_bytes += sent_bytes
 
     def reset(self) -> None:
-        """Begin again at 0."""
+        """Set all counters to 0."""
         self.num_collectives = self.payload_bytes = self.sent_bytes = 0
 
 
 class TensorAxis:
-    """This worker's end of the tensor axis."""
+    """This worker's membership in the tensor axis."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -61,21 +60,21 @@ class TensorAxis:
         self.traffic = Traffic()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
-        """A copy of a model talks through the same group."""
+        """Return self: a copy of a model communicates through the same group."""
         return self
 
-    def copy(self, value: torch.Tensor) -> torch.Tensor:
-        """A replicated value, whose gradient is the sum of what every worker finds."""
+    def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
+        """Pass a replicated activation into a region; backward all-reduces its gradient."""
         if not (torch.is_grad_enabled() and value.requires_grad):
             return value
-        return _Copy.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _CopyToRegion.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
 
-    def reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """The sum of every worker's partial result; overwrites ``partial``."""
-        return _Reduce.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
+    def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
+        """All-reduce the workers' partial sums, in place."""
+        return _ReduceFromRegion.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum in place over the workers."""
+        """Sum ``value`` in place over the workers."""
         num_bytes = value.numel() * value.element_size()
         self.traffic.add_all_reduce(num_bytes, self.num_workers)
         start = recorder.now()
@@ -84,14 +83,14 @@ class TensorAxis:
         return value
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Every worker's value, in the workers' order; not counted, for no training step needs it."""
+        """Return every worker's value, in rank order; not counted, because no training step uses it."""
         value = value.contiguous()
-        found = [torch.empty_like(value) for _ in range(self.num_workers)]
-        dist.all_gather(found, value, group=self.group)
-        return found
+        values = [torch.empty_like(value) for _ in range(self.num_workers)]
+        dist.all_gather(values, value, group=self.group)
+        return values
 
 
-class _Copy(torch.autograd.Function):
+class _CopyToRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: TensorAxis) -> torch.Tensor:
         ctx.axis = axis
@@ -99,11 +98,11 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # A clone: autograd may hand the same gradient to others.
+        # Clone: autograd may pass the same gradient tensor to other nodes.
         return ctx.axis.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
-class _Reduce(torch.autograd.Function):
+class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial: torch.Tensor, axis: TensorAxis) -> torch.Tensor:
         ctx.mark_dirty(partial)
@@ -116,14 +115,14 @@ class _Reduce(torch.autograd.Function):
         return gradient, None
 
 
-def group_of(axis: Any) -> Any:
-    """The process group of one axis, given as a group or as a mesh of one dimension."""
+def process_group_of(axis: Any) -> Any:
+    """Return the process group of an axis, given as a group or as a one-dimensional device mesh."""
     if not isinstance(axis, DeviceMesh):
         return axis
     if axis.ndim != 1:
         names = axis.mesh_dim_names
         raise UsageError(
-            f"the mesh has {axis.ndim} dimensions ({', '.join(names) if names else 'unnamed'}) where one is wanted; "
-            "pass one of them, e.g. mesh['tensor']"
+            f"expected a one-dimensional device mesh, got {axis.ndim} dimensions "
+            f"({', '.join(names) if names else 'unnamed'}); pass one of them, e.g. mesh['tensor']"
         )
     return axis.get_group()

@@ -1,11 +1,11 @@
-"""Dropout inside a region of split layers: each worker drops what serial drops in the part that it holds.
+"""Dropout inside a tensor-parallel region: each worker applies its shard of the single-device baseline's mask.
 
-    serial       mask of [batch, heads, queries, keys]
-    worker 1     draws the same mask whole, and takes its heads of it: the stream of random numbers goes on as serial's
+    baseline     mask of [batch, heads, queries, keys]
+    worker 1     draws the same full mask and uses its heads of it; the random state advances as in the baseline
 
-A mask is drawn by the operator that serial uses, for a tensor of the whole shape, so it costs what it costs there.
-Attention is computed in plain steps for it: a fused kernel (CUDA's) draws its mask inside, and can't draw a part of
-another's. So on CUDA the masks are those of serial without fused kernels, with which the plan is proven equal.
+The mask is drawn for the full shape by the same operator as in the baseline, so it costs as much as there.
+Attention with dropout is computed without fused kernels: a fused CUDA kernel draws its mask internally and can't draw
+one worker's shard of it. On CUDA the parity check therefore compares with a baseline that has no fused attention.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["SplitDropout"]
+__all__ = ["ShardedDropout"]
 
 
-class SplitDropout(TorchFunctionMode):
-    """While a region is open, ``dropout`` and attention with dropout draw for all workers and keep their part."""
+class ShardedDropout(TorchFunctionMode):
+    """Dropout and attention dropout that draw the full mask and apply one worker's shard while a region is open."""
 
     def __init__(self, *, index: int, num_workers: int, heads: int, features: int) -> None:
+        """``heads`` and ``features`` are those of this worker; 0 heads in a feed-forward region."""
         super().__init__()
         self.open = False
-        """Between a region's column layers and its row layer."""
+        """True between a region's column-parallel layers and its row-parallel layer."""
         self._index, self._num_workers = index, num_workers
-        self._heads, self._features = heads, features  # this worker's; no heads in a feed-forward
+        self._heads, self._features = heads, features
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -46,9 +47,9 @@ class SplitDropout(TorchFunctionMode):
     ) -> Any:
         if not training or p == 0:
             return input
-        dim = self._divided(input.shape)
+        dim = self._sharded_dim(input.shape)
         if dim is None:
-            return self._apart(input.device, lambda: func(input, p, training, inplace))
+            return self._with_worker_seed(input.device, lambda: func(input, p, training, inplace))
         noise = self._noise(input, input.shape, dim, p)
         return input.mul_(noise) if inplace else input * noise
 
@@ -65,27 +66,27 @@ class SplitDropout(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        def plain() -> Any:
+        def run_unchanged() -> Any:
             return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
         if dropout_p == 0:
-            return plain()
+            return run_unchanged()
         if query.dim() != 4 or query.shape[1] != self._heads:
-            return self._apart(query.device, plain)
+            return self._with_worker_seed(query.device, run_unchanged)
         if enable_gqa:
-            key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], 1) for one in (key, value))
+            key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
         scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
         if is_causal:
             allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
             scores = scores.masked_fill(~allowed, -math.inf)
         elif attn_mask is not None:
-            masked = attn_mask.dtype == torch.bool
-            scores = scores.masked_fill(~attn_mask, -math.inf) if masked else scores + attn_mask
+            is_bool = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -math.inf) if is_bool else scores + attn_mask
         weights = functional.softmax(scores, -1)
         return (weights * self._noise(weights, weights.shape, 1, dropout_p)) @ value
 
-    def _divided(self, shape: torch.Size) -> int | None:
-        """The dimension of which this worker has a part; None where that is not certain."""
+    def _sharded_dim(self, shape: torch.Size) -> int | None:
+        """Return the dimension that is sharded; None if that is uncertain."""
         if self._heads:
             if len(shape) == 4 and shape[1] == self._heads:
                 return 1
@@ -94,14 +95,14 @@ class SplitDropout(TorchFunctionMode):
         return len(shape) - 1 if shape[-1] == self._features else None
 
     def _noise(self, like: torch.Tensor, shape: torch.Size, dim: int, p: float) -> torch.Tensor:
-        """0 where serial drops, 1 / (1 - p) where it keeps; this worker's part."""
-        whole = list(shape)
-        whole[dim] *= self._num_workers
-        noise = functional.dropout(torch.ones(whole, dtype=like.dtype, device=like.device), p)
+        """Return this worker's shard of the scaled mask: 0 where the baseline drops, 1 / (1 - p) elsewhere."""
+        full_shape = list(shape)
+        full_shape[dim] *= self._num_workers
+        noise = functional.dropout(torch.ones(full_shape, dtype=like.dtype, device=like.device), p)
         return noise.narrow(dim, self._index * shape[dim], shape[dim])
 
-    def _apart(self, device: torch.device, call: Callable[[], Any]) -> Any:
-        """Run with this worker's own stream of random numbers; the common one goes on by one number."""
+    def _with_worker_seed(self, device: torch.device, call: Callable[[], Any]) -> Any:
+        """Run ``call`` with a random state of this worker; the shared state advances by one draw."""
         seed = int(torch.randint(2**48, ()))
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed + self._index)

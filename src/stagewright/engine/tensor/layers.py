@@ -1,13 +1,12 @@
-"""Split layers: what a linear layer becomes when its weights are divided among workers.
+"""Column- and row-parallel linear layers.
 
-    x ─ copy ─┬─ column: q ─┐                    A region: column layers hold some of the outputs, the row layer
-              ├─ column: k ─┼─ heads ─ row ─ reduce ─ + bias ─ y      the inputs that match. Nothing travels in
-              └─ column: v ─┘                                         between; x is copied once for all columns.
+    x ─ copy ─┬─ column: q ─┐                    A region: column-parallel layers hold a shard of the output features,
+              ├─ column: k ─┼─ heads ─ row ─ all-reduce ─ + bias ─ y     the row-parallel layer the matching shard of
+              └─ column: v ─┘                    the input features. No communication in between; x is copied to the
+                                                 region once, so q, k and v share one all-reduce in backward.
 
-The modules stay where and what they are (their class becomes a subclass), parameters keep their names and hold this
-worker's part. They are plain tensors, not DTensors under ``parallelize_module``: those do not mix with plain ones in
-flat buckets, clipping and fused optimisers, can't say how a fused query-key-value weight is cut, and all-reduce the
-gradients of q, k and v one by one (28 all-reduces against 16 a step, 1.6 × the time, in a Llama of 4 blocks, 256 wide).
+Modules keep their place (their class becomes a subclass), and parameters keep their names and hold this worker's
+shard as plain tensors. Why not DTensor: docs/decisions/0008.
 """
 
 from __future__ import annotations
@@ -20,87 +19,86 @@ from torch import nn
 from torch.nn import functional
 
 from stagewright.engine.tensor.axis import TensorAxis
-from stagewright.engine.tensor.dropout import SplitDropout
+from stagewright.engine.tensor.dropout import ShardedDropout
 
-__all__ = ["Region", "ShardLayout", "shards_of", "split_layer"]
+__all__ = ["Region", "ShardLayout", "shard_layer", "shard_layouts"]
 
-_SHARDS = "_stagewright_shards"
+_LAYOUTS = "_stagewright_shards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """Which part of a parameter this worker holds.
+    """Which shard of a parameter this worker holds.
 
-    The dimension is made of equal sections (3 where query, key and value are packed side by side, else 1); each
-    section is cut into one part a worker, and a worker holds its part of every section, one behind the other.
+    The sharded dimension consists of equal sections (3 if query, key and value are packed into one weight, else 1).
+    Each section is split over the workers; a worker concatenates its shards of all sections.
     """
 
     dim: int
-    """The divided dimension."""
     num_sections: int
-    """Sections of that dimension."""
     axis: TensorAxis
-    """The workers."""
 
-    def part(self, full: torch.Tensor) -> torch.Tensor:
-        """This worker's part of a full tensor."""
-        parts = [one.chunk(self.axis.num_workers, self.dim)[self.axis.index] for one in self._sections(full)]
-        return torch.cat(parts, self.dim).contiguous()
+    def shard(self, full: torch.Tensor) -> torch.Tensor:
+        """Return this worker's shard of a full tensor."""
+        num_workers, index = self.axis.num_workers, self.axis.index
+        shards = [section.chunk(num_workers, self.dim)[index] for section in self._sections(full)]
+        return torch.cat(shards, self.dim).contiguous()
 
-    def full(self, part: torch.Tensor, place: torch.device | None = None) -> torch.Tensor:
-        """The full tensor, from every worker's part; every worker of the axis must call this.
+    def gather(self, shard: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """All-gather the full tensor from the workers' shards; every worker of the axis must call this.
 
-        ``place``: where it is put together, for a device may have room for the parts alone.
+        ``device``: where the full tensor is assembled, because a worker's device may have no room for it.
         """
-        held = [self._sections(one if place is None else one.to(place)) for one in self.axis.all_gather(part)]
-        return torch.cat([one[section] for section in range(self.num_sections) for one in held], self.dim)
+        shards = self.axis.all_gather(shard)
+        sections = [self._sections(tensor if device is None else tensor.to(device)) for tensor in shards]
+        return torch.cat([held[index] for index in range(self.num_sections) for held in sections], self.dim)
 
     def _sections(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensor.chunk(self.num_sections, self.dim)
 
 
 class Region:
-    """What the layers of one region share while it runs: the copied inputs, and how its dropout draws."""
+    """State that the layers of one region share during a forward pass: copied inputs and the dropout mode."""
 
-    def __init__(self, axis: TensorAxis, dropout: SplitDropout | None = None) -> None:
+    def __init__(self, axis: TensorAxis, dropout: ShardedDropout | None = None) -> None:
         self.axis = axis
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._dropout = dropout
-        self._drops = False
+        self._dropout_entered = False
 
     def enter(self, value: torch.Tensor) -> torch.Tensor:
-        """The input of a column layer, copied once for all layers that get the same tensor."""
+        """Copy the input of a column-parallel layer to the region, once for all layers with the same input."""
         if self._dropout is not None:
             self._dropout.open = True
-        for known, copy in self._copies:
-            if known is value and copy.requires_grad == (torch.is_grad_enabled() and value.requires_grad):
+        for original, copy in self._copies:
+            if original is value and copy.requires_grad == (torch.is_grad_enabled() and value.requires_grad):
                 return copy
-        copy = self.axis.copy(value)
+        copy = self.axis.copy_to_region(value)
         self._copies.append((value, copy))
         return copy
 
     def leave(self) -> None:
-        """The row layer is reached: what follows is the same on every worker again."""
+        """Leave the region at its row-parallel layer: activations are replicated again."""
         self._copies.clear()
         if self._dropout is not None:
             self._dropout.open = False
 
     def begin(self, owner: nn.Module, *_: Any) -> None:
-        """Before the owner's code: forget what a pass that was broken off has left."""
+        """Run before the owner's forward; clear what an aborted pass has left."""
         self.leave()
         if self._dropout is not None and owner.training:
             self._dropout.__enter__()  # type: ignore[no-untyped-call]
-            self._drops = True
+            self._dropout_entered = True
 
     def end(self, *_: Any) -> None:
-        """After the owner's code, whatever came of it."""
-        if self._dropout is not None and self._drops:
-            self._drops = False
+        """Run after the owner's forward, even if it raised."""
+        if self._dropout is not None and self._dropout_entered:
+            self._dropout_entered = False
             self._dropout.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class _Column(nn.Module):
-    """Computes some of the outputs, from the whole input."""
+    """A column-parallel layer: a shard of the output features from the full input."""
 
     _region: Region
 
@@ -109,7 +107,7 @@ class _Column(nn.Module):
 
 
 class _Row(nn.Module):
-    """Computes a part of every sum, from some of the inputs; the bias is added once, to the whole sum."""
+    """A row-parallel layer: partial sums from a shard of the input features; the bias is added after the all-reduce."""
 
     _region: Region
     weight: torch.Tensor
@@ -119,26 +117,26 @@ class _Row(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._region.leave()
         rows = x.reshape(-1, x.size(-1))
-        # Conv1D holds its weight transposed.
+        # Conv1D stores its weight transposed.
         partial = torch.mm(rows, self.weight) if self._transposed else functional.linear(rows, self.weight)
-        total = self._region.axis.reduce(partial)
+        total = self._region.axis.reduce_from_region(partial)
         return (total if self.bias is None else total + self.bias).view(*x.shape[:-1], total.size(-1))
 
 
 class _Shared(nn.Module):
-    """A layer inside a region with the same weights for every head: each worker's gradient is a part of the sum."""
+    """A replicated layer inside a region, applied to each head: its gradient is all-reduced over the workers."""
 
     _region: Region
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own = dict(self._parameters)
+        parameters = dict(self._parameters)
         try:
-            for name, value in own.items():
+            for name, value in parameters.items():
                 del self._parameters[name]
-                self.__dict__[name] = None if value is None else self._region.axis.copy(value)
+                self.__dict__[name] = None if value is None else self._region.axis.copy_to_region(value)
             return super().forward(*args, **kwargs)
         finally:
-            for name, value in own.items():
+            for name, value in parameters.items():
                 self.__dict__.pop(name, None)
                 self._parameters[name] = value
 
@@ -147,39 +145,37 @@ _STYLES: dict[str, type[nn.Module]] = {"column": _Column, "row": _Row, "shared":
 _classes: dict[tuple[str, type], type] = {}
 
 
-def split_layer(layer: nn.Module, style: str, region: Region, num_sections: int = 1) -> None:
-    """Make a layer a part of a region, in place: its class, its sizes, and this worker's part of its weights."""
+def shard_layer(layer: nn.Module, style: str, region: Region, num_sections: int = 1) -> None:
+    """Make a layer part of a region, in place: change its class and sizes, keep this worker's shard of the weights."""
     kind = type(layer)
     if (style, kind) not in _classes:
         _classes[style, kind] = type(f"{style.title()}{kind.__name__}", (_STYLES[style], kind), {})
     axis = region.axis
     if style != "shared":
-        # nn.Linear keeps (out, in), transformers' Conv1D (in, out).
-        linear = isinstance(layer, nn.Linear)
-        out_dim, in_dim = (0, 1) if linear else (1, 0)
-        layouts = {"weight": (out_dim if style == "column" else in_dim, num_sections)}
+        # nn.Linear stores (out, in), transformers' Conv1D (in, out).
+        is_linear = isinstance(layer, nn.Linear)
+        out_dim, in_dim = (0, 1) if is_linear else (1, 0)
+        dims = {"weight": out_dim if style == "column" else in_dim}
         if style == "column" and getattr(layer, "bias", None) is not None:
-            layouts["bias"] = (0, num_sections)
-        shards = {
-            name: ShardLayout(dim=dim, num_sections=sections, axis=axis) for name, (dim, sections) in layouts.items()
-        }
-        for name, layout in shards.items():
+            dims["bias"] = 0
+        layouts = {name: ShardLayout(dim=dim, num_sections=num_sections, axis=axis) for name, dim in dims.items()}
+        for name, layout in layouts.items():
             parameter = layer.get_parameter(name)
-            # The same parameter, so that whoever holds it still does.
+            # Keep the parameter object: the caller may hold references to it.
             parameter.grad = None
-            parameter.data = layout.part(parameter.data)
-        setattr(layer, _SHARDS, shards)
-        size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if linear else 1]
+            parameter.data = layout.shard(parameter.data)
+        setattr(layer, _LAYOUTS, layouts)
+        size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if is_linear else 1]
         setattr(layer, size, getattr(layer, size) // axis.num_workers)
     layer.__class__ = _classes[style, kind]
     layer._region = region  # type: ignore[assignment]
     layer._transposed = not isinstance(layer, nn.Linear)  # type: ignore[assignment]
 
 
-def shards_of(model: nn.Module) -> dict[str, ShardLayout]:
-    """The layout of every parameter that is divided among workers, by its name in ``model``."""
+def shard_layouts(model: nn.Module) -> dict[str, ShardLayout]:
+    """Return the layout of every sharded parameter, by its name in ``model``."""
     return {
         f"{prefix}.{name}" if prefix else name: layout
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, layout in getattr(module, _SHARDS, {}).items()
+        for name, layout in getattr(module, _LAYOUTS, {}).items()
     }

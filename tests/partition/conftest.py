@@ -1,4 +1,4 @@
-"""Profiles made by hand, so that every number in a test can be checked with a pencil."""
+"""Small handmade profiles, so that every number in a test can be checked by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _amount(value: int | Amount) -> Amount:
 
 @pytest.fixture(scope="session")
 def make_profile() -> Callable[..., Profile]:
-    """Build a profile from one list a column; every column but the forward times may be left out."""
+    """Build a profile from one list per column; only the forward times are required."""
 
     def make(
         forward: Sequence[float],
@@ -28,7 +28,7 @@ def make_profile() -> Callable[..., Profile]:
         parameters: Sequence[int | Amount] | None = None,
         macs: Sequence[int] | None = None,
         crossing: Sequence[int] | None = None,
-        kept: Sequence[int | Amount] | None = None,
+        saved: Sequence[int | Amount] | None = None,
         inputs: Sequence[int] | None = None,
         buffers: Sequence[int] | None = None,
         blocks: Sequence[str | None] | None = None,
@@ -36,29 +36,29 @@ def make_profile() -> Callable[..., Profile]:
         training: bool | None = None,
     ) -> Profile:
         num_units = len(forward)
-        nothing = [0] * num_units
-        sizes = [_amount(value) for value in parameters or nothing]
+        zeros = [0] * num_units
+        sizes = [_amount(value) for value in parameters or zeros]
         units = tuple(
             UnitProfile(
                 name=names[index] if names else f"unit{index}",
                 kind="Unit",
                 block=blocks[index] if blocks else None,
                 parameters=sizes[index],
-                # Four bytes a parameter.
+                # Four bytes per parameter.
                 parameter_bytes=Amount(
                     total=4 * sizes[index].total,
-                    shares=tuple((other, 4 * amount) for other, amount in sizes[index].shares),
+                    shares=tuple((earlier, 4 * amount) for earlier, amount in sizes[index].shares),
                 ),
-                buffer_bytes=(buffers or nothing)[index],
-                macs=(macs or nothing)[index],
+                buffer_bytes=(buffers or zeros)[index],
+                macs=(macs or zeros)[index],
                 forward=_time(forward[index]),
-                # How the backward pass is divided makes no difference to a split.
-                backward_input=_time((backward or nothing)[index] * 0.25),
-                backward_weight=_time((backward or nothing)[index] * 0.75),
-                output_bytes=(crossing or nothing)[index],
-                saved_bytes=_amount((kept or nothing)[index]),
-                recompute_saved_bytes=(inputs or nothing)[index],
-                crossing_bytes=0 if index == num_units - 1 else (crossing or nothing)[index],
+                # A split depends only on the sum of both.
+                backward_input=_time((backward or zeros)[index] * 0.25),
+                backward_weight=_time((backward or zeros)[index] * 0.75),
+                output_bytes=(crossing or zeros)[index],
+                saved_bytes=_amount((saved or zeros)[index]),
+                recompute_saved_bytes=(inputs or zeros)[index],
+                crossing_bytes=0 if index == num_units - 1 else (crossing or zeros)[index],
             )
             for index in range(num_units)
         )
@@ -70,8 +70,8 @@ def make_profile() -> Callable[..., Profile]:
             training=backward is not None if training is None else training,
             units=units,
             whole_forward=_time(sum(forward)),
-            whole_backward=_time(sum(backward or nothing)),
-            whole_macs=sum(macs or nothing),
+            whole_backward=_time(sum(backward or zeros)),
+            whole_macs=sum(macs or zeros),
             versions={},
         )
 

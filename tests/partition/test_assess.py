@@ -24,7 +24,7 @@ def test_numbers_of_a_training_split(make_profile: MakeProfile) -> None:
     assert result.bottleneck_s == 7.5
     assert result.step_s == 13.5 + 3 * 7.5
     assert result.balance == pytest.approx(6.75 / 7.5)
-    # Against the fastest device alone: 18 s of work at speed 2.
+    # Baseline on the fastest device alone: 18 s of work at speed 2.
     assert result.serial_s == 9.0
     assert result.speedup_bound == pytest.approx(4 * 9 / 36)
 
@@ -50,7 +50,7 @@ def test_overlapped_links_count_once(make_profile: MakeProfile) -> None:
     assert [stage.time_s for stage in result.stages] == [4, 2]
 
 
-def test_a_tied_weight_is_held_once_by_a_device_with_both_ends(make_profile: MakeProfile) -> None:
+def test_a_tied_weight_counts_once_on_a_device_with_both_ends(make_profile: MakeProfile) -> None:
     tied = [100, 5, Amount(total=100, shares=((0, 100),))]
     profile = make_profile([1, 1, 1], parameters=tied)
     apart = assess(profile, "by hand", [0, 1], Conditions())
@@ -66,14 +66,14 @@ def test_fits_compares_with_each_limit(make_profile: MakeProfile) -> None:
 
 
 @pytest.mark.parametrize("cuts", [[2], [-1], [0, 0], [1, 0]])
-def test_impossible_cuts_are_refused(make_profile: MakeProfile, cuts: list[int]) -> None:
-    with pytest.raises(SplitError, match=r"must rise and lie within 0 … 1 for 3 units"):
+def test_impossible_cuts_are_rejected(make_profile: MakeProfile, cuts: list[int]) -> None:
+    with pytest.raises(SplitError, match=r"must be increasing and within 0 … 1 for 3 units"):
         assess(make_profile([1, 1, 1]), "by hand", cuts, Conditions())
 
 
 @pytest.mark.parametrize("placement", [[0], [0, 2], [1, 1]])
-def test_impossible_placements_are_refused(make_profile: MakeProfile, placement: list[int]) -> None:
-    with pytest.raises(SplitError, match="one device a stage"):
+def test_impossible_placements_are_rejected(make_profile: MakeProfile, placement: list[int]) -> None:
+    with pytest.raises(SplitError, match="one device per stage"):
         assess(make_profile([1, 1]), "by hand", [0], Conditions(), placement)
 
 

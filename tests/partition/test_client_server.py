@@ -30,7 +30,7 @@ def test_client_server_uses_two_devices(make_profile: MakeProfile) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_without_numbers_it_takes_the_best_pair(make_profile: MakeProfile, data: st.DataObject) -> None:
+def test_the_default_is_the_best_pair(make_profile: MakeProfile, data: st.DataObject) -> None:
     num_units = data.draw(st.integers(3, 8))
     column = st.lists(st.integers(0, 9), min_size=num_units, max_size=num_units)
     profile = make_profile(data.draw(column), backward=data.draw(column), crossing=data.draw(column))
@@ -42,7 +42,7 @@ def test_without_numbers_it_takes_the_best_pair(make_profile: MakeProfile, data:
         client_last=data.draw(st.none() | st.just(1)),
     )
     most = num_units if conditions.client_last is None else 2
-    every = [
+    splits = [
         assess(profile, "by hand", (first - 1, num_units - last - 1), conditions, (0, 1, 0))
         for first in range(1, num_units)
         for last in range(1, most)
@@ -51,6 +51,6 @@ def test_without_numbers_it_takes_the_best_pair(make_profile: MakeProfile, data:
     best = split(profile, 2, "client-server", conditions)
     assert best.placement == (0, 1, 0)
     if conditions.num_microbatches is None:
-        assert best.bottleneck_s == pytest.approx(min(one.bottleneck_s for one in every))
+        assert best.bottleneck_s == pytest.approx(min(candidate.bottleneck_s for candidate in splits))
     else:
-        assert best.step_s == pytest.approx(min(one.step_s or 0.0 for one in every))
+        assert best.step_s == pytest.approx(min(candidate.step_s or 0.0 for candidate in splits))

@@ -18,12 +18,12 @@ from stagewright.partition import Conditions
         ({"latency_s": -1}, "latency of -1"),
         ({"memory_limit_bytes": 0}, "memory limit of 0"),
         ({"memory_limit_bytes": (5, -5)}, "memory limit of -5"),
-        ({"schedule": "zigzag"}, "'zigzag' is not known: use '1f1b' or 'gpipe'"),
+        ({"schedule": "zigzag"}, "unknown schedule 'zigzag': use '1f1b' or 'gpipe'"),
         ({"optimizer_states": -1}, "optimizer_states is -1"),
         ({"schedule": "gpipe", "num_microbatches": None}, "give num_microbatches"),
     ],
 )
-def test_impossible_conditions_are_refused(wrong: dict[str, Any], message: str) -> None:
+def test_impossible_conditions_are_rejected(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Conditions(**wrong)
 
@@ -42,7 +42,7 @@ def test_micro_batches_in_flight() -> None:
     assert Conditions(schedule="gpipe", num_microbatches=7).in_flight(3, 4) == 7
 
 
-def test_link_time_there_and_back() -> None:
+def test_link_time_in_both_directions() -> None:
     conditions = Conditions(bandwidth_bytes_per_s=100, latency_s=1)
     assert conditions.link_s(50, training=False) == 1.5
     assert conditions.link_s(50, training=True) == 3.0

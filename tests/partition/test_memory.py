@@ -21,7 +21,7 @@ def profile(make_profile: MakeProfile) -> Profile:
         backward=[1, 1, 1],
         parameters=[10, 20, Amount(total=10, shares=((0, 10),))],
         crossing=[100, 200, 0],
-        kept=[1000, Amount(total=2000, shares=((0, 500),)), 4000],
+        saved=[1000, Amount(total=2000, shares=((0, 500),)), 4000],
         inputs=[7, 70, 700],
         buffers=[1, 2, 3],
     )
@@ -30,14 +30,14 @@ def profile(make_profile: MakeProfile) -> Profile:
 @pytest.mark.parametrize(
     ("conditions", "training", "first", "last", "in_flight", "expected"),
     [
-        # 4 bytes × (weights, gradient, 2 Adam states) × parameters + buffers + kept × in flight + received both ways
+        # 4 bytes × (weights, gradient, 2 Adam states) × parameters + buffers + saved × in flight + received both ways
         (Conditions(), True, 0, 0, 2, 16 * 10 + 1 + 1000 * 2 + 0 + 100),
         (Conditions(), True, 1, 1, 3, 16 * 20 + 2 + 2000 * 3 + 100 + 200),
         # The tied weight and the shared activation are counted once.
         (Conditions(), True, 0, 2, 1, 16 * 30 + 6 + 6500),
         (Conditions(), True, 1, 2, 1, 16 * 30 + 5 + 6000 + 100),
         (Conditions(optimizer_states=0), True, 0, 0, 1, 8 * 10 + 1 + 1000 + 100),
-        # Recompute: inputs × in flight + what the largest unit keeps.
+        # Recompute: inputs × in flight + what the largest unit saves.
         (Conditions(recompute=True), True, 0, 1, 4, 16 * 30 + 3 + 77 * 4 + 2000 + 200),
         # Inference: parameters, buffers, the largest input and output of a unit, and the next one's input.
         (Conditions(), False, 0, 0, 4, 4 * 10 + 1 + 100 + 0),
@@ -54,10 +54,10 @@ def test_memory_of_a_stage(
 @pytest.mark.parametrize("recompute", [True, False])
 def test_tables_agree_with_single_stages(profile: Profile, training: bool, recompute: bool) -> None:
     memory = StageMemory(profile, Conditions(recompute=recompute), training=training)
-    fixed, flying = memory.tables
+    fixed, per_microbatch = memory.tables
     for first in range(3):
         for last in range(first, 3):
-            assert fixed[first, last] + 5 * flying[first, last] == memory.of(first, last, 5)
+            assert fixed[first, last] + 5 * per_microbatch[first, last] == memory.of(first, last, 5)
 
 
 @settings(max_examples=50, deadline=None)
@@ -91,15 +91,15 @@ def test_shared_parameters_on_one_device(profile: Profile) -> None:
     assert memory.shared_bytes(1, 1, 0, 0) == 0
 
 
-def test_fits_answers_for_every_range(profile: Profile) -> None:
+def test_fits_agrees_with_every_range(profile: Profile) -> None:
     memory = StageMemory(profile, Conditions(), training=True)
     allowed = memory.fits([3000, 6500], [2, 1])
     for stage, (limit, in_flight) in enumerate(((3000, 2), (6500, 1))):
         for width in (1, 3, 2):
-            answer = allowed(stage, np.array([1, 2, 3]), width)
-            assert answer.shape == (3, width)
+            fits = allowed(stage, np.array([1, 2, 3]), width)
+            assert fits.shape == (3, width)
             for row, end in enumerate((1, 2, 3)):
                 for column in range(width):
                     first = end - width + column
                     if first >= 0:
-                        assert answer[row, column] == (memory.of(first, end - 1, in_flight) <= limit)
+                        assert fits[row, column] == (memory.of(first, end - 1, in_flight) <= limit)

@@ -23,7 +23,7 @@ def test_units_and_blocks(leaves: Profile) -> None:
     assert cuts_by_name(leaves, []) == ()
 
 
-def test_a_unit_goes_before_a_block_of_the_same_name(make_profile: MakeProfile) -> None:
+def test_a_unit_takes_precedence_over_a_block_of_the_same_name(make_profile: MakeProfile) -> None:
     shared = make_profile([1] * 3, names=["layer", "layer@2", "head"], blocks=["layer", "layer", None])
     assert cuts_by_name(shared, ["layer"]) == (0,)
 
@@ -31,7 +31,7 @@ def test_a_unit_goes_before_a_block_of_the_same_name(make_profile: MakeProfile) 
 def test_wrong_names(leaves: Profile) -> None:
     with pytest.raises(UnknownName, match=r"unknown unit or block 'layer.2'; did you mean 'layer.1' or 'layer.0'"):
         cuts_by_name(leaves, ["layer.2"])
-    with pytest.raises(SplitError, match="nothing to cut off after 'head'"):
+    with pytest.raises(SplitError, match="'head' is the last unit"):
         cuts_by_name(leaves, ["head"])
-    with pytest.raises(SplitError, match=r"'layer.0.mlp' and 'layer.0' name the same cut"):
+    with pytest.raises(SplitError, match=r"'layer.0.mlp' and 'layer.0' are the same cut"):
         cuts_by_name(leaves, ["layer.0", "layer.0.mlp"])

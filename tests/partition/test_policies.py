@@ -34,16 +34,16 @@ def test_every_policy_covers_every_unit_once(make_profile: MakeProfile, data: st
     )
     comparison = compare(profile, num_stages)
     names = tuple(unit.name for unit in profile.units)
-    for one in comparison:
-        assert tuple(itertools.chain.from_iterable(stage.units for stage in one.stages)) == names
-        assert all(stage.units for stage in one.stages)
-        assert one.num_stages == (3 if one.policy == "client-server" else num_stages)
-    done = [one.policy for one in comparison] + [one.policy for one in comparison.skipped]
+    for result in comparison:
+        assert tuple(itertools.chain.from_iterable(stage.units for stage in result.stages)) == names
+        assert all(stage.units for stage in result.stages)
+        assert result.num_stages == (3 if result.policy == "client-server" else num_stages)
+    done = [result.policy for result in (*comparison, *comparison.skipped)]
     assert sorted(done) == sorted(policy_names())
-    # On equal devices with free links nothing that gives each stage a device of its own beats the exact one.
-    own_device = [one.bottleneck_s for one in comparison if one.policy != "client-server"]
-    assert comparison["optimal"].bottleneck_s == pytest.approx(min(own_device))
-    assert comparison["time"].bottleneck_s == pytest.approx(min(own_device))
+    # On equal devices with free links no policy with one device per stage beats the optimal one.
+    bottlenecks = [result.bottleneck_s for result in comparison if result.policy != "client-server"]
+    assert comparison["optimal"].bottleneck_s == pytest.approx(min(bottlenecks))
+    assert comparison["time"].bottleneck_s == pytest.approx(min(bottlenecks))
 
 
 @settings(max_examples=60, deadline=None)
@@ -64,14 +64,14 @@ def test_macs_equals_brute_force(make_profile: MakeProfile, macs: list[int], num
     [
         ([1, 1, 1, 1], 2, (1,)),
         ([3, 3, 3, 3], 4, (0, 1, 2)),
-        # The threshold is 5: unit 2 would take the first stage to 6; the last stage takes what is left.
+        # The threshold is 5: unit 2 would take the first stage to 6; the last stage gets the rest.
         ([2, 2, 2, 2, 2], 2, (1,)),
         # Above the threshold of 8 by itself: a stage by itself, and the rest is never cut further.
         ([20, 1, 1, 2], 3, (0, 2)),
-        # Units without parameters stay with what comes before them, unless that is already too large.
+        # Units without parameters stay with the unit before them, unless that is already too large.
         ([4, 0, 4, 0], 2, (1,)),
         ([4, 0, 3, 0], 2, (0,)),
-        # Everything fits one stage but the last unit: the original gave two stages, here there are three.
+        # All units but the last fit in one stage: the original returns two stages, here there are three.
         ([1, 1, 1, 97], 3, (1, 2)),
         ([0, 0, 0, 5], 4, (0, 1, 2)),
     ],
@@ -82,7 +82,7 @@ def test_parameters_fills_each_stage_up_to_its_share(
     assert split(make_profile([1] * len(parameters), parameters=parameters), num_stages, "parameters").cuts == cuts
 
 
-def test_parameters_counts_shared_ones_once_a_stage(make_profile: MakeProfile) -> None:
+def test_parameters_counts_shared_ones_once_per_stage(make_profile: MakeProfile) -> None:
     # The second unit is the first one called again: in one stage they are 6, not 12.
     shared = [6, Amount(total=6, shares=((0, 6),)), 6]
     best = split(make_profile([1, 1, 1], parameters=shared), 2, "parameters")
@@ -90,7 +90,7 @@ def test_parameters_counts_shared_ones_once_a_stage(make_profile: MakeProfile) -
     assert [stage.parameters for stage in best.stages] == [6, 6]
 
 
-def test_policies_without_their_measure_are_refused(make_profile: MakeProfile) -> None:
+def test_policies_without_their_measure_are_rejected(make_profile: MakeProfile) -> None:
     bare = make_profile([1, 1, 1])
     for name, reason in (
         ("parameters", "no parameters"),
@@ -106,7 +106,7 @@ def test_blocks_cuts_on_block_borders_only(make_profile: MakeProfile) -> None:
     blocks = [None, "0", "0", "1", "1", "2", "2", "3", "3", None, "4", "4", None]
     profile = make_profile([1] * len(blocks), blocks=blocks)
     best = split(profile, 3, "blocks")
-    # 5 blocks in 3 stages: 2, 2, 1 would favour the first; the spare ones go to the middle as far as possible.
+    # 5 blocks in 3 stages: 2, 2, 1 would favor the first; remaining ones go to the middle if possible.
     assert [stage.units for stage in best.stages] == [
         ("unit0", "unit1", "unit2", "unit3", "unit4"),
         ("unit5", "unit6", "unit7", "unit8", "unit9"),
@@ -117,12 +117,12 @@ def test_blocks_cuts_on_block_borders_only(make_profile: MakeProfile) -> None:
         split(profile, 6, "blocks")
 
 
-def test_one_block_left_over_goes_to_the_middle(make_profile: MakeProfile) -> None:
+def test_a_remaining_block_goes_to_the_middle(make_profile: MakeProfile) -> None:
     profile = make_profile([1] * 13, blocks=[str(index) for index in range(13)])
     assert [len(stage.units) for stage in split(profile, 4, "blocks").stages] == [3, 4, 3, 3]
 
 
-def test_a_block_that_is_called_again_is_another_block(make_profile: MakeProfile) -> None:
+def test_a_block_that_is_called_twice_counts_twice(make_profile: MakeProfile) -> None:
     whole = make_profile([1] * 3, blocks=["layer"] * 3, names=["layer", "layer@2", "layer@3"])
     assert block_runs(whole.units) == [(0, 0), (1, 1), (2, 2)]
     # Leaves of a block that is called twice, with an activation that is called twice inside it.

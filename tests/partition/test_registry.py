@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stagewright import partition
 from stagewright.errors import SplitError, UsageError
 from stagewright.partition import Conditions, compare, find_policy, policy, policy_names, registry, split
 from stagewright.profiler.profile import Profile
@@ -32,26 +33,26 @@ def test_built_in_policies() -> None:
     assert all(find_policy(name).summary for name in policy_names())
 
 
-def test_a_policy_of_ones_own(halves: str, make_profile: Callable[..., Profile]) -> None:
+def test_registered_policy(halves: str, make_profile: Callable[..., Profile]) -> None:
     profile = make_profile([1, 2, 3, 4])
     assert split(profile, 2, halves).cuts == (1,)
     assert compare(profile, 2)[halves].bottleneck_s == 7
     assert find_policy(halves).summary == "Cut in the middle."
-    with pytest.raises(SplitError, match="'halves' makes 2 stages of 'handmade', but 3 were asked for"):
+    with pytest.raises(SplitError, match="'halves' returned 2 stages of 'handmade' instead of 3"):
         split(profile, 3, halves)
 
 
-OWN = """
+USER_MODULE = """
 import numpy as np
-from stagewright.partition import PlacedCuts, policy
+from stagewright.partition import Placed, policy
 
 def halves(profile, num_stages, conditions):
     "Cut in the middle."
     return np.array([len(profile.units) // 2 - 1])
 
-@policy("on-one-device-of-mine", num_devices=1)
+@policy("on-one-device", num_devices=1)
 def placed(profile, num_stages, conditions):
-    return PlacedCuts(cuts=[0], placement=[0, 0])
+    return Placed(cuts=[0], placement=[0, 0])
 
 def fails(profile, num_stages, conditions):
     return profile.units["first"]
@@ -64,18 +65,18 @@ number = 3
 
 
 @pytest.fixture
-def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_policies.py").write_text(OWN, encoding="utf-8")
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_policies.py").write_text(USER_MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(registry, "_POLICIES", dict(registry._POLICIES))
     sys.modules.pop("my_policies", None)
 
 
-def test_a_policy_named_with_its_module(own_module: None, make_profile: Callable[..., Profile]) -> None:
+def test_a_policy_named_with_its_module(user_module: None, make_profile: Callable[..., Profile]) -> None:
     profile = make_profile([1, 2, 3, 4])
-    found = split(profile, 2, "my_policies:halves")
-    assert (found.policy, found.cuts) == ("my_policies:halves", (1,))
+    result = split(profile, 2, "my_policies:halves")
+    assert (result.policy, result.cuts) == ("my_policies:halves", (1,))
     assert find_policy("my_policies:halves").summary == "Cut in the middle."
     assert find_policy("my_policies:placed").num_devices == 1
     assert split(profile, 2, "my_policies:placed").placement == (0, 0)
@@ -94,17 +95,21 @@ def test_a_policy_named_with_its_module(own_module: None, make_profile: Callable
         ("my_policies:fails", r"the policy 'my_policies:fails' failed: TypeError: .*my_policies.py, line 14\)"),
         (
             "my_policies:names",
-            "the policy 'my_policies:names' returned a value of type list; let it return the indices",
+            "the policy 'my_policies:names' returned a value of type list; it must return the indices",
         ),
     ],
 )
-def test_what_can_go_wrong_with_ones_own(
-    own_module: None, make_profile: Callable[..., Profile], name: str, text: str
-) -> None:
+def test_errors_of_user_policies(user_module: None, make_profile: Callable[..., Profile], name: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         split(make_profile([1, 2, 3, 4]), 2, name)
 
 
-def test_a_name_is_taken_once() -> None:
-    with pytest.raises(UsageError, match="'time' exists already"):
+def test_names_are_unique() -> None:
+    with pytest.raises(UsageError, match="'time' is registered already"):
         policy("time")(lambda profile, num_stages, conditions: [])
+
+
+def test_former_names_still_work() -> None:
+    assert partition.Placed is partition.PlacedCuts
+    assert partition.Policy is partition.RegisteredPolicy
+    assert partition.Skipped is partition.SkippedPolicy

@@ -7,7 +7,8 @@ import pytest
 
 from stagewright.errors import SplitError, UnknownName, UsageError
 from stagewright.partition import Conditions, compare, split, split_at
-from stagewright.profiler.profile import Profile
+from stagewright.profiler.profile import Profile, StageTime, Time
+from stagewright.table import Cell
 
 MakeProfile = Callable[..., Profile]
 
@@ -25,9 +26,9 @@ def profile(make_profile: MakeProfile) -> Profile:
     )
 
 
-def test_all_policies_side_by_side(profile: Profile) -> None:
+def test_comparison_of_all_policies(profile: Profile) -> None:
     comparison = compare(profile, 3)
-    assert {one.policy: one.cut_names for one in comparison} == {
+    assert {split.policy: split.cut_names for split in comparison} == {
         "parameters": ("stem", "block.1"),
         "macs": ("block.0", "block.1"),
         "blocks": ("block.0", "block.1"),
@@ -43,9 +44,9 @@ def test_all_policies_side_by_side(profile: Profile) -> None:
 def test_json_has_the_documented_keys(profile: Profile) -> None:
     data = json.loads(json.dumps(compare(profile, 2).to_dict()))
     assert set(data) == {"policies", "skipped"}
-    for one in data["policies"]:
-        assert {"policy", "bottleneck_s", "stages", "cut_names", "balance", "speedup_bound", "step_s"} <= set(one)
-        for stage in one["stages"]:
+    for policy in data["policies"]:
+        assert {"policy", "bottleneck_s", "stages", "cut_names", "balance", "speedup_bound", "step_s"} <= set(policy)
+        for stage in policy["stages"]:
             assert {
                 "units",
                 "parameters",
@@ -61,19 +62,19 @@ def test_json_has_the_documented_keys(profile: Profile) -> None:
     ]
 
 
-def test_what_cannot_be_applied_is_left_out_with_its_reason(make_profile: MakeProfile) -> None:
+def test_inapplicable_policies_are_skipped_with_a_reason(make_profile: MakeProfile) -> None:
     comparison = compare(make_profile([1, 1], parameters=[1, 1], macs=[1, 1]), 2)
-    assert [one.policy for one in comparison] == ["parameters", "macs", "time", "optimal"]
-    reasons = {one.policy: one.reason for one in comparison.skipped}
+    assert [split.policy for split in comparison] == ["parameters", "macs", "time", "optimal"]
+    reasons = {skipped.policy: skipped.reason for skipped in comparison.skipped}
     assert "no repeated blocks" in reasons["blocks"]
     assert "2 units" in reasons["client-server"]
     with pytest.raises(UnknownName, match="unknown policy 'blocks'"):
         comparison["blocks"]
     one_stage = compare(make_profile([1, 1, 1], parameters=[1, 1, 1]), 1)
-    assert "needs 2 devices" in {one.policy: one.reason for one in one_stage.skipped}["client-server"]
+    assert "needs 2 devices" in {skipped.policy: skipped.reason for skipped in one_stage.skipped}["client-server"]
 
 
-def test_a_policy_that_was_named_must_be_possible(make_profile: MakeProfile) -> None:
+def test_a_requested_policy_must_be_applicable(make_profile: MakeProfile) -> None:
     with pytest.raises(SplitError, match="no repeated blocks"):
         compare(make_profile([1, 1]), 2, ["time", "blocks"])
     with pytest.raises(UnknownName, match="did you mean 'optimal'"):
@@ -87,12 +88,12 @@ def test_a_limit_that_nothing_fits_fails_the_whole_comparison(profile: Profile) 
 
 @pytest.mark.parametrize("num_stages", [0, -3])
 def test_too_few_stages(profile: Profile, num_stages: int) -> None:
-    with pytest.raises(SplitError, match=f"{num_stages} stages were asked for, but a model has at least 1"):
+    with pytest.raises(SplitError, match=f"{num_stages} stages are not possible: give a number from 1 to 5"):
         split(profile, num_stages)
 
 
 def test_too_many_stages(profile: Profile) -> None:
-    with pytest.raises(SplitError, match="6 stages were asked for, but 'handmade' has 5 units"):
+    with pytest.raises(SplitError, match="6 stages are not possible: 'handmade' has 5 units"):
         compare(profile, 6)
 
 
@@ -104,5 +105,31 @@ def test_speeds_for_another_number_of_devices(profile: Profile) -> None:
 def test_named_cuts(profile: Profile) -> None:
     result = split_at(profile, ["block.1", "stem"])
     assert (result.policy, result.cuts) == ("cuts", (0, 2))
-    with pytest.raises(SplitError, match="7 stages were asked for"):
+    with pytest.raises(SplitError, match="7 stages are not possible"):
         split_at(profile, ["stem"] * 6)
+
+
+def test_tables_of_a_comparison(profile: Profile) -> None:
+    comparison = compare(profile, 3)
+    assert [table.title for table in comparison.split_tables()] == [
+        "parameters: cut after stem, block.1",
+        "macs, blocks, time, optimal: cut after block.0, block.1",
+        "client-server: cut after stem, block.1",
+    ]
+    best = comparison["optimal"]
+    table = best.table()
+    assert [str(row[1]) for row in table.rows] == ["stem … block.0 (2)", "block.1", "block.2 … head (2)"]
+    bold = [isinstance(row[0], Cell) and row[0].tone == "strong" for row in table.rows]
+    assert bold == [True, False, True], "the bottleneck stages"
+    assert table.notes == ("bottleneck 9.00 s, balance 0.89, speed-up bound 2.21 × with 8 micro-batches",)
+    assert str(best) == str(table)
+    assert str(comparison.table().rows[0][0]) == "optimal"
+    assert "<table>" in comparison._repr_html_()
+
+
+def test_measured_times_are_a_column(profile: Profile) -> None:
+    comparison = compare(profile, 2, ["time"])
+    measured = [[StageTime(forward=Time(median_s=2.0, spread_s=0), backward_s=3.0, backward_spread_s=0)] * 2]
+    for table in (*comparison.split_tables(measured), comparison.table(measured)):
+        index = [column.label for column in table.columns].index("measured")
+        assert str(table.rows[0][index]) == "5.00 s"

@@ -79,7 +79,7 @@ def test_glue_counts_for_the_units(training: bool) -> None:
 
 
 def test_glue_replays_do_not_keep_the_autograd_graph() -> None:
-    """All segments stay in memory while they are timed; with the autograd graph they would hold a step's activations."""
+    """All segments stay in memory while they are timed; with the autograd graph they'd hold a step's activations."""
     inputs = torch.randn(4, 8)
     graph = capture(Between(), (inputs,), units=["first", "last"])
     dropped: list[int] = []

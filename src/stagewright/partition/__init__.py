@@ -1,11 +1,11 @@
-"""Where to cut a model into stages: policies over a profile, and what each split costs."""
+"""Split a model into stages: policies that choose the cuts from a profile, and the cost of each split."""
 
 from __future__ import annotations
 
 from stagewright.partition import policies as _policies
 from stagewright.partition.assess import assess
 from stagewright.partition.conditions import Conditions, Schedule
-from stagewright.partition.registry import PlacedCuts, RegisteredPolicy, find_policy, policy, policy_names
+from stagewright.partition.registry import PlacedCuts, RegisteredPolicy, SplitPolicy, find_policy, policy, policy_names
 from stagewright.partition.split import compare, split, split_at
 from stagewright.partition.split_result import Comparison, DeviceCost, SkippedPolicy, Split, StageCost
 
@@ -18,6 +18,7 @@ __all__ = [
     "Schedule",
     "SkippedPolicy",
     "Split",
+    "SplitPolicy",
     "StageCost",
     "assess",
     "compare",
@@ -28,5 +29,10 @@ __all__ = [
     "split_at",
 ]
 
-# Imported for the policies that they register.
+# Former names, for plug-ins.
+Placed = PlacedCuts
+Policy = RegisteredPolicy
+Skipped = SkippedPolicy
+
+# Imported only to register the policies.
 del _policies

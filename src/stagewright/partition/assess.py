@@ -1,4 +1,4 @@
-"""What a given split costs: every stage, every device, the step."""
+"""The cost of a given split: every stage, every device, the step."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["assess", "is_training", "unit_times"]
 
 
 def is_training(profile: Profile, conditions: Conditions) -> bool:
-    """Whether the split is for training; refuses that for a profile without backward times."""
+    """Whether the split is for training; raise an error if the profile has no backward times."""
     if conditions.training and not profile.training:
         raise UsageError(
-            f"the profile of {profile.model!r} holds forward passes alone, but a split for training was asked for: "
+            f"the profile of {profile.model!r} has no backward times, which a split for training needs: "
             "profile the model for training"
         )
     return profile.training if conditions.training is None else conditions.training
 
 
 def unit_times(profile: Profile, conditions: Conditions) -> list[tuple[float, float]]:
-    """(forward, backward) time of every unit on the profiled device; backward has the recomputation in it."""
+    """Return (forward, backward) of every unit on the profiled device; backward includes recomputation."""
     training = is_training(profile, conditions)
     times = []
     for unit in profile.units:
         forward_s = unit.forward.median_s
-        again_s = forward_s if conditions.recompute else 0.0
-        times.append((forward_s, unit.backward_s + again_s if training else 0.0))
+        recompute_s = forward_s if conditions.recompute else 0.0
+        times.append((forward_s, unit.backward_s + recompute_s if training else 0.0))
     return times
 
 
@@ -42,18 +42,18 @@ def assess(
     conditions: Conditions,
     placement: Sequence[int] | None = None,
 ) -> Split:
-    """The split that cuts after those units, with all its costs; stage i is on device i unless placed."""
+    """Compute the costs of the split that cuts after those units; stage i is on device i by default."""
     num_units = len(profile.units)
     if list(cuts) != sorted(set(cuts)) or any(not 0 <= cut < num_units - 1 for cut in cuts):
         raise SplitError(
-            f"policy {policy!r} cuts after the units {list(cuts)}, but cuts must rise and lie within 0 … "
+            f"policy {policy!r} cuts after the units {list(cuts)}, but cuts must be increasing and within 0 … "
             f"{num_units - 2} for {num_units} units"
         )
     placement = range(len(cuts) + 1) if placement is None else placement
     if len(placement) != len(cuts) + 1 or set(placement) != set(range(max(placement, default=0) + 1)):
         raise SplitError(
-            f"policy {policy!r} places {len(cuts) + 1} stages on the devices {list(placement)}: give one device a "
-            "stage, counted from 0 without gaps"
+            f"policy {policy!r} places {len(cuts) + 1} stages on the devices {list(placement)}: give one device per "
+            "stage, numbered from 0 without gaps"
         )
     memory = StageMemory(profile, conditions, training=is_training(profile, conditions))
     bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, num_units - 1), strict=True))
@@ -62,13 +62,13 @@ def assess(
     )
     devices = tuple(_device(conditions, memory, stages, device) for device in range(max(placement) + 1))
     bottleneck_s = max(device.busy_s for device in devices)
-    fill_s = sum(stage.time_s for stage in stages)
+    first_microbatch_s = sum(stage.time_s for stage in stages)
     serial_s = _serial_s(profile, conditions, len(devices))
     num_microbatches = conditions.num_microbatches
     if num_microbatches is None:
         step_s, speedup_bound = None, _ratio(serial_s, bottleneck_s)
     else:
-        step_s = fill_s + (num_microbatches - 1) * bottleneck_s
+        step_s = first_microbatch_s + (num_microbatches - 1) * bottleneck_s
         speedup_bound = _ratio(num_microbatches * serial_s, step_s)
     return Split(
         policy=policy,
@@ -126,22 +126,22 @@ def _stage(
 
 
 def _device(conditions: Conditions, memory: StageMemory, stages: Sequence[StageCost], device: int) -> DeviceCost:
-    own = [stage for stage in stages if stage.device == device]
+    placed = [stage for stage in stages if stage.device == device]
     shared_bytes = sum(
         memory.shared_bytes(stage.first, stage.last, earlier.first, earlier.last)
-        for position, stage in enumerate(own)
-        for earlier in own[:position]
+        for position, stage in enumerate(placed)
+        for earlier in placed[:position]
     )
     return DeviceCost(
         device=device,
-        busy_s=sum(stage.busy_s for stage in own),
-        memory_bytes=sum(stage.memory_bytes for stage in own) - shared_bytes,
+        busy_s=sum(stage.busy_s for stage in placed),
+        memory_bytes=sum(stage.memory_bytes for stage in placed) - shared_bytes,
         memory_limit_bytes=conditions.memory_limit(device),
     )
 
 
 def _serial_s(profile: Profile, conditions: Conditions, num_devices: int) -> float:
-    """One micro-batch on the fastest device alone."""
+    """Return the time of one micro-batch on the fastest device alone."""
     training = is_training(profile, conditions)
     work_s = sum(unit.total_s if training else unit.forward.median_s for unit in profile.units)
     return work_s / max(conditions.speed(device) for device in range(num_devices))

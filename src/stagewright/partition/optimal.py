@@ -1,8 +1,8 @@
-"""The policy that is exact: stage time and link time together, unequal devices, limited memory.
+"""The optimal policy: exact for stage and link times, unequal devices and limited memory.
 
-It minimises the bottleneck, the time of the slowest stage with its link: the exact min-max. Ties go to the smaller
-fill (the sum over stages and links), then to fewer bytes, then to evener stages. Devices are taken in the order
-given; which device comes first is not searched.
+It minimizes the bottleneck, the time of the slowest stage with its link (an exact min-max). Ties go to the smaller
+latency (the sum over stages and links), then to fewer bytes, then to better balance. Devices are used in the given
+order; their order is not searched.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from stagewright.profiler.profile import Profile
 
 __all__ = ["optimal"]
 
-# Times are counted in ticks, so that the longest thinkable fill has 2**43 to 2**44 of them: far finer than any clock,
-# and sums are exact. A tick is a power of two of a second: times that are equal as numbers stay equal.
+# Times are counted in integer ticks, so that sums are exact. The longest possible latency has 2**43 to 2**44 ticks, far
+# finer than any clock. A tick is a power of two of a second, so equal times stay equal.
 _TICK_BITS = 44
 
 
 def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
-    """The exact best: the least bottleneck over stages and links, within memory limits, on unequal devices."""
+    """Exact optimum: the smallest bottleneck over stages and links, within memory limits, on unequal devices."""
     units = profile.units
     training = is_training(profile, conditions)
     seconds = np.array([forward + backward for forward, backward in unit_times(profile, conditions)])
@@ -52,21 +52,21 @@ def optimal(profile: Profile, num_stages: int, conditions: Conditions) -> Sequen
     )
     ends = best_cuts(chain)
     if ends is None:
-        raise _does_not_fit(profile, memory, bounds, in_flight)
+        raise _memory_error(profile, memory, bounds, in_flight)
     return [end - 1 for end in ends[:-1]]
 
 
-def _does_not_fit(profile: Profile, memory: StageMemory, limits: Sequence[int], in_flight: Sequence[int]) -> SplitError:
+def _memory_error(profile: Profile, memory: StageMemory, limits: Sequence[int], in_flight: Sequence[int]) -> SplitError:
     excess, stage = memory.least_excess(limits, in_flight)
     return SplitError(
-        f"no split of {profile.model!r} into {len(limits)} stages fits: the best one needs "
+        f"no split of {profile.model!r} into {len(limits)} stages fits in memory: the best one needs "
         f"{_readable(limits[stage] + excess)} on stage {stage}, {_readable(excess)} more than its limit of "
         f"{_readable(limits[stage])}; raise the limit, use more stages, smaller micro-batches or recompute"
     )
 
 
 def _readable(num_bytes: int) -> str:
-    """Bytes for people, with the exact number where that is short."""
+    """Format bytes with two decimals, or exactly if there are few."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.2f} {unit}"

@@ -1,10 +1,10 @@
-"""The policies by name, and how to add one.
+"""The split policies by name, and how to add one.
 
-@policy("halves")
-def halves(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
-    return [len(profile.units) // 2 - 1]        # cut after these units, by index
+    @policy("halves")
+    def halves(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:
+        return [len(profile.units) // 2 - 1]        # cut after these units, by index
 
-One that is not registered is named with its module: find_policy("shop:halves").
+A policy that is not registered is found by its module: find_policy("shop:halves").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from operator import index
-from typing import TypeAlias
+from typing import Protocol, TypeVar
 
 from stagewright.errors import StagewrightError, UnknownName, UsageError
 from stagewright.partition.conditions import Conditions
@@ -25,7 +25,7 @@ __all__ = ["PlacedCuts", "RegisteredPolicy", "SplitPolicy", "find_policy", "poli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCuts:
-    """What a policy returns that also says on which device each stage runs."""
+    """Cuts together with the device of each stage."""
 
     cuts: Sequence[int]
     """Indices of the units to cut after."""
@@ -33,21 +33,30 @@ class PlacedCuts:
     """The device of each stage."""
 
 
-SplitPolicy: TypeAlias = Callable[[Profile, int, Conditions], "Sequence[int] | PlacedCuts"]
+class SplitPolicy(Protocol):
+    """A function that chooses where to cut.
+
+    It returns the indices of the units to cut after, in ascending order and one fewer than stages; stage i then runs on
+    device i. `PlacedCuts` also chooses the devices.
+    """
+
+    def __call__(self, profile: Profile, num_stages: int, conditions: Conditions, /) -> Sequence[int] | PlacedCuts: ...
+
+
+AnyPolicy = TypeVar("AnyPolicy", bound=SplitPolicy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredPolicy:
-    """A named way to choose the cuts."""
+    """A policy under its name."""
 
     name: str
     """Its name on the command line."""
     choose: SplitPolicy
-    """Chooses the cuts: the indices of the units to cut after, stage i on device i, or a `PlacedCuts`."""
     required: bool
-    """Whether a comparison of all policies fails with it; otherwise it is left out with its reason."""
+    """Whether a comparison of all policies fails if this policy fails; otherwise the policy is skipped."""
     num_devices: int | None
-    """How many devices it uses, where that is not the number of stages."""
+    """How many devices it uses, if that is not the number of stages."""
 
     @property
     def summary(self) -> str:
@@ -58,14 +67,12 @@ class RegisteredPolicy:
 _POLICIES: dict[str, RegisteredPolicy] = {}
 
 
-def policy(
-    name: str, *, required: bool = False, num_devices: int | None = None
-) -> Callable[[SplitPolicy], SplitPolicy]:
+def policy(name: str, *, required: bool = False, num_devices: int | None = None) -> Callable[[AnyPolicy], AnyPolicy]:
     """Register the decorated function as a policy."""
 
-    def register(choose: SplitPolicy) -> SplitPolicy:
+    def register(choose: AnyPolicy) -> AnyPolicy:
         if name in _POLICIES:
-            raise UsageError(f"policy {name!r} exists already: give the new one another name")
+            raise UsageError(f"policy {name!r} is registered already: give the new one another name")
         _POLICIES[name] = RegisteredPolicy(name=name, choose=choose, required=required, num_devices=num_devices)
         return choose
 
@@ -73,44 +80,44 @@ def policy(
 
 
 def policy_names() -> tuple[str, ...]:
-    """All policies, in the order in which they were registered."""
+    """Return the names of all policies, in the order of registration."""
     return tuple(_POLICIES)
 
 
 def find_policy(name: str) -> RegisteredPolicy:
-    """The policy of that name; a user's own function may be named with its module."""
+    """Return the policy of that name, or a user-defined function ``module:function``."""
     if is_own(name):
-        return _own(name)
+        return _user_policy(name)
     if name not in _POLICIES:
         raise UnknownName("policy", name, _POLICIES)
     return _POLICIES[name]
 
 
-def _own(name: str) -> RegisteredPolicy:
-    """A user's own function, from its module; with what it was registered with, if it was."""
+def _user_policy(name: str) -> RegisteredPolicy:
+    """Import a user-defined function; if it is registered, with its registered number of devices."""
     function = find(name, "policy", "policy")
     if not callable(function) or isinstance(function, type):
         raise UsageError(
-            f"{name!r} is {describe(function)}, not a policy; name a function of a profile, a number of stages and "
-            "the conditions"
+            f"{name!r} is {describe(function)}, not a policy; name a function that takes a profile, a number of stages "
+            "and the conditions"
         )
 
     @wraps(function)
     def choose(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int] | PlacedCuts:
         try:
-            found = function(profile, num_stages, conditions)
+            result = function(profile, num_stages, conditions)
         except StagewrightError:
             raise
-        except Exception as error:  # anything that a user's code may raise
+        except Exception as error:  # anything that user code may raise
             raise UsageError(f"the policy {name!r} failed: {one_line(error)}") from error
-        try:  # any whole numbers, numpy's too
-            cuts = [index(one) for one in (found.cuts if isinstance(found, PlacedCuts) else found)]
+        try:  # any integers, including numpy's
+            cuts = [index(cut) for cut in (result.cuts if isinstance(result, PlacedCuts) else result)]
         except TypeError:
             raise UsageError(
-                f"the policy {name!r} returned {describe(found)}; let it return the indices of the units to cut after"
+                f"the policy {name!r} returned {describe(result)}; it must return the indices of the units to cut after"
             ) from None
-        return replace(found, cuts=cuts) if isinstance(found, PlacedCuts) else cuts
+        return replace(result, cuts=cuts) if isinstance(result, PlacedCuts) else cuts
 
-    registered = next((one for one in _POLICIES.values() if one.choose is function), None)
+    registered = next((entry for entry in _POLICIES.values() if entry.choose is function), None)
     num_devices = registered.num_devices if registered is not None else None
     return RegisteredPolicy(name=name, choose=choose, required=True, num_devices=num_devices)

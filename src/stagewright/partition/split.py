@@ -1,4 +1,4 @@
-"""Split a profiled model by one policy, at named cuts, or by all policies side by side."""
+"""Split a profiled model by one policy, at named cuts, or by all policies for comparison."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from stagewright.profiler.profile import Profile
 
 __all__ = ["compare", "split", "split_at"]
 
-_PLAIN = Conditions()
+_DEFAULTS = Conditions()
 
 
-def split(profile: Profile, num_stages: int, policy: str = "optimal", conditions: Conditions = _PLAIN) -> Split:
-    """The split into that many stages that the policy chooses.
+def split(profile: Profile, num_stages: int, policy: str = "optimal", conditions: Conditions = _DEFAULTS) -> Split:
+    """Split a model into stages with a policy.
 
-    `client-server` always makes three stages on two devices, whatever the number asked for.
+    `client-server` always makes three stages on two devices, regardless of `num_stages`.
     """
-    chosen = find_policy(policy)
+    registered = find_policy(policy)
     _check_stages(profile, num_stages)
-    conditions.check_devices(chosen.num_devices or num_stages, exactly=chosen.num_devices is None)
-    cuts = chosen.choose(profile, num_stages, conditions)
+    conditions.check_devices(registered.num_devices or num_stages, exactly=registered.num_devices is None)
+    cuts = registered.choose(profile, num_stages, conditions)
     if isinstance(cuts, PlacedCuts):
         return assess(profile, policy, cuts.cuts, conditions, cuts.placement)
     if len(cuts) != num_stages - 1:
         raise SplitError(
-            f"policy {policy!r} makes {len(cuts) + 1} stages of {profile.model!r}, but {num_stages} were asked for"
+            f"policy {policy!r} returned {len(cuts) + 1} stages of {profile.model!r} instead of {num_stages}"
         )
     return assess(profile, policy, cuts, conditions)
 
 
-def split_at(profile: Profile, cuts: Sequence[str], conditions: Conditions = _PLAIN) -> Split:
-    """The split after the named units or blocks; its policy is called `cuts`."""
+def split_at(profile: Profile, cuts: Sequence[str], conditions: Conditions = _DEFAULTS) -> Split:
+    """Split a model after the named units or blocks; the policy of the result is `cuts`."""
     _check_stages(profile, len(cuts) + 1)
     indices = cuts_by_name(profile, cuts)
     conditions.check_devices(len(indices) + 1)
@@ -47,24 +47,24 @@ def compare(
     profile: Profile,
     num_stages: int,
     policies: Sequence[str] | None = None,
-    conditions: Conditions = _PLAIN,
+    conditions: Conditions = _DEFAULTS,
 ) -> Comparison:
-    """The splits of these policies; without a list, of all that can be applied, with the reasons for the rest."""
+    """Split a model with each policy; by default with all that can be applied, and the reasons for the others."""
     _check_stages(profile, num_stages)
     conditions.check_devices(num_stages)
     if policies is not None:
         return Comparison(splits=tuple(split(profile, num_stages, name, conditions) for name in policies))
     splits, skipped = [], []
     for name in policy_names():
-        chosen = find_policy(name)
-        if chosen.num_devices is not None and chosen.num_devices > num_stages:
-            reason = f"policy {name!r} needs {chosen.num_devices} devices, but there is {num_stages}"
+        registered = find_policy(name)
+        if registered.num_devices is not None and registered.num_devices > num_stages:
+            reason = f"policy {name!r} needs {registered.num_devices} devices, but there is {num_stages}"
             skipped.append(SkippedPolicy(policy=name, reason=reason))
             continue
         try:
             splits.append(split(profile, num_stages, name, conditions))
         except SplitError as error:
-            if chosen.required:
+            if registered.required:
                 raise
             skipped.append(SkippedPolicy(policy=name, reason=str(error)))
     return Comparison(splits=tuple(splits), skipped=tuple(skipped))
@@ -73,9 +73,9 @@ def compare(
 def _check_stages(profile: Profile, num_stages: int) -> None:
     num_units = len(profile.units)
     if num_stages < 1:
-        raise SplitError(f"{num_stages} stages were asked for, but a model has at least 1: give 1 … {num_units}")
+        raise SplitError(f"{num_stages} stages are not possible: give a number from 1 to {num_units}")
     if num_stages > num_units:
         raise SplitError(
-            f"{num_stages} stages were asked for, but {profile.model!r} has {num_units} units and so at most "
-            f"{num_units} stages: use fewer stages or finer units (--units leaf)"
+            f"{num_stages} stages are not possible: {profile.model!r} has {num_units} units and so at most "
+            f"{num_units} stages; use fewer stages or finer units (--units leaf)"
         )

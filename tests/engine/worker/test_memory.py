@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.worker import memory
 from stagewright.engine.worker.memory import MemoryTracker, MemoryUse, process_peak_bytes, reset_process_peak
 from stagewright.errors import RunError
@@ -168,7 +168,7 @@ def test_recomputation_is_seen_while_it_lasts() -> None:
     model, _, tracker = make()
     graph = capture(model, (torch.randn(3, IN),), units=["0", "1", "2"])
     (stage,) = graph.stages([])
-    forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=4, watch=tracker.forward)
+    forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=4, watch=tracker.forward)
     num_samples = 20 * BATCH
     inputs = num_samples * IN * FLOAT_BYTES
     with tracker.tracking():
@@ -253,12 +253,12 @@ def test_an_allocation_that_the_device_refuses_is_told_like_a_limit() -> None:
     with (
         tracker.tracking(),
         pytest.raises(RunError, match=r"worker 1 is out of memory: 2\.00 GiB more wanted on cuda:9; parameters 848 B"),
-        tracker.refusals(),
+        tracker.explain_oom(),
     ):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 9 has a total capacity of …")
     untouched = MemoryTracker(worker=1, limit_bytes=2**20)
     text = r"out of memory: more wanted on \S+( device)? \(1\.00 MiB allowed\); use more micro-batches"
-    with pytest.raises(RunError, match=text), untouched.refusals():
+    with pytest.raises(RunError, match=text), untouched.explain_oom():
         raise torch.OutOfMemoryError("no more")
 
 
@@ -314,7 +314,7 @@ def test_an_inference_by_hand() -> None:
     model, _, tracker = make()
     batch = torch.randn(BATCH, IN)
     made = BATCH * HIDDEN * FLOAT_BYTES * 2  # the first layer's result and tanh's
-    with tracker.tracking(), torch.no_grad(), tracker.passing():
+    with tracker.tracking(), torch.no_grad(), tracker.count_allocations():
         model(batch)
     assert tracker.report().peak == MemoryUse(parameters=PARAMETERS, activations=made)
     assert tracker.report().current == MemoryUse(parameters=PARAMETERS)
@@ -324,5 +324,5 @@ def test_an_inference_is_held_to_its_limit() -> None:
     model, _, tracker = make(limit_bytes=PARAMETERS + BATCH * HIDDEN * FLOAT_BYTES)
     batch = torch.randn(BATCH, IN)
     told = r"worker 1 is out of memory: 1.45 KiB needed, 1.14 KiB allowed; parameters 848 B, activations 640 B"
-    with pytest.raises(RunError, match=told), tracker.tracking(), torch.no_grad(), tracker.passing():
+    with pytest.raises(RunError, match=told), tracker.tracking(), torch.no_grad(), tracker.count_allocations():
         model(batch)

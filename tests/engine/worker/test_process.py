@@ -16,12 +16,12 @@ from stagewright.engine.worker.process import ProcessMark
 
 PROGRAM = (
     "import sys, time; from pathlib import Path; from stagewright.engine.worker.process import ProcessMark\n"
-    "ProcessMark.own().write(Path(sys.argv[1])); print(flush=True); time.sleep(600)"
+    "ProcessMark.of_this_process().write(Path(sys.argv[1])); print(flush=True); time.sleep(600)"
 )
 
 
 def test_of_this_process(tmp_path: Path) -> None:
-    mark = ProcessMark.own()
+    mark = ProcessMark.of_this_process()
     assert mark.pid == os.getpid()
     assert mark.state() == "running"
     mark.write(tmp_path / "deep" / "process.json")
@@ -32,20 +32,20 @@ def test_of_this_process(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_used_again_is_another_process() -> None:
-    own = ProcessMark.own()
+    own = ProcessMark.of_this_process()
     if not own.started:
         pytest.skip("this system does not tell when a process was started")
     assert replace(own, started="1").state() == "gone"
 
 
 def test_another_machine_is_not_judged() -> None:
-    own = ProcessMark.own()
+    own = ProcessMark.of_this_process()
     assert replace(own, machine="other", host="other").state() == "unknown"
     assert replace(own, machine=own.machine + "x").state() == "unknown", "another container"
 
 
 def test_a_machine_that_was_restarted_has_lost_it() -> None:
-    assert replace(ProcessMark.own(), machine="an-earlier-boot pid:[1]").state() == "gone"
+    assert replace(ProcessMark.of_this_process(), machine="an-earlier-boot pid:[1]").state() == "gone"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

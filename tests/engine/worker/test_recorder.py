@@ -29,7 +29,7 @@ def spans(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
 
 def test_nothing_is_recorded_outside_steps(recorder: Recorder) -> None:
     recorder.add("forward", recorder.now())
-    recorder.beside(8, "data")()
+    recorder.begin_overlapped(8, "data")()
     with recorder.step(3):
         recorder.stage, recorder.microbatch = 1, 2
         start = recorder.now()
@@ -66,10 +66,10 @@ def test_what_is_nested_comes_after_what_is_around_it(recorder: Recorder) -> Non
 
 def test_collectives_beside_computing_are_disjoint(recorder: Recorder) -> None:
     with recorder.step(0):
-        first, second = recorder.beside(8, "data"), recorder.beside(8, "data")  # begin at 2 and 3
+        first, second = recorder.begin_overlapped(8, "data"), recorder.begin_overlapped(8, "data")  # begin at 2 and 3
         first()  # ends at 4
         second()  # ends at 5
-        third = recorder.beside(8, "data")  # begins at 6
+        third = recorder.begin_overlapped(8, "data")  # begins at 6
     third()  # ends after the step, at 8: held to its end, at 7
     assert spans(recorder.rows())[1:] == [("collective", 2.0, 4.0), ("collective", 4.0, 5.0), ("collective", 6.0, 7.0)]
 
@@ -168,7 +168,7 @@ def test_a_step_on_a_device_is_on_the_disk_when_the_device_is_done_with_it(tmp_p
     recorder._clock = Mark
     with recorder.step(0):  # at 1
         recorder.add("forward", recorder.now())  # from 2 to 3
-        beside = recorder.beside(8, "data")  # from 4
+        beside = recorder.begin_overlapped(8, "data")  # from 4
     beside()  # the step was over at 5, this one is at 6
     assert journalled(tmp_path) == []
     done_s = 5.0
@@ -215,7 +215,7 @@ def test_a_step_that_still_grows_while_it_is_written_is_written_later(tmp_path: 
     recorder._clock = Mark
     with recorder.step(0):
         recorder.add("forward", recorder.now())
-        late.append(recorder.beside(8, "data"))
+        late.append(recorder.begin_overlapped(8, "data"))
     assert (late, journalled(tmp_path)) == ([], [])
     marks[-1].is_over = True
     recorder.close()

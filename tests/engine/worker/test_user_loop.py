@@ -13,7 +13,7 @@ import pytest
 
 from stagewright.cluster.device import Device, usable_cores
 from stagewright.engine.worker.faults import activity
-from stagewright.engine.worker.user_loop import OwnLoop
+from stagewright.engine.worker.user_loop import UserLoop
 from stagewright.engine.worker.watchdog import OUTSIDE
 from stagewright.errors import UsageError
 
@@ -21,7 +21,7 @@ CORE = min(usable_cores())
 
 
 def test_an_error_inside_keeps_its_type_and_says_where() -> None:
-    loop = OwnLoop(1, Device.parse("cpu:0"), 5.0)
+    loop = UserLoop(1, Device.parse("cpu:0"), 5.0)
     activity.begin("forward", step=3, stage=1, microbatch=2, shapes="(2, 16) float32")
     with pytest.raises(KeyError) as caught, loop.inside():
         raise KeyError("no such thing")
@@ -33,13 +33,13 @@ def test_an_error_inside_keeps_its_type_and_says_where() -> None:
 
 
 def test_wrong_input_says_all_in_its_sentence() -> None:
-    with pytest.raises(UsageError) as caught, OwnLoop(0, Device.parse("cpu:0"), 5.0).inside():
+    with pytest.raises(UsageError) as caught, UserLoop(0, Device.parse("cpu:0"), 5.0).inside():
         raise UsageError("a batch is a tuple")
     assert not hasattr(caught.value, "__notes__")
 
 
 def test_what_a_user_gives_is_taken_outside() -> None:
-    loop = OwnLoop(0, Device.parse("cpu:0"), 5.0)
+    loop = UserLoop(0, Device.parse("cpu:0"), 5.0)
     given = loop.outside(activity.action for _ in range(2))
     assert [(one, activity.action) for one in given] == [(OUTSIDE, "deal"), (OUTSIDE, "deal")]
 

@@ -14,7 +14,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from stagewright.engine.worker import watchdog as watch_module
 from stagewright.engine.worker.faults import Activity, Doing, Fault
-from stagewright.engine.worker.watchdog import OUTSIDE, START_S, ProgressClock, StoreWatch, blame, is_stopped
+from stagewright.engine.worker.process import is_stopped
+from stagewright.engine.worker.watchdog import OUTSIDE, START_S, ProgressClock, StoreWatchdog, blame
 
 
 def test_clock_counts_from_the_last_change() -> None:
@@ -66,8 +67,8 @@ def watch(
     worker: int = 0,
     hang_s: float = 0.4,
     grace_s: float = 0.1,
-) -> StoreWatch:
-    one = StoreWatch(
+) -> StoreWatchdog:
+    one = StoreWatchdog(
         store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=grace_s
     )
     one.start()
@@ -87,8 +88,8 @@ def test_another_workers_failure_ends_this_one() -> None:
     mine = watch(store, activity, ended, hang_s=60)
     other = watch(store, Activity(), [], worker=1, hang_s=60)
     other.stop()
-    other.tell(Fault(worker=1, kind="raised", message="ValueError: boom"))
-    other.tell(Fault(worker=1, kind="raised", message="a later one is not told"))
+    other.report(Fault(worker=1, kind="raised", message="ValueError: boom"))
+    other.report(Fault(worker=1, kind="raised", message="a later one is not told"))
     fault = wait_for(ended)
     mine.stop()
     assert (fault.worker, fault.kind, fault.doing.step) == (0, "lost-peer", 4)
@@ -124,7 +125,7 @@ def test_no_progress_of_any_worker_is_a_hang_and_some_is_not(monkeypatch: pytest
 
     clock = Clock(another_goes_on_for_two_seconds)
     monkeypatch.setattr(watch_module, "time", clock)
-    one = StoreWatch(store, worker=0, device="cpu:0", activity=activity, hang_s=1, end=ended.append, grace_s=0.5)
+    one = StoreWatchdog(store, worker=0, device="cpu:0", activity=activity, hang_s=1, end=ended.append, grace_s=0.5)
     one._stop = clock  # type: ignore[assignment]
     one._run()
     (fault,) = ended
@@ -142,7 +143,7 @@ def test_the_one_that_waits_lets_the_other_speak_first() -> None:
         ended: list[list[Fault]] = [[], []]
         pair = [(waiting, ended[0], 0), (stuck, ended[1], 1)]
         watches = [
-            StoreWatch(store, worker=rank, device="", activity=one, hang_s=0.4, end=found.append, grace_s=1.0)
+            StoreWatchdog(store, worker=rank, device="", activity=one, hang_s=0.4, end=found.append, grace_s=1.0)
             for one, found, rank in pair
         ]
         for at in (first, 1 - first):
@@ -193,7 +194,7 @@ def test_a_store_that_vanishes_ends_no_code_of_ones_own() -> None:
 def test_a_watch_that_is_stopped_says_nothing() -> None:
     store, ended = HashStore(), []
     mine = watch(store, Activity(), ended, hang_s=60, grace_s=60)
-    mine.tell(Fault(worker=1, kind="raised", message="boom"))
+    mine.report(Fault(worker=1, kind="raised", message="boom"))
     mine.stop()
     assert not mine._thread.is_alive()
     assert not ended

@@ -14,7 +14,7 @@ import pytest
 
 from stagewright.cluster.device import usable_cores
 from stagewright.engine.worker import worker
-from stagewright.engine.worker.worker import Place, choose_device
+from stagewright.engine.worker.placement import RankPlacement, choose_device
 from stagewright.errors import UsageError
 from stagewright.machine import host_memory
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -46,26 +46,26 @@ def one_worker(folder: Path) -> Path:
 
 
 def test_place_of_a_lone_process() -> None:
-    assert Place.of({}) == Place(rank=0, local_rank=0, num_workers=1, num_machines=1, store=None, launcher=None)
+    assert RankPlacement.from_environment({}) == RankPlacement(rank=0, local_rank=0, num_workers=1, num_machines=1, store=None, launcher=None)
 
 
 def test_place_under_an_agent() -> None:
-    place = Place.of({**AGENT, "STAGEWRIGHT_LAUNCHER": "42"})
-    assert place == Place(rank=3, local_rank=1, num_workers=4, num_machines=2, store=("198.18.0.1", 29500), launcher=42)
+    place = RankPlacement.from_environment({**AGENT, "STAGEWRIGHT_LAUNCHER": "42"})
+    assert place == RankPlacement(rank=3, local_rank=1, num_workers=4, num_machines=2, store=("198.18.0.1", 29500), launcher=42)
     with pytest.raises(UsageError, match="RANK is set, but not all that comes with it \\('LOCAL_RANK'\\)"):
-        Place.of({"RANK": "0"})
+        RankPlacement.from_environment({"RANK": "0"})
 
 
 def test_device_is_the_plans_or_the_core_of_the_local_rank() -> None:
     model = ModelSpec(name="mlp")
     named = Plan(model=model, batch=4, mesh=Mesh(data=2), devices=("cpu", f"cpu:{CORES[-1]}"))
-    assert choose_device(named, Place(rank=1, num_workers=2)).cores == (CORES[-1],)
+    assert choose_device(named, RankPlacement(rank=1, num_workers=2)).cores == (CORES[-1],)
     if list(Path("/dev").glob("nvidia[0-9]*")):
         return
     free = Plan(model=model, batch=4, mesh=Mesh(data=2))
-    assert choose_device(free, Place(rank=7, local_rank=0)).cores == (CORES[0],)
+    assert choose_device(free, RankPlacement(rank=7, local_rank=0)).cores == (CORES[0],)
     with pytest.raises(UsageError, match=f"which has {len(CORES)} cores and no GPU"):
-        choose_device(free, Place(rank=1, local_rank=len(CORES)))
+        choose_device(free, RankPlacement(rank=1, local_rank=len(CORES)))
 
 
 def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch
     def check(name: str, local_rank: int, module: str = "stagewright.engine.jobs.measure") -> None:
         job = type("Job", (), {"__module__": module})
         chosen = dataclasses.replace(plan, model=ModelSpec(name=name))
-        worker._check_host(chosen, Place(rank=local_rank, local_rank=local_rank), job)
+        worker._check_host(chosen, RankPlacement(rank=local_rank, local_rank=local_rank), job)
 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 1_000_000)
@@ -130,7 +130,7 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     done = run("-m", "stagewright", "worker", str(plan))
     assert done.returncode == 2
     assert done.stderr.startswith("stagewright: worker 0 refused: ")
-    assert f"{plan} wants 2 workers (data=2), but 1 were started" in done.stderr
+    assert f"{plan} needs 2 workers (data=2), but 1 were started" in done.stderr
     assert f"torchrun --nproc-per-node 2 -m stagewright worker {plan}" in done.stderr
     assert "Traceback" not in done.stderr
     lone = one_worker(tmp_path)
@@ -142,14 +142,13 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
 
 SIGTERM = """
 import multiprocessing, os, signal, sys, time
-from stagewright.engine.worker.worker import _save_before_sigterm
+from stagewright.engine.worker.process import call_before_sigterm
 
-class Record:
-    def save_events(self):
-        with open(sys.argv[1], "w") as file:
-            file.write("saved")
+def save_events():
+    with open(sys.argv[1], "w") as file:
+        file.write("saved")
 
-_save_before_sigterm(Record())
+call_before_sigterm(save_events)
 child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
 child.start()
 child.terminate()

@@ -1,8 +1,8 @@
-"""torch's elastic agent, the one behind ``torchrun``, for one machine: with an eye on progress and a quick hand.
+"""torch's elastic agent, as in ``torchrun``, for one machine, with hang detection and a quick shutdown.
 
-Twenty times a second it looks at exits, at the counts of actions in the workers' mapped files and at the clock. The
-first worker that fails, a hang or the time limit ends them all: SIGTERM, two seconds later SIGKILL, to whole process
-groups. Nothing is restarted. This is the one file that reaches into the agent; a test holds what it relies on.
+Twenty times a second it checks exit codes, the action counts in the workers' mapped files and the time limit. The first
+worker that fails, a hang or the time limit ends all workers: SIGTERM, two seconds later SIGKILL, to whole process
+groups. Nothing is restarted. Only this file uses private parts of the agent; a test pins what it relies on.
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from stagewright.engine.launch.fork_server import end_importing, imported_ahead
+from stagewright.engine.launch.fork_server import forked_workers, stop_fork_server
 from stagewright.engine.worker.faults import Doing, Fault, FaultKind, read_doing, worker_folder
-from stagewright.engine.worker.watchdog import STARTING, ProgressClock, blame, is_stopped
-from stagewright.engine.worker.worker import LAUNCHER
-from stagewright.machine.host_memory import kills_for_memory
+from stagewright.engine.worker.placement import LAUNCHER
+from stagewright.engine.worker.process import is_stopped
+from stagewright.engine.worker.watchdog import STARTING, ProgressClock, blame
+from stagewright.machine.host_memory import oom_kills
 from stagewright.spec.plan import Plan
 
 __all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback"]
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
-_SETTLE_S = 1.0  # a worker that only lost a connection waits so long for the one that was the cause
+_SETTLE_S = 1.0  # how long a lost connection waits for the fault that caused it
 _TERM_S = 2.0
 _KILL_S = 5.0
 
 
 class Loopback(RendezvousHandler):
-    """One machine, nothing to agree on: a store in this process, on a port of the loopback that is ours at once."""
+    """Rendezvous on one machine: a store in this process, on a free port of the loopback interface."""
 
     def __init__(self) -> None:
         self._store: TCPStore | None = None
@@ -56,7 +57,7 @@ class Loopback(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        # The store takes over the socket: no moment at which another process could take the port.
+        # The store takes over the open socket, so no other process can take the port in between.
         self._store = TCPStore(
             LOOPBACK,
             port,
@@ -86,7 +87,7 @@ class Loopback(RendezvousHandler):
 
 
 class _Logs(LogsSpecs):
-    """Each worker's output goes to its file in the run folder, with our own word in its environment."""
+    """Send each worker's output to its log in the run folder, and mark its environment."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class _Logs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         for environment in envs.values():
-            # What changed since the process was started of which workers are copies.
+            # Variables that changed since the fork server was started.
             environment |= {name: value for name, value in os.environ.items() if name not in environment}
             environment[LAUNCHER] = str(os.getpid())
         # Standard output and error are opened apart; the worker joins them.
@@ -107,7 +108,7 @@ class _Logs(LogsSpecs):
 
 
 class Agent(LocalElasticAgent):
-    """Runs the workers; stock, it waits half a minute for a stopped process and never asks whether anything goes on."""
+    """Runs the workers; torch's agent waits 30 s for a stopped process and does not detect hangs."""
 
     def __init__(
         self,
@@ -119,27 +120,27 @@ class Agent(LocalElasticAgent):
         timeout_s: float | None,
         on_poll: Callable[[], None] | None,
     ) -> None:
-        # Workers are copies of one process that has imported what they need, seconds each.
+        # Forked workers save the seconds that each would need to import torch.
         super().__init__(spec, _Logs(folder), start_method="forkserver")
         self.faults: list[Fault] = []
-        """Of workers that ended by themselves."""
+        """Faults of workers that ended by themselves."""
         self.verdict: Fault | None = None
-        """What ended the run, if it was not a worker's end."""
+        """The fault that ended the run, if no worker ended by itself."""
         self._folder, self._plan = folder, plan
         self._timeout_s = timeout_s
         self._on_poll = on_poll
         self._all_ended = False
-        self._kills = kills_for_memory()
+        self._kills = oom_kills()
         self._begun_s = time.monotonic()
         self._clock = ProgressClock(hang_s, self._begun_s)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         try:
-            with imported_ahead():
+            with forked_workers():
                 started: dict[int, Any] = super()._start_workers(worker_group)
                 return started
         except BaseException:
-            end_importing()  # or it makes, seconds later, a worker that no one waits for
+            stop_fork_server()  # or it forks, seconds later, a worker that nothing waits for
             raise
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -157,9 +158,9 @@ class Agent(LocalElasticAgent):
                 self._on_poll()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed() and not self.faults and self.verdict is None:
-            # A worker failed after we had looked, and the agent has sent SIGTERM to the others.
+            # A worker failed after the check above, and the agent has sent SIGTERM to the others.
             self.faults = [self._fault_of(worker) for worker in self._failed()]
-            self.faults = [one for one in self.faults if one.message != signal.SIGTERM.name] or self.faults
+            self.faults = [fault for fault in self.faults if fault.message != signal.SIGTERM.name] or self.faults
             self.end_all()
         return result
 
@@ -168,7 +169,7 @@ class Agent(LocalElasticAgent):
         super()._shutdown(*args, **options)
 
     def end_all(self) -> None:
-        """End every worker with its children; returns when they are gone."""
+        """End every worker with its children; return when they are gone."""
         processes = self._processes()
         if not processes or self._all_ended:
             return
@@ -185,7 +186,7 @@ class Agent(LocalElasticAgent):
         self._all_ended = True
 
     def close(self) -> None:
-        """End what is left and close the store, even while someone holds on to this agent (as a traceback does)."""
+        """End all workers and close the store, even while a traceback still references this agent."""
         self.end_all()
         self._store = None
         self._worker_group.store = None
@@ -202,10 +203,10 @@ class Agent(LocalElasticAgent):
         return all(self._fault_of(worker).kind == "lost-peer" for worker in self._failed())
 
     def _fault_of(self, worker: int) -> Fault:
-        """The fault of a worker that has ended: its own words, or what its exit code tells."""
-        own = Fault.read(worker_folder(self._folder, worker) / "error.json")
-        if own is not None:
-            return own
+        """Return the fault of a worker that has ended: the one it wrote, or one from its exit code."""
+        fault = Fault.read(worker_folder(self._folder, worker) / "error.json")
+        if fault is not None:
+            return fault
         code = self._processes()[worker].exitcode
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
@@ -213,8 +214,8 @@ class Agent(LocalElasticAgent):
         return self._fault(worker, "exited", f"exit code {code}", _tail(worker_folder(self._folder, worker)))
 
     def _about_memory(self) -> str:
-        """Whether it was the system that killed a worker, as far as that can be told."""
-        if kills_for_memory() == self._kills:
+        """Say whether the system's OOM killer ended a worker, as far as that is known."""
+        if oom_kills() == self._kills:
             return " (the system may have run out of memory)"
         return (
             f" (the system ran out of memory and killed a process; each of {self._plan.mesh.num_workers} workers "
@@ -248,11 +249,13 @@ class Agent(LocalElasticAgent):
         stopped = [is_stopped(process.pid) for process in processes]
         worker = blame(doings, stopped, running)
         message = f"no worker has made progress for {still_s:.0f} s"
-        where = "\n".join(f"  worker {one} is at: {doing}" for one, doing in enumerate(doings) if one != worker) + "\n"
+        where = (
+            "\n".join(f"  worker {rank} is at: {doing}" for rank, doing in enumerate(doings) if rank != worker) + "\n"
+        )
         if stopped[worker]:
             message += "; its process is stopped (SIGSTOP or a debugger)"
         else:
-            where += self._ask_where(worker, processes[worker].pid)
+            where += self._ask_for_stack(worker, processes[worker].pid)
         return self._fault(worker, "hung", message, where)
 
     def _overdue(self) -> Fault | None:
@@ -260,22 +263,22 @@ class Agent(LocalElasticAgent):
             return None
         return self._fault(None, "overdue", f"it took longer than its time limit of {self._timeout_s:g} s")
 
-    def _ask_where(self, worker: int, pid: int) -> str:
-        """Let a worker write down where it is; empty where it does not answer."""
+    def _ask_for_stack(self, worker: int, pid: int) -> str:
+        """Ask a worker for its stack; empty where it does not answer."""
         path = worker_folder(self._folder, worker) / "stack.txt"
         if not path.exists():
-            return ""  # it is not ready to be asked: the signal would kill it
+            return ""  # its signal handler is not set up yet: the signal would kill it
         os.kill(pid, signal.SIGUSR1)
         for _ in range(10):
             time.sleep(POLL_S)
             if path.stat().st_size:
                 break
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(line for line in lines if "<frozen " not in line)  # not the import system's own
+        return "\n".join(line for line in lines if "<frozen " not in line)  # without the import system
 
 
 def _signal_group(process: Any, number: signal.Signals) -> None:
-    """To the process group that a worker leads; where it has just begun and leads none yet, to the worker."""
+    """Send a signal to a worker's process group; to the worker alone where it does not lead a group yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         try:
             os.killpg(process.pid, number)
@@ -301,7 +304,7 @@ def _tail(folder: Path, num_lines: int = 15) -> str:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not keep us from cleaning up, which takes seconds."""
+    """Ignore a second Ctrl-C while workers are ended, which takes seconds."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

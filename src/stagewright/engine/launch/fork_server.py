@@ -1,13 +1,13 @@
-"""The process of which workers are copies: it imports what they need, once.
+"""The fork server: imports torch and transformers once, so that workers can be forked from it.
 
-    begin_importing()      at the begin of a verb that will start workers: it imports while this process does
-    imported_ahead()       around the start of workers
+    start_fork_server()      at the start of a command that will run workers: it imports in parallel with this process
+    forked_workers()         around the start of workers
 
-Importing torch and transformers takes seconds; a copy of a process that has done it takes a fifth of a second. This
+Importing torch and transformers takes seconds; forking a process that has imported them takes a fifth of a second. This
 module does not import torch itself.
 
-A process that has begun to use a GPU can't be copied, and asking CUDA whether there is one is a beginning. So whoever
-asks while that process imports is answered by the driver's own library (NVML).
+A process that has initialized CUDA can't be forked, and ``torch.cuda.is_available()`` initializes it. So while the
+server imports, the driver's library (NVML) answers that question.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import types
 from collections.abc import Iterator
 from multiprocessing import forkserver
 
-__all__ = ["begin_importing", "end_importing", "imported_ahead"]
+__all__ = ["forked_workers", "start_fork_server", "stop_fork_server"]
 
-_IMPORTED_AHEAD = (
+_PRELOADED = (
     "stagewright.engine.jobs.measure",
     "stagewright.engine.jobs.train",
     "stagewright.zoo.loading",
@@ -35,14 +35,14 @@ _IMPORTED_AHEAD = (
 )
 
 
-def begin_importing() -> None:
-    """Start that process; it ends with this one, also while it imports."""
-    atexit.register(end_importing)
-    _serve()
+def start_fork_server() -> None:
+    """Start the server; it ends with this process, even while it imports."""
+    atexit.register(stop_fork_server)
+    _ensure_running()
 
 
-def end_importing() -> None:
-    """End it at once, even in the middle of its imports; its copies end with it."""
+def stop_fork_server() -> None:
+    """End the server at once, even during its imports; forked workers end with it."""
     server = getattr(forkserver._forkserver, "_forkserver_pid", None)
     if server is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -50,13 +50,13 @@ def end_importing() -> None:
 
 
 @contextlib.contextmanager
-def imported_ahead() -> Iterator[None]:
-    """Let the process of which workers are copies import what they need, and nothing of the program that asks for them.
+def forked_workers() -> Iterator[None]:
+    """Start workers from the server, without running the main module of this program in them.
 
-    multiprocessing runs that program's main module again in each worker, and a script without a guard would start
-    itself for ever.
+    multiprocessing would import the main module in each worker, and a script without an ``if __name__`` guard would
+    start itself again.
     """
-    _serve()
+    _ensure_running()
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
@@ -65,10 +65,10 @@ def imported_ahead() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _serve() -> None:
-    """Ctrl-C is for the launcher alone."""
+def _ensure_running() -> None:
+    """Start the server so that it ignores Ctrl-C, which the launcher handles."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    multiprocessing.set_forkserver_preload([*_IMPORTED_AHEAD])
+    multiprocessing.set_forkserver_preload([*_PRELOADED])
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     try:

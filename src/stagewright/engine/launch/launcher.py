@@ -1,10 +1,10 @@
-"""Start the workers of a plan on this machine, watch them, and leave nothing behind.
+"""Start the workers of a plan on this machine, watch them, and clean up.
 
-    launcher ── store (loopback, in this process) ◄── connect ── worker 0 … worker n−1, each a session of its own
+    launcher ── store (loopback, in this process) ◄── connect ── worker 0 … worker n−1, each in its own session
         └────── ``agent.py``: watches exits, progress and the time limit, and ends them all
 
-One error names the worker to blame, not the peers that lost their connection because of it. A worker also dies with
-its launcher (``worker.py`` asks the kernel for that), so even SIGKILL leaves no orphan and no port.
+One error names the worker that failed, not the peers that lost their connection because of it. A worker also dies with
+its launcher (``process.py`` asks the kernel for that), so even SIGKILL leaves no orphan process and no open port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.launch.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.worker.faults import root_cause, worker_folder
 from stagewright.engine.worker.watchdog import HANG_S
-from stagewright.engine.worker.worker import DEFAULT_JOB, launched_worker
+from stagewright.engine.worker.worker import DEFAULT_JOB, run_launched_worker
 from stagewright.errors import RunError, StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
@@ -44,29 +44,29 @@ def launch(
 ) -> None:
     """Run a plan on this machine's devices until it is done; a failure is one ``RunError``, Ctrl-C stays Ctrl-C.
 
-    ``job`` is what each worker does, ``package.module:function`` of plan, context and run folder. Without progress of
-    any worker for ``hang_s``, or after ``timeout_s`` in all, everything is ended. ``on_poll`` is called all along, to
-    show progress; what it raises ends the run too.
+    ``job`` is the function that each worker calls with plan, context and run folder: ``package.module:function``. The
+    run is ended after ``hang_s`` without progress of any worker, or after ``timeout_s`` in total. ``on_poll`` is called
+    repeatedly, to show progress; an exception from it ends the run.
     """
     for device in dict.fromkeys(plan.devices):
-        Device.parse(device).torch_device()  # a GPU that is not there is told before workers start
+        Device.parse(device).torch_device()  # a missing GPU is reported before workers start
     folder = run_folder.path.resolve()
     if not (folder / "plan.toml").exists():
         run_folder.write_plan(plan)
     num_workers = plan.mesh.num_workers
     for worker in range(num_workers):
         worker_folder(folder, worker).mkdir(parents=True, exist_ok=True)
-        # Of an earlier try in this folder.
+        # Remove files of an earlier attempt in this folder.
         for name in (
             *("activity.txt", "error.json", "log.txt", "process.json", "stack.txt"),
             *("events.parquet", "events.jsonl", "events.journal", "events.before.journal"),
         ):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
-    with _agent_log(folder / "launcher.log"), _own_signals():
+    with _agent_log(folder / "launcher.log"), _restored_signals():
         spec = WorkerSpec(
             role="worker",
             local_world_size=num_workers,
-            entrypoint=launched_worker,
+            entrypoint=run_launched_worker,
             args=(str(folder / "plan.toml"), str(folder), job, repr(hang_s)),
             rdzv_handler=Loopback(),
             max_restarts=0,
@@ -86,7 +86,7 @@ def launch(
         agent.verdict = root_cause(agent.faults)
     if agent.verdict is not None:
         agent.verdict.write(folder / "fault.json")
-        with contextlib.suppress(StagewrightError):  # a disk may be full: the fault itself is what counts
+        with contextlib.suppress(StagewrightError):  # with a full disk, the fault is still reported
             for worker in range(num_workers):
                 run_folder.worker(worker).settle_events()
         blamed = agent.verdict.worker
@@ -96,7 +96,7 @@ def launch(
 
 @contextlib.contextmanager
 def _agent_log(path: Path) -> Iterator[None]:
-    """What the agent has to say goes to a file: the one message that matters is ours."""
+    """Send the agent's log to a file: users see only the one error."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.propagate for logger in loggers]
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
@@ -114,8 +114,8 @@ def _agent_log(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """The agent sets handlers of its own and leaves them; put back what was there."""
+def _restored_signals() -> Iterator[None]:
+    """Restore the signal handlers that the agent replaces."""
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}

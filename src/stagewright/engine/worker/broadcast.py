@@ -1,7 +1,7 @@
-"""From one worker to all: many tensors in few messages.
+"""Broadcast many tensors from one worker in few collectives.
 
-A message costs about a millisecond before its first byte, and a model has hundreds of tensors of a few bytes. Small
-ones that follow each other travel as one piece, each from a byte on where any dtype may begin; large ones travel alone.
+A broadcast costs about a millisecond before its first byte, and a model has hundreds of small tensors. Consecutive
+small tensors travel in one bucket, each aligned for any dtype; large ones travel alone.
 """
 
 from __future__ import annotations
@@ -14,61 +14,62 @@ import torch.distributed as dist
 
 __all__ = ["broadcast"]
 
-PIECE_BYTES = 4 * 2**20  # what a piece holds at most, and what memory it takes beside its tensors
-_STEP_BYTES = 16  # of the widest dtype
+BUCKET_BYTES = 4 * 2**20  # maximum size of a bucket, which is also the extra memory it needs
+_ALIGN_BYTES = 16  # of the widest dtype
 
 
 def broadcast(
     tensors: Iterable[torch.Tensor], device: torch.device, *, group: Any = None, source: int = 0
 ) -> Iterator[torch.Tensor]:
-    """The tensors of a group's worker `source`, one after the other, on the device of each worker.
+    """Yield the tensors of a group's worker ``source``, one by one, on the device of each worker.
 
-    Every worker gives as many of the same shapes and dtypes; those of the others are not read, and may be written over.
+    Every worker passes the same number of tensors with the same shapes and dtypes; those of the other workers are not
+    read and may be overwritten.
     """
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        yield from (one.detach().to(device) for one in tensors)
+        yield from (tensor.detach().to(device) for tensor in tensors)
         return
-    piece: list[torch.Tensor] = []
-    held = 0
+    bucket: list[torch.Tensor] = []
+    bucket_bytes = 0
     for tensor in tensors:
         size = _padded(tensor)
-        if held + size > PIECE_BYTES:
-            yield from _sent(piece, device, group, source)
-            piece, held = [], 0
-        piece.append(tensor)
-        held += size
-        del tensor  # not to be held beside the next
-        if held > PIECE_BYTES:
-            yield from _sent(piece, device, group, source)
-            piece, held = [], 0
-    yield from _sent(piece, device, group, source)
+        if bucket_bytes + size > BUCKET_BYTES:
+            yield from _send(bucket, device, group, source)
+            bucket, bucket_bytes = [], 0
+        bucket.append(tensor)
+        bucket_bytes += size
+        del tensor  # do not hold it while the next is created
+        if bucket_bytes > BUCKET_BYTES:
+            yield from _send(bucket, device, group, source)
+            bucket, bucket_bytes = [], 0
+    yield from _send(bucket, device, group, source)
 
 
 def _padded(tensor: torch.Tensor) -> int:
-    return -(-tensor.numel() * tensor.element_size() // _STEP_BYTES) * _STEP_BYTES
+    return -(-tensor.numel() * tensor.element_size() // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-def _sent(piece: list[torch.Tensor], device: torch.device, group: Any, source: int) -> Iterator[torch.Tensor]:
-    """A tensor alone is written over in place where it can be."""
-    if len(piece) == 1:
-        alone = piece.pop().detach().to(device).contiguous()
-        if alone.numel():
-            dist.broadcast(_bytes_of(alone), group=group, group_src=source)
-        yield alone
+def _send(bucket: list[torch.Tensor], device: torch.device, group: Any, source: int) -> Iterator[torch.Tensor]:
+    """Broadcast a bucket; a single tensor is received in place where possible."""
+    if len(bucket) == 1:
+        single = bucket.pop().detach().to(device).contiguous()
+        if single.numel():
+            dist.broadcast(_bytes_of(single), group=group, group_src=source)
+        yield single
         return
-    packed = torch.zeros(sum(map(_padded, piece)), dtype=torch.uint8, device=device)
-    places, at = [], 0
+    packed = torch.zeros(sum(map(_padded, bucket)), dtype=torch.uint8, device=device)
+    slices, start = [], 0
     is_source = dist.get_rank(group) == source
-    for tensor in piece:
-        end = at + tensor.numel() * tensor.element_size()
-        places.append(packed[at:end])
+    for tensor in bucket:
+        end = start + tensor.numel() * tensor.element_size()
+        slices.append(packed[start:end])
         if is_source:
-            places[-1].copy_(_bytes_of(tensor.detach().contiguous()))
-        at += _padded(tensor)
+            slices[-1].copy_(_bytes_of(tensor.detach().contiguous()))
+        start += _padded(tensor)
     if packed.numel():
         dist.broadcast(packed, group=group, group_src=source)
-    for tensor, place in zip(piece, places, strict=True):
-        yield place.view(tensor.dtype).view(tensor.shape)
+    for tensor, part in zip(bucket, slices, strict=True):
+        yield part.view(tensor.dtype).view(tensor.shape)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""The clocks of workers, brought together with worker 0's: what makes one timeline of many machines.
+"""Offsets of the workers' clocks to worker 0's: they put events of many machines on one timeline.
 
     worker r   sends at a ──────────────►  worker 0 answers with its time t
                hears at b ◄──────────────
-    offset = t − (a + b) / 2, off by at most (b − a) / 2: of some round trips the quickest counts
+    offset = t − (a + b) / 2, error at most (b − a) / 2; the quickest of several round trips counts
 
-Workers of one machine read the same clock, so there offset and error are 0 and nothing is sent.
+Workers of one machine read the same clock, so their offset and error are 0 and nothing is sent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IDENTITY_BYTES = 256
 
 
 def write_clock(context: WorkerContext, folder: WorkerFolder) -> None:
-    """Find out how this worker's clock is to be read and write it down; every worker must call this."""
+    """Measure this worker's clock offset and write clock.json; every worker must call this."""
     offset_s, error_s = exchange(context.rank, context.mesh.num_workers)
     content = {
         "host": socket.gethostname(),
@@ -43,31 +43,31 @@ def write_clock(context: WorkerContext, folder: WorkerFolder) -> None:
 
 
 def exchange(rank: int, num_workers: int, identity: str | None = None) -> tuple[float, float]:
-    """What must be added to this worker's clock, and how far that may be off; every worker must call this."""
+    """Return the offset to add to this worker's clock, and its error; every worker must call this."""
     if num_workers == 1:
         return 0.0, 0.0
-    own = _as_tensor(identity or clock_identity())
-    every = [torch.empty_like(own) for _ in range(num_workers)]
-    dist.all_gather(every, own)
+    identity_bytes = _as_tensor(identity or clock_identity())
+    identities = [torch.empty_like(identity_bytes) for _ in range(num_workers)]
+    dist.all_gather(identities, identity_bytes)
     result = (0.0, 0.0)
-    for other in range(1, num_workers):
-        if torch.equal(every[0], every[other]):
+    for peer in range(1, num_workers):
+        if torch.equal(identities[0], identities[peer]):
             continue
         if rank == 0:
-            _answer(other)
-        elif rank == other:
+            _answer(peer)
+        elif rank == peer:
             result = best_offset(_ask())
     return result
 
 
 def best_offset(round_trips: list[tuple[float, float, float]]) -> tuple[float, float]:
-    """Offset and error of the quickest of some (sent, answered, heard)."""
-    sent, answered, heard = min(round_trips, key=lambda trip: trip[2] - trip[0])
-    return answered - (sent + heard) / 2, (heard - sent) / 2
+    """Return offset and error of the quickest round trip (sent, answered, received)."""
+    sent, answered, received = min(round_trips, key=lambda trip: trip[2] - trip[0])
+    return answered - (sent + received) / 2, (received - sent) / 2
 
 
 def clock_identity() -> str:
-    """The same text for processes that read the same clock: one boot of one kernel, one time namespace."""
+    """Return a text that is equal for processes with the same clock: same boot, same time namespace."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -78,13 +78,13 @@ def clock_identity() -> str:
 
 def _ask() -> list[tuple[float, float, float]]:
     moment = torch.zeros(1, dtype=torch.float64)
-    found = []
+    round_trips = []
     for _ in range(_ROUND_TRIPS):
         sent = time.perf_counter()
         dist.send(moment, dst=0)
         dist.recv(moment, src=0)
-        found.append((sent, float(moment), time.perf_counter()))
-    return found
+        round_trips.append((sent, float(moment), time.perf_counter()))
+    return round_trips
 
 
 def _answer(rank: int) -> None:

@@ -1,13 +1,13 @@
-"""What a worker is doing now, and what is told when it fails.
+"""A worker's current action, and the report of its failure.
 
-``activity`` is this process's one record of what it does. The executor calls ``activity.begin(...)`` before each
-action; that costs about a microsecond and goes into a mapped file of the run folder, so that the last action of a
-worker can still be read after it was killed or while it is stopped:
+``activity`` records what this process does. The executor calls ``activity.begin(...)`` before each action; that costs
+about a microsecond and writes to a mapped file of the run folder, so the last action of a worker can be read even after
+it was killed or while it is stopped:
 
     workers/3/activity.txt     count <tab> step <tab> stage <tab> micro-batch <tab> action <tab> shapes <newline>
-    workers/3/error.json       a ``Fault``, written by the worker itself when it raises
+    workers/3/error.json       a ``Fault``, written by the worker when it raises
 
-Importing this module does not import torch: a worker opens its record before torch is there.
+Importing this module does not import torch: a worker opens its record before torch is imported.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 
 RECORD_BYTES = 1024
 
-# raised: by its own code; lost-peer: because another worker left; killed: by a signal that was not ours;
-# exited: without an error of its own; hung: no progress; overdue: the run's time limit.
+# raised: an exception; lost-peer: another worker is gone; killed: by a signal that the launcher did not send;
+# exited: without an error report; hung: no progress; overdue: the run's time limit.
 FaultKind: TypeAlias = Literal["raised", "lost-peer", "killed", "exited", "hung", "overdue"]
 
-# What torch, Gloo and NCCL say when the other side of a connection is gone.
+# In the errors of torch, Gloo and NCCL when the other side of a connection is gone.
 _LOST_PEER = (
     "closed by peer",
     "reset by peer",
@@ -66,17 +66,14 @@ class Doing:
     """One moment of a worker's activity."""
 
     count: int = 0
-    """Actions begun so far: what tells a slow worker from one that hangs."""
+    """Actions begun so far; distinguishes a slow worker from a hanging one."""
     step: int | None = None
-    """The step, from 0."""
     stage: int | None = None
-    """The stage, from 0."""
     microbatch: int | None = None
-    """The micro-batch, from 0."""
     action: str = ""
     """A word or two: "forward", "receive activation", "load model"."""
     shapes: str = ""
-    """Shapes and dtypes of what it works on, as text."""
+    """Shapes and dtypes of the inputs, as text."""
 
     def __str__(self) -> str:
         parts = [
@@ -90,7 +87,7 @@ class Doing:
 
 
 class Activity:
-    """The one mutable record of what this process does; numbers are kept in memory and, once opened, in a file."""
+    """The mutable record of what this process does, in memory and, once opened, in a file."""
 
     __slots__ = ("_map", "action", "count", "microbatch", "shapes", "stage", "step")
 
@@ -104,7 +101,7 @@ class Activity:
         self._map: mmap.mmap | None = None
 
     def open(self, path: Path) -> None:
-        """Keep the record in this file too, from now on; a file system that can't map files leaves it in memory."""
+        """Write the record to this file from now on; without mmap support it stays in memory."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"\0" * RECORD_BYTES)
         with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
@@ -112,7 +109,7 @@ class Activity:
         self._write()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -126,7 +123,7 @@ class Activity:
         microbatch: int | None = None,
         shapes: str = "",
     ) -> None:
-        """An action begins; counts as progress. Without ``step`` the step stays what it was."""
+        """Begin an action, which counts as progress; without ``step`` the step stays the same."""
         self.count += 1
         self.action = action
         self.stage = stage
@@ -136,16 +133,16 @@ class Activity:
             self.step = step
         self._write()
 
-    def turn(self, action: str) -> str:
-        """The same work goes on with another action, such as waiting for its input; the action until now."""
+    def switch(self, action: str) -> str:
+        """Continue the same work with another action, such as waiting for input; return the previous action."""
         before, self.action = self.action, action
         self.count += 1
         self._write()
         return before
 
     def now(self) -> Doing:
-        """A copy of the record."""
-        return Doing(**{one.name: getattr(self, one.name) for one in fields(Doing)})
+        """Return a copy of the record."""
+        return Doing(**{item.name: getattr(self, item.name) for item in fields(Doing)})
 
     def _write(self) -> None:
         if self._map is None:
@@ -159,7 +156,7 @@ activity = Activity()
 
 
 def read_doing(path: Path) -> Doing:
-    """What a worker's file says that it does; an empty record where there is none yet."""
+    """Read a worker's activity file; an empty record where it does not exist yet."""
     try:
         return parse_doing(path.read_bytes()[:RECORD_BYTES].partition(b"\n")[0]) or Doing()
     except OSError:
@@ -167,7 +164,7 @@ def read_doing(path: Path) -> Doing:
 
 
 def parse_doing(line: bytes) -> Doing | None:
-    """What a record says, without its end of line; None where it says nothing."""
+    """Parse a record without its end of line; None where it is empty or damaged."""
     try:
         count, step, stage, microbatch, action, shapes = line.decode(errors="replace").split("\t", 5)
         numbers = [None if text == "None" else int(text) for text in (step, stage, microbatch)]
@@ -179,19 +176,19 @@ def parse_doing(line: bytes) -> Doing | None:
 
 
 def _hint(error: BaseException) -> str:
-    """What helps, where a library's sentence does not say it."""
+    """Return a fix to add to a library's message."""
     if "more than 1 value per channel" in str(error):
         return "; a micro-batch has too few samples for batch norm: use fewer micro-batches, or a larger batch"
     return ""
 
 
 def describe_shapes(tensors: Iterable[Any]) -> str:
-    """Shapes and dtypes as text, for ``Activity.begin``; best made once where shapes are static."""
-    return ", ".join(f"{tuple(one.shape)} {str(one.dtype).removeprefix('torch.')}" for one in tensors)
+    """Format shapes and dtypes for ``Activity.begin``; compute it once where shapes are static."""
+    return ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
 
 
 def worker_folder(run_folder: Path, worker: int) -> Path:
-    """Where a worker's own files are."""
+    """Return the folder of a worker's files."""
     return run_folder / "workers" / str(worker)
 
 
@@ -200,43 +197,41 @@ class Fault:
     """How one worker failed."""
 
     worker: int | None
-    """Its rank; None: the run as a whole."""
+    """Rank; None for the run as a whole."""
     kind: FaultKind
-    """What happened to it."""
     message: str
     """One sentence: the error's type and text, or the signal."""
     device: str = ""
-    """Its device, as the plan writes it."""
+    """Device as in the plan."""
     doing: Doing = field(default_factory=Doing)
-    """What it was doing."""
     traceback: str = ""
-    """Where in the code; empty where it could not be asked, and for errors that say all in their sentence."""
+    """Stack; empty where it is unknown, and for errors whose message is complete."""
     time_ns: int = 0
-    """When, in nanoseconds since the epoch."""
+    """Time in nanoseconds since the epoch."""
     exit_code: int = 1
-    """Of the command: 1 the run failed, 2 the input was wrong."""
+    """Exit code of the command: 1 the run failed, 2 the input was wrong."""
 
     @classmethod
     def of(cls, error: BaseException, *, worker: int, device: str, doing: Doing, time_ns: int) -> Fault:
-        """The fault of a worker whose code raised."""
-        own = isinstance(error, StagewrightError)
+        """Build the fault of a worker whose code raised."""
+        is_complete = isinstance(error, StagewrightError)
         return cls(
             worker=worker,
             kind="lost-peer" if _lost_peer(error) else "raised",
-            message=str(error) if own else f"{type(error).__name__}: {error}{_hint(error)}",
+            message=str(error) if is_complete else f"{type(error).__name__}: {error}{_hint(error)}",
             device=device,
             doing=doing,
-            traceback="" if own else "".join(traceback.format_exception(error)),
+            traceback="" if is_complete else "".join(traceback.format_exception(error)),
             time_ns=time_ns,
             exit_code=error.exit_code if isinstance(error, StagewrightError) else 1,
         )
 
     def error(self, log: Path | None = None) -> StagewrightError:
-        """The one message that a person sees."""
+        """Return the error to show to the user."""
         return (UsageError if self.exit_code == 2 else RunError)(self.text(log))
 
     def text(self, log: Path | None = None) -> str:
-        """Who, what, doing what; then the traceback and where to read on."""
+        """Format worker, message and action, then the log file and the traceback."""
         who = "the run" if self.worker is None else f"worker {self.worker}"
         who += f" ({self.device})" if self.device else ""
         refused = self.kind == "raised" and self.exit_code == UsageError.exit_code
@@ -250,13 +245,13 @@ class Fault:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """Write the file at once or not at all."""
+        """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         save_text(json.dumps(asdict(self), indent=2) + "\n", path)
 
     @classmethod
     def read(cls, path: Path) -> Fault | None:
-        """The fault in a file; None where there is none."""
+        """Read a file; None where it is missing or damaged."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{**data, "doing": Doing(**data["doing"])})
@@ -275,10 +270,9 @@ _VERBS: dict[FaultKind, str] = {
 
 
 def root_cause(faults: list[Fault]) -> Fault:
-    """The fault that came first: what others tell of a lost connection follows from it.
+    """Return the fault that caused the others: a lost connection is a consequence.
 
-    A kill has no time of its own, but whoever was killed was not killed by a peer; an abort may be the last word of a
-    library that lost its peer.
+    The time of a kill is unknown, but no peer caused it; an abort may come from a library that lost its peer.
     """
 
     def order(fault: Fault) -> tuple[int, int]:
@@ -290,7 +284,7 @@ def root_cause(faults: list[Fault]) -> Fault:
 
 
 def _lost_peer(error: BaseException | None) -> bool:
-    """Whether this error, or the one behind it, says that another worker has gone."""
+    """Whether this error or its cause says that another worker is gone."""
     while error is not None:
         text = str(error).lower()
         if isinstance(error, (RuntimeError, OSError, RunError)) and any(words in text for words in _LOST_PEER):

@@ -1,17 +1,17 @@
-"""How much memory a worker's own tensors occupy, by what they are for, and the most it was at once.
+"""Memory of a worker's tensors by category, and its peak.
 
     parameters, buffers      of the worker's modules
-    gradients                of the parameters, from the moment autograd makes them
-    optimizer                what the optimiser keeps for each parameter
-    activations              what autograd keeps from forward to backward, in forwards and in recomputations
-    other                    whatever else is followed, such as buffers for messages
+    gradients                of the parameters, from when autograd creates them
+    optimizer                optimizer states of each parameter
+    activations              saved by autograd for backward, in forward passes and in recomputation
+    other                    other tracked tensors, such as P2P buffers
 
-Counted by storage, each once: views and tensors saved twice occupy theirs once. Activations count from when autograd
-saves them to when it drops them; everything else is walked at ``update``. In an inference, where autograd saves none,
-they are all tensors that operations make (``passing``), messages too. Not counted: what lives inside an operation, and
-gradients on their way; the process's own peak and, on CUDA, the allocator's have these.
-Counting costs a few µs a saved tensor: it happens in a designated step (``tracking``) and costs nothing in others.
-``_top_saved_tensors_default_hooks`` is private to torch and read in this file only.
+Each storage is counted once: views and tensors that are saved twice share theirs. Activations count from when autograd
+saves them to when it drops them; all else is counted at ``update``. In inference, where autograd saves nothing, they
+are all tensors that operations create (``count_allocations``). Not counted: temporaries inside an operation and
+gradients in flight; the process's peak and, on CUDA, the allocator's include these.
+Counting costs a few µs per saved tensor: it is done in one designated step (``tracking``) and costs nothing in others.
+``_top_saved_tensors_default_hooks`` is private to torch and used in this file only.
 """
 
 from __future__ import annotations
@@ -49,31 +49,29 @@ _CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What a worker knows about its memory."""
+    """Current and peak memory of a worker."""
 
     worker: int
-    """The worker's rank."""
     current: MemoryUse
-    """Own tensors when they were last looked at."""
+    """Tensors at the last update."""
     peak: MemoryUse
-    """Own tensors when they were most."""
+    """Tensors at the peak."""
     process_peak_bytes: int | None
-    """The most that the whole process had in memory; None where the system does not say."""
+    """Peak resident memory of the process; None where the system does not report it."""
     allocator_peak_bytes: int | None
-    """The most that torch's allocator gave out; None on a CPU."""
+    """Peak of torch's CUDA allocator; None on a CPU."""
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The figure to compare with a device's memory: the allocator's on CUDA, the tensors' own on a CPU."""
+        """Peak to compare with a device's memory: the allocator's on CUDA, the tensors' on a CPU."""
         return self.peak.total_bytes if self.allocator_peak_bytes is None else self.allocator_peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """For a run's files."""
         return {**asdict(self), "peak_memory_bytes": self.peak_memory_bytes}
 
 
 class MemoryTracker:
-    """Follows the memory of one worker's tensors and holds it to a limit."""
+    """Tracks the memory of one worker's tensors and enforces a limit."""
 
     def __init__(self, *, worker: int, device: torch.device | None = None, limit_bytes: int | None = None) -> None:
         self.worker = worker
@@ -86,41 +84,41 @@ class MemoryTracker:
         self._buffers: list[torch.Tensor] = []
         self._sources: list[tuple[Category, Callable[[], Iterable[torch.Tensor]]]] = [
             ("parameters", lambda: self._parameters),
-            ("gradients", lambda: [one.grad for one in self._parameters if one.grad is not None]),
+            ("gradients", lambda: [parameter.grad for parameter in self._parameters if parameter.grad is not None]),
             ("buffers", lambda: self._buffers),
         ]
-        self._owned: set[int] = set()  # storages that were found by walking, or are new gradients
-        self._walked: dict[Category, int] = dict.fromkeys(_CATEGORIES, 0)
-        self._walked_bytes = 0
-        self._new_gradients = 0  # bytes made since the last walk
-        self._kept: dict[int, _Storage] = {}
-        self._kept_bytes = 0
-        self._peak: tuple[dict[Category, int], int, int] = (self._walked, 0, 0)
+        self._owned: set[int] = set()  # storages counted at the last update, or new gradients
+        self._updated: dict[Category, int] = dict.fromkeys(_CATEGORIES, 0)
+        self._updated_bytes = 0
+        self._new_gradients = 0  # bytes created since the last update
+        self._saved: dict[int, _Storage] = {}
+        self._saved_bytes = 0
+        self._peak: tuple[dict[Category, int], int, int] = (self._updated, 0, 0)
         self._peak_bytes = 0
         self.rows: list[dict[str, Any]] = []
-        """The tracked step over time: a row where something begins, and one for the most that was held during it."""
-        self._doing: str | None = None  # None: no rows are wanted
+        """The tracked step over time: a row where an action begins, and one for the peak during it."""
+        self._doing: str | None = None  # None: no rows are recorded
         self._most_bytes = 0
         self._most: tuple[float, dict[Category, int], int, int] | None = None  # since the last row
 
     def follow(self, category: Category, tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Count, at every ``update``, the tensors that a callable gives; a storage belongs to the first that has it."""
+        """Count, at every ``update``, the tensors that a callable returns; a storage counts for the first category."""
         self._sources.append((category, tensors))
         self._sources.sort(key=lambda source: _CATEGORIES.index(source[0]))  # stable: parameters go first
 
     def follow_module(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a module's parameters, buffers and gradients, and an optimiser's states."""
+        """Count a module's parameters, buffers and gradients, and an optimizer's states."""
         self._modules.append(module)
         if optimizer is not None:
             self.follow_optimizer(optimizer)
 
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count an optimiser's states."""
+        """Count an optimizer's states."""
         self.follow("optimizer", lambda: _states(optimizer))
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
-        """Track this step. What it leaves behind (a schedule that spans steps) is given back rightly later."""
+        """Track this step; tensors that outlive it (a schedule that spans steps) are still released correctly."""
         self.active = True
         try:
             with ExitStack() as stack:
@@ -138,59 +136,59 @@ class MemoryTracker:
             self._doing = None
 
     def forward(self) -> AbstractContextManager[Any]:
-        """Around a forward (or a recomputation) whose kept tensors count; nothing in a step that is not tracked."""
+        """Count the tensors that a forward (or recomputation) saves; does nothing in steps that are not tracked."""
         if not self.active:
             return nullcontext()
         outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if outer is None:
-            return _Listening(self, self._pack, _unpack)
-        # Someone else packs, as checkpointing does while it recomputes: let a tensor tell when it dies.
+            return _SavedTensorHooks(self, self._pack, _unpack)
+        # Another hook packs, as checkpointing does during recomputation: count until the tensor is freed.
         pack, unpack = outer
-        return _Listening(self, lambda tensor: pack(self._marked(tensor)), unpack)
+        return _SavedTensorHooks(self, lambda tensor: pack(self._marked(tensor)), unpack)
 
     @contextmanager
-    def passing(self) -> Iterator[None]:
-        """Around a pass without a backward: what its operations make counts while anybody holds it.
+    def count_allocations(self) -> Iterator[None]:
+        """Count what the operations of a pass without backward allocate, while it is referenced.
 
-        Nothing is to be done on CUDA, whose allocator counts it.
+        Does nothing on CUDA, where the allocator counts it.
         """
 
         def watch(num_bytes: int) -> None:
-            self._kept_bytes = num_bytes
-            self._grown()
+            self._saved_bytes = num_bytes
+            self._check_peak()
 
-        before = self._kept_bytes
+        before = self._saved_bytes
         try:
             with nullcontext() if self._device.type == "cuda" else AllocationCounter(watch):
                 yield
         finally:
-            self._kept_bytes = before
+            self._saved_bytes = before
 
     def update(self) -> None:
-        """Look at everything but activations again; call it when gradients or states have come or gone."""
+        """Count everything but activations again; call it when gradients or states were created or freed."""
         if not self.active:
             return
-        walked: dict[Category, int] = dict.fromkeys(_CATEGORIES, 0)
+        updated: dict[Category, int] = dict.fromkeys(_CATEGORIES, 0)
         self._owned = set()
         for category, tensors in self._sources:
             for tensor in tensors():
                 key, num_bytes, _ = _storage_of(tensor)
-                if key not in self._owned and key not in self._kept:
+                if key not in self._owned and key not in self._saved:
                     self._owned.add(key)
-                    walked[category] += num_bytes
-        self._walked, self._walked_bytes, self._new_gradients = walked, sum(walked.values()), 0
-        self._grown()
+                    updated[category] += num_bytes
+        self._updated, self._updated_bytes, self._new_gradients = updated, sum(updated.values()), 0
+        self._check_peak()
         if self._device.type == "cuda" and self.limit_bytes is not None:
             self._check(torch.cuda.max_memory_allocated(self._device))
 
     def begin_rows(self, doing: str = "between steps") -> None:
-        """Write down, from now on, what is held while this is done and at every ``note``."""
+        """Record rows from now on: at every ``note``, and the peak in between."""
         self.rows.clear()
         self._doing = doing
         self.note(doing)
 
     def note(self, doing: str) -> None:
-        """Something else begins: look at everything again, and keep a row of it if rows are wanted."""
+        """Begin another action: update, and add a row if rows are recorded."""
         most = self._most
         self.update()
         if not self.active or self._doing is None:
@@ -198,103 +196,105 @@ class MemoryTracker:
         if most is not None:
             self._row(self._doing, *most)
         self._doing = doing
-        self._row(doing, time.perf_counter(), self._walked, self._new_gradients, self._kept_bytes)
+        self._row(doing, time.perf_counter(), self._updated, self._new_gradients, self._saved_bytes)
         self._most = None
 
-    def _row(self, doing: str, time_s: float, walked: dict[Category, int], new_gradients: int, saved_bytes: int) -> None:
-        self.rows.append({"time_s": time_s, **asdict(_use(walked, new_gradients, saved_bytes)), "doing": doing})
+    def _row(
+        self, doing: str, time_s: float, updated: dict[Category, int], new_gradients: int, saved_bytes: int
+    ) -> None:
+        self.rows.append({"time_s": time_s, **asdict(_use(updated, new_gradients, saved_bytes)), "doing": doing})
 
     def report(self) -> MemoryReport:
-        """Current and peak use."""
+        """Return current and peak memory."""
         on_cuda = self._device.type == "cuda"
         return MemoryReport(
             worker=self.worker,
-            current=_use(self._walked, self._new_gradients, self._kept_bytes),
+            current=_use(self._updated, self._new_gradients, self._saved_bytes),
             peak=_use(*self._peak),
             process_peak_bytes=process_peak_bytes(),
             allocator_peak_bytes=torch.cuda.max_memory_allocated(self._device) if on_cuda else None,
         )
 
     def reset_peak(self) -> None:
-        """Forget the peaks: own, process's and allocator's."""
+        """Reset the peaks of tensors, process and allocator."""
         self._peak_bytes = 0
-        self._grown()
+        self._check_peak()
         reset_process_peak()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def _out_of_memory(self, needed: str) -> RunError:
-        """The error of a worker that needs more than it may have, or more than there is."""
-        use = _use(self._walked, self._new_gradients, self._kept_bytes)
+        """Return the error of a worker that exceeds its limit or the device's memory."""
+        use = _use(self._updated, self._new_gradients, self._saved_bytes)
         return RunError(
             f"worker {self.worker} is out of memory: {needed}; {f'{use}; ' if use.total_bytes else ''}"
             "use more micro-batches, recomputation or more stages"
         )
 
     @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Says of an allocation that the device refuses what it says of a limit: who, and what filled the memory."""
+    def explain_oom(self) -> Iterator[None]:
+        """Turn a CUDA out-of-memory error into one that names the worker and its memory by category."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             self.update()
             raise self._out_of_memory(wanted_of(error, self.limit_bytes)) from error
 
-    def _pack(self, tensor: torch.Tensor) -> _Kept:
-        # Detached: an operation that saves its own result would keep itself alive.
-        return _Kept(self, tensor, tensor.detach())
+    def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
+        # Detached: an operation that saves its own result would never be freed.
+        return _SavedTensor(self, tensor, tensor.detach())
 
     def _marked(self, tensor: torch.Tensor) -> torch.Tensor:
-        own = tensor.detach()
-        own.__dict__["stagewright_kept"] = _Kept(self, tensor, None)
-        return own
+        alias = tensor.detach()
+        alias.__dict__["stagewright_saved"] = _SavedTensor(self, tensor, None)
+        return alias
 
     def _gradient_made(self, parameter: torch.Tensor) -> None:
         if parameter.grad is None:
-            return  # backward came by without one (``engine.reach``)
+            return  # backward without a gradient (``keep_differentiable.py``)
         key, num_bytes, _ = _storage_of(parameter.grad)
-        if key in self._owned or key in self._kept:
+        if key in self._owned or key in self._saved:
             return
         if num_bytes > parameter.grad.numel() * parameter.grad.element_size():
-            self.update()  # a bucket, to which others have moved: what they were in is gone
+            self.update()  # a DDP bucket that other gradients moved into
             return
         self._owned.add(key)
         self._new_gradients += num_bytes
-        self._grown()
+        self._check_peak()
 
-    def _grown(self) -> None:
-        """Take note of a new peak; raise if there is no room for it."""
-        total = self._walked_bytes + self._new_gradients + self._kept_bytes
+    def _check_peak(self) -> None:
+        """Record a new peak; raise where it exceeds the limit."""
+        total = self._updated_bytes + self._new_gradients + self._saved_bytes
         if self._doing is not None and (self._most is None or total > self._most_bytes):
             self._most_bytes = total
-            self._most = (time.perf_counter(), self._walked, self._new_gradients, self._kept_bytes)
+            self._most = (time.perf_counter(), self._updated, self._new_gradients, self._saved_bytes)
         if total > self._peak_bytes:
             self._peak_bytes = total
-            self._peak = (self._walked, self._new_gradients, self._kept_bytes)
+            self._peak = (self._updated, self._new_gradients, self._saved_bytes)
             if self._device.type != "cuda":
                 self._check(total)
 
     def _check(self, needed_bytes: int) -> None:
         if self.limit_bytes is not None and needed_bytes > self.limit_bytes:
             needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
-            if needed == allowed:  # as good as: only the bytes tell them apart
+            if needed == allowed:  # equal when rounded: show bytes
                 needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"
             raise self._out_of_memory(f"{needed} needed, {allowed} allowed")
 
 
 class _Storage:
-    """A storage that autograd keeps alive."""
+    """A storage that autograd holds."""
 
     __slots__ = ("holders", "num_bytes", "storage")
 
     def __init__(self, num_bytes: int, storage: object) -> None:
         self.holders = 0
         self.num_bytes = num_bytes
-        self.storage = storage  # held, so that its address is not used again
+        self.storage = storage  # referenced, so that its address is not reused
 
 
-class _Kept:
-    """Lives as long as autograd keeps one tensor."""
+class _SavedTensor:
+    """Lives as long as autograd holds one saved tensor."""
 
     __slots__ = ("key", "tensor", "tracker", "version")
 
@@ -303,33 +303,33 @@ class _Kept:
         key, num_bytes, storage = _storage_of(saved)
         self.key = 0 if key in tracker._owned else key
         if self.key:
-            entry = tracker._kept.get(key)
+            entry = tracker._saved.get(key)
             if entry is None:
-                entry = tracker._kept[key] = _Storage(num_bytes, storage)
-                tracker._kept_bytes += num_bytes
+                entry = tracker._saved[key] = _Storage(num_bytes, storage)
+                tracker._saved_bytes += num_bytes
             entry.holders += 1
-            tracker._grown()
+            tracker._check_peak()
 
     def __del__(self) -> None:
         if self.key:
-            entry = self.tracker._kept[self.key]
+            entry = self.tracker._saved[self.key]
             entry.holders -= 1
             if not entry.holders:
-                self.tracker._kept_bytes -= entry.num_bytes
-                del self.tracker._kept[self.key]
+                self.tracker._saved_bytes -= entry.num_bytes
+                del self.tracker._saved[self.key]
 
 
-def _unpack(kept: _Kept) -> torch.Tensor:
-    assert kept.tensor is not None
-    if kept.tensor._version != kept.version:  # autograd checks only what no hook has packed
+def _unpack(saved: _SavedTensor) -> torch.Tensor:
+    assert saved.tensor is not None
+    if saved.tensor._version != saved.version:  # autograd checks only tensors without hooks
         raise RuntimeError(
-            f"a tensor of shape {list(kept.tensor.shape)} that backward needs was changed in place after it was saved"
+            f"a tensor of shape {list(saved.tensor.shape)} that backward needs was changed in place after it was saved"
         )
-    return kept.tensor
+    return saved.tensor
 
 
-class _Listening(torch.autograd.graph.saved_tensors_hooks):
-    """Hooks on what autograd saves. What was emptied meanwhile, as a gathered parameter is, no longer counts after."""
+class _SavedTensorHooks(torch.autograd.graph.saved_tensors_hooks):
+    """Hooks on saved tensors; storages that were freed meanwhile, such as gathered parameters, stop counting."""
 
     def __init__(self, tracker: MemoryTracker, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         super().__init__(pack, unpack)
@@ -337,17 +337,17 @@ class _Listening(torch.autograd.graph.saved_tensors_hooks):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        for entry in self._tracker._kept.values():
+        for entry in self._tracker._saved.values():
             if isinstance(entry.storage, torch.UntypedStorage) and not entry.storage.nbytes():
-                self._tracker._kept_bytes -= entry.num_bytes
+                self._tracker._saved_bytes -= entry.num_bytes
                 entry.num_bytes = 0
 
 
 def _storage_of(tensor: torch.Tensor) -> tuple[int, int, object]:
-    """A storage's address, its bytes and the storage; a tensor without one stands for itself."""
+    """Return a storage's address, its bytes and the storage; the tensor itself where it has none."""
     if hasattr(tensor, "to_local"):
         with torch.no_grad():
-            tensor = tensor.to_local()  # a DTensor's own part
+            tensor = tensor.to_local()  # the local shard of a DTensor
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr(), storage.nbytes(), storage
@@ -355,8 +355,8 @@ def _storage_of(tensor: torch.Tensor) -> tuple[int, int, object]:
         return id(tensor), tensor.numel() * tensor.element_size(), tensor
 
 
-def _use(walked: dict[Category, int], new_gradients: int, saved_bytes: int) -> MemoryUse:
-    counted = dict(walked)
+def _use(updated: dict[Category, int], new_gradients: int, saved_bytes: int) -> MemoryUse:
+    counted = dict(updated)
     counted["gradients"] += new_gradients
     counted["activations"] += saved_bytes
     return MemoryUse(**counted)
@@ -364,11 +364,11 @@ def _use(walked: dict[Category, int], new_gradients: int, saved_bytes: int) -> M
 
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     states = optimizer.state.values()
-    return [one for state in states for one in state.values() if isinstance(one, torch.Tensor)]
+    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def process_peak_bytes() -> int | None:
-    """The most memory that this process has had since it began or since the last reset."""
+    """Return the peak resident memory of this process since its start or the last reset."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
@@ -379,7 +379,7 @@ def process_peak_bytes() -> int | None:
 
 
 def held_bytes(device: torch.device) -> int | None:
-    """What this worker holds now: of torch's allocator on CUDA, of the process on a CPU; None: not to be known."""
+    """Return the memory in use: torch's allocator on CUDA, the process on a CPU; None where it is unknown."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     try:
@@ -390,7 +390,7 @@ def held_bytes(device: torch.device) -> int | None:
 
 
 def reset_process_peak() -> bool:
-    """Begin to measure the process's peak again; False where the system can't."""
+    """Reset the process's peak; False where the system can't."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,20 +1,20 @@
-"""What this worker does when: the one record of events that a run folder gets, cheap enough to be always on.
+"""The event recorder of a worker, cheap enough to be always on.
 
-    with recorder.step(7):                      only what happens in a step is recorded
+    with recorder.step(7):                      only events inside a step are recorded
         start = recorder.now()
         …                                       any work
-        recorder.add("forward", start)          one tuple; stage and micro-batch are those that were set last
+        recorder.add("forward", start)          one tuple, with the stage and micro-batch that were set last
 
-``now`` costs a call of ``time.perf_counter`` and, outside recorded steps, nothing but a call. On CUDA it records an
-event on the current stream instead, and nothing is waited for: times are resolved when the rows are made, each step's
-from its own first event, before which the device was idle. Of a long training run the last steps are kept.
+``now`` calls ``time.perf_counter``; outside recorded steps it costs an empty call. On CUDA it records an event on the
+current stream without synchronizing: times are resolved when the rows are made, relative to the step's first event,
+before which the device was idle. Of a long training run only the last steps are kept.
 
-A run that fails still has what was recorded: ``rest`` gives it, with the step that was under way, to whoever ends the
-worker. It waits for nothing, not even for the device. A worker that is killed can give nothing: so each step also goes
-to a journal on the disk when it ends, on CUDA when the device is done with it.
+When a run fails, ``rest`` returns what was recorded, with the unfinished step, without waiting for the device. A killed
+worker can't call it, so each step is also appended to a journal on disk when it ends (on CUDA, when the device has
+finished it).
 
-Events of one stream are nested or disjoint: computing and waiting are one thread's, and a collective that runs beside
-them counts from when the one before it is done.
+Events of one stream are nested or disjoint: compute and waits belong to one thread, and an overlapped collective counts
+from the end of the one before it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorder", "recorder"]
 
-_KINDS = {  # by how the words for what a worker does begin
+_KINDS = {  # by the first words of a worker's action
     "forward": "forward",
     "backward": "backward",
     "receive": "receive",
     "optimizer": "optimizer",
-    "sum of gradients": "collective",
+    "gradient all-reduce": "collective",
     "reduce": "collective",
 }
 
 Mark: TypeAlias = Any
-"""A moment: seconds of ``time.perf_counter``, or a CUDA event."""
+"""A point in time: seconds of ``time.perf_counter``, or a CUDA event."""
 
 # kind, stream, stage, micro-batch, begin, end, bytes, peer, note
 _Event: TypeAlias = tuple[str, str, int | None, int | None, Mark, Mark, int | None, int | None, str | None]
@@ -66,15 +66,13 @@ class _Step:
 
 
 class Recorder:
-    """The one mutable record of this process; a job opens it."""
+    """Records the events of this process; a job opens it."""
 
     def __init__(self) -> None:
         self.now: Callable[[], Mark] = _nothing
-        """This moment, as ``add`` takes it."""
+        """Current time, in the form that ``add`` takes."""
         self.stage: int | None = None
-        """The stage that is worked on."""
         self.microbatch: int | None = None
-        """The micro-batch that is worked on."""
         self._clock: Callable[[], Mark] = time.perf_counter
         self._open = False
         self._steps: deque[_Step] = deque()
@@ -87,7 +85,7 @@ class Recorder:
         self._unwritten: deque[_Step] = deque()
 
     def keep_in(self, folder: Path) -> None:
-        """Write each step that is recorded after the next ``open`` to a journal in this worker's folder, too."""
+        """After the next ``open``, also write each recorded step to a journal in this worker's folder."""
         self._folder = folder
 
     def open(
@@ -97,9 +95,9 @@ class Recorder:
         most_steps: int | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Forget what was recorded and record the coming steps, of which the last ``most_steps`` are kept.
+        """Discard earlier events and record the coming steps, of which the last ``most_steps`` are kept.
 
-        ``clock``: read instead of the device's own, for whoever wants to know of each reading; then no journal is kept.
+        ``clock`` replaces the device's clock, for tests that count its calls; then no journal is written.
         """
         on_cuda = device is not None and device.type == "cuda"
         self._clock = clock or (_cuda_mark if on_cuda else time.perf_counter)
@@ -113,7 +111,7 @@ class Recorder:
         self._journal = Journal(self._folder, most_steps) if self._folder is not None and clock is None else None
 
     def close(self) -> None:
-        """Record no more; what was recorded stays."""
+        """Stop recording; recorded events stay."""
         self._open = False
         if self._journal is not None:
             self._write_past()
@@ -122,26 +120,26 @@ class Recorder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether a recorded step goes on."""
+        """Whether a recorded step is in progress."""
         return self._events is not None
 
     @contextmanager
     def step(self, number: int, note: str | None = None) -> Iterator[None]:
-        """Record what happens inside as one step."""
+        """Record the events inside as one step."""
         if not self._open:
             yield
             return
         self._write_past()
         self.now = self._clock
-        one = _Step(number, note, time.perf_counter(), self.now())
-        self._events, self._current = one.events, one
+        step = _Step(number, note, time.perf_counter(), self.now())
+        self._events, self._current = step.events, step
         try:
             yield
-            one.end = self.now()
-            self._steps.append(one)
+            step.end = self.now()
+            self._steps.append(step)
             self._current = None
             if self._journal is not None:
-                self._unwritten.append(one)
+                self._unwritten.append(step)
                 self._write_past()
         finally:
             self.now, self._events = _nothing, None
@@ -157,7 +155,7 @@ class Recorder:
         peer: int | None = None,
         note: str | None = None,
     ) -> None:
-        """Something that began at ``start`` ends now."""
+        """Record an event that began at ``start`` and ends now."""
         events = self._events
         if events is None:
             return
@@ -168,8 +166,8 @@ class Recorder:
             events.append(("collective", "compute", self.stage, self.microbatch, begun, end, None, None, about))
         events.append((kind, stream, self.stage, self.microbatch, start, end, num_bytes, peer, note))
 
-    def beside(self, num_bytes: int, note: str) -> Callable[[], None]:
-        """A collective begins that runs beside computing; call the result, from any thread, when it is done."""
+    def begin_overlapped(self, num_bytes: int, note: str) -> Callable[[], None]:
+        """Begin a collective that overlaps with compute; call the result, from any thread, when it is done."""
         events = self._events
         if events is None:
             return _nothing
@@ -182,51 +180,51 @@ class Recorder:
         return done
 
     def wait_inside(self, note: str) -> None:
-        """From now on until the end of what is being recorded, the worker waits for collectives."""
+        """From now until the end of the current event, the worker waits for collectives."""
         if self._events is not None:
             self._waiting = (self.now(), note)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All events in the order of their begin, as a run folder keeps them."""
+        """Return all events in order, as rows of the run folder."""
         self._is_taken = True
         if self._clock is _cuda_mark:
             torch.cuda.synchronize()
-        return [row for one in self._steps for row in rows_of(_resolved(one))]
+        return [row for step in self._steps for row in rows_of(_resolved(step))]
 
     def rest(self, doing: Doing) -> list[dict[str, Any]]:
-        """What no one has asked for yet, with the step under way and, in it, what is being done now.
+        """Return the events that ``rows`` has not returned, with the unfinished step and its current action.
 
-        May be called from any thread while the worker goes on.
+        May be called from any thread while the worker runs.
         """
         if self._is_taken:
             return []
-        found = [row for one in list(self._steps) if _is_past(one.end) for row in rows_of(_resolved(_past(one)))]
+        rows = [row for step in list(self._steps) if _is_past(step.end) for row in rows_of(_resolved(_past(step)))]
         if self._current is not None:
-            found += _unfinished(_past(self._current), doing, on_cuda=self._clock is _cuda_mark)
-        return found
+            rows += _unfinished(_past(self._current), doing, on_cuda=self._clock is _cuda_mark)
+        return rows
 
     def _write_past(self) -> None:
-        """Hand over to the journal what the device is done with; nothing is waited for."""
+        """Append the steps that the device has finished to the journal, without waiting."""
         while self._unwritten and self._journal is not None and _is_past(self._unwritten[0].end):
-            one = self._unwritten[0]
+            step = self._unwritten[0]
             try:
-                done = _resolved(one)
+                done = _resolved(step)
             except RuntimeError:
-                return  # the end of one, on another stream, is still to come
-            if done.events is not one.events:
-                one.events[: len(done.events)] = done.events  # for ``rows``, too; others may add to the list
+                return  # an event on another stream has not ended yet
+            if done.events is not step.events:
+                step.events[: len(done.events)] = done.events  # ``rows`` uses them; threads may append to the list
             self._unwritten.popleft()
             self._journal.append(done)
 
 
 def _past(step: _Step) -> _Step:
-    """A step with those of its events that are over by now on the device too."""
-    return replace(step, events=[one for one in list(step.events) if _is_past(one[4]) and _is_past(one[5])])
+    """Return a step with only those events that the device has finished."""
+    return replace(step, events=[event for event in list(step.events) if _is_past(event[4]) and _is_past(event[5])])
 
 
 def _unfinished(step: _Step, doing: Doing, *, on_cuda: bool) -> list[dict[str, Any]]:
-    """A step as far as it came; what is under way began when the last event ended."""
-    last_s = max((_seconds(step, one[5]) for one in step.events), default=_seconds(step, step.begin))
+    """Return the rows of an unfinished step; its current action began when the last event ended."""
+    last_s = max((_seconds(step, event[5]) for event in step.events), default=_seconds(step, step.begin))
     end_s = last_s if on_cuda else max(last_s, time.perf_counter())
     events = list(step.events)
     kind = next((kind for words, kind in _KINDS.items() if doing.action.startswith(words)), None)
@@ -241,7 +239,7 @@ def _is_past(mark: Mark) -> bool:
 
 
 def _resolved(step: _Step) -> RecordedStep:
-    """A step in seconds; the device must be done with it."""
+    """Convert a step to seconds; the device must have finished it."""
     if isinstance(step.begin, float):
         return RecordedStep(step=step.number, note=step.note, begin_s=step.begin, end_s=step.end, events=step.events)
     return RecordedStep(
@@ -249,7 +247,7 @@ def _resolved(step: _Step) -> RecordedStep:
         note=step.note,
         begin_s=step.begun_s,
         end_s=_seconds(step, step.end),
-        events=[_in_seconds(step, one) for one in step.events],
+        events=[_in_seconds(step, event) for event in step.events],
     )
 
 
@@ -270,7 +268,7 @@ def _cuda_mark() -> Mark:
 
 
 def _nothing() -> Any:
-    """Outside a recorded step."""
+    """Do nothing, outside a recorded step."""
     return 0.0
 
 

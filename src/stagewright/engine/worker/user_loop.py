@@ -1,10 +1,10 @@
-"""Faults in a training loop of one's own: told as ``stagewright worker`` tells them, as far as a script is not ours.
+"""Fault reporting for a user's training loop around a trainer, like that of ``stagewright worker``.
 
-    inside a trainer's call    what is raised is told, with worker, stage, micro-batch and shapes, and the others end
-    outside                    the user's own code: its exceptions stay as they are, and it may take its time
+    inside a trainer's call    an exception is reported with worker, stage, micro-batch and shapes; the others end
+    outside                    user code: its exceptions stay as they are, and it has no time limit
 
-An exception keeps its type and gets a note: a script may still catch it. The process is ended only where it can't go
-on: another worker has failed, or the run hangs.
+An exception keeps its type and gets a note, so a script may still catch it. The process is ended only where it can't
+continue: another worker has failed, or the run hangs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ import torch.distributed as dist
 
 from stagewright.cluster.device import Device
 from stagewright.engine.worker.faults import Fault, activity
-from stagewright.engine.worker.watchdog import OUTSIDE, StoreWatch, tell_agent
-from stagewright.engine.worker.worker import Place, connect, end_process, start_watch
+from stagewright.engine.worker.placement import RankPlacement
+from stagewright.engine.worker.store import connect_store
+from stagewright.engine.worker.watchdog import OUTSIDE, StoreWatchdog, report_to_agent, start_watchdog
+from stagewright.engine.worker.worker import end_process
 from stagewright.errors import UsageError
 
-__all__ = ["OwnLoop"]
+__all__ = ["UserLoop"]
 
 T = TypeVar("T")
 
-_watch: StoreWatch | None = None  # one a process, however many trainers it makes
+_watchdog: StoreWatchdog | None = None  # one per process, shared by all trainers
 
 
-class OwnLoop:
-    """What is told about the calls of a trainer."""
+class UserLoop:
+    """Reports faults in the calls of a trainer."""
 
     def __init__(self, rank: int, device: Device, hang_s: float) -> None:
-        """Call it when the workers have met; the first trainer's time limit is the process's."""
+        """Start the watchdog once per process, with the first trainer's time limit; the group must be initialized."""
         self._rank, self._device = rank, device.text
-        place = Place.of(os.environ) if dist.is_torchelastic_launched() else Place()
-        if _watch is None and place.store is not None and place.launcher is None:
-            _begin_to_watch(place, device, hang_s)
+        launched = dist.is_torchelastic_launched()
+        placement = RankPlacement.from_environment(os.environ) if launched else RankPlacement()
+        if _watchdog is None and placement.store is not None and placement.launcher is None:
+            _start_watchdog(placement, device, hang_s)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Around a call; wrong input, which every worker refuses alike, says all in its sentence."""
+        """Wrap a call; a UsageError, which every worker raises alike, is complete without a report."""
         try:
             yield
         except UsageError:
@@ -55,30 +58,30 @@ class OwnLoop:
             )
             note = f"stagewright: {replace(fault, traceback='').text()}"
             error.add_note(note)
-            tell_agent(replace(fault, traceback=f"{fault.traceback}{note}"))
-            if _watch is not None:
-                _watch.tell(fault)
-                _watch.stop()  # what this process does now is its script's
+            report_to_agent(replace(fault, traceback=f"{fault.traceback}{note}"))
+            if _watchdog is not None:
+                _watchdog.report(fault)
+                _watchdog.stop()  # from here on the script decides
             raise
         finally:
             activity.begin(OUTSIDE)
 
     def outside(self, values: Iterable[T]) -> Iterator[T]:
-        """What the user's own iterable gives, in the middle of a call."""
+        """Iterate over a user's iterable inside a call; its own time counts as user code."""
         activity.begin(OUTSIDE)
-        for one in values:
-            activity.begin("deal")
-            yield one
+        for value in values:
+            activity.begin("split batch")
+            yield value
             activity.begin(OUTSIDE)
 
 
-def _begin_to_watch(place: Place, device: Device, hang_s: float) -> None:
-    global _watch
+def _start_watchdog(placement: RankPlacement, device: Device, hang_s: float) -> None:
+    global _watchdog
 
     def end(fault: Fault) -> None:
-        tell_agent(fault)
+        report_to_agent(fault)
         end_process(fault.error())
 
     activity.begin(OUTSIDE)
-    _watch = start_watch(connect(place, hang_s), place, device, hang_s, end)
-    atexit.register(_watch.stop)
+    _watchdog = start_watchdog(connect_store(placement, hang_s), placement.rank, device, hang_s, end)
+    atexit.register(_watchdog.stop)

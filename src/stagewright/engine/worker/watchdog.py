@@ -1,10 +1,11 @@
-"""Tell a slow run from one that hangs, and find the worker to blame.
+"""Detect a hanging run, and find the worker that caused it.
 
 A run hangs when *no* worker has begun an action for a given time: a single slow worker makes its peers wait, but it
-goes on itself. The local launcher reads the counts from the workers' mapped files (which works for a stopped process
-too); under ``torchrun``, perhaps on many machines, each worker's ``StoreWatch`` adds its own count to one sum in the
-agent's store and reads there as well whether another worker has failed. In a loop of one's own (``own_loop.py``) a
-worker is often ``OUTSIDE``, in its user's code, which may take its time: where all are, nothing hangs.
+makes progress itself. The local launcher reads the action counts from the workers' mapped files (which works for a
+stopped process too). Under ``torchrun``, possibly on many machines, each worker's ``StoreWatchdog`` adds its count to a
+total in the agent's store, where it also sees whether another worker has failed. In a user's training loop
+(``user_loop.py``) a worker is often ``OUTSIDE``, in user code, which has no time limit: where all workers are outside,
+nothing hangs.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagewright.engine.worker.faults import Activity, Doing, Fault, FaultKind
+from stagewright.engine.worker.faults import Activity, Doing, Fault, FaultKind, activity
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from stagewright.cluster.device import Device
 
 __all__ = [
     "HANG_S",
@@ -32,30 +35,30 @@ __all__ = [
     "STARTING",
     "START_S",
     "ProgressClock",
-    "StoreWatch",
+    "StoreWatchdog",
     "blame",
-    "is_stopped",
-    "tell_agent",
+    "report_to_agent",
+    "start_watchdog",
 ]
 
 HANG_S = 300.0
-"""Without progress for so long a run is ended, unless its user says otherwise."""
+"""Default time without progress after which a run is ended."""
 
 START_S = 120.0
-"""Until every worker has begun its job a run may take at least so long: importing torch is one long action."""
+"""Minimum time limit until every worker has begun its job: importing torch is one long action."""
 
 STARTING = ("", "connect", "join", "capture")
-"""What a worker does before its job, or what first imports a good part of torch."""
+"""Actions before the job, or that import much of torch."""
 
-OUTSIDE = "code of your own"
-"""What a worker does between the calls of a trainer."""
+OUTSIDE = "user code"
+"""Action of a worker between the calls of a trainer."""
 
-# A worker that does one of these waits for others, so another one is to blame.
+# A worker in one of these actions waits for another, which caused the hang.
 _WAITING = ("receive", "send", "wait", "reduce", "gather", "scatter", "broadcast", "barrier", "join", "finish")
 
 
 class ProgressClock:
-    """Knows since when a count has not changed."""
+    """Measures how long a count has not changed."""
 
     def __init__(self, hang_s: float, now_s: float) -> None:
         self._hang_s = hang_s
@@ -63,7 +66,7 @@ class ProgressClock:
         self._changed_s = now_s
 
     def overdue(self, count: int, now_s: float, *, starting: bool = False, idle: bool = False) -> float | None:
-        """For how long the count has stood still, if that is too long; to be asked again and again."""
+        """Return how long the count has not changed, if that exceeds the limit; call it periodically."""
         if count != self._count or idle:
             self._count, self._changed_s = count, now_s
         still_s = now_s - self._changed_s
@@ -71,9 +74,9 @@ class ProgressClock:
 
 
 def blame(doings: Sequence[Doing], stopped: Sequence[bool], running: Sequence[bool]) -> int:
-    """The worker that the others wait for: a stopped one, else one that does not wait, else the least advanced.
+    """Return the worker that the others wait for: a stopped one, else one that does not wait, else the slowest.
 
-    Workers that have ended well are not asked, unless all have.
+    Workers that have finished are considered only where all have.
     """
 
     def innocence(worker: int) -> tuple[bool, bool, bool, int]:
@@ -83,20 +86,12 @@ def blame(doings: Sequence[Doing], stopped: Sequence[bool], running: Sequence[bo
 
 
 def _waits(action: str) -> bool:
-    """Whether a worker that does this waits for others."""
+    """Whether a worker in this action waits for others."""
     return any(word in action for word in _WAITING)
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped (SIGSTOP, a debugger); False where the system does not tell."""
-    with contextlib.suppress(OSError, IndexError):
-        # "1234 (a name) with spaces) T 1 …": the state follows the last bracket.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    return False
-
-
-class StoreWatch:
-    """A worker's thread that ends it where no one else can: another worker has failed, or the whole run hangs."""
+class StoreWatchdog:
+    """Thread that ends its worker where another worker has failed or the whole run hangs."""
 
     def __init__(
         self,
@@ -118,36 +113,36 @@ class StoreWatch:
         self._thread = threading.Thread(target=self._run, name="stagewright-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """The job is done: other workers may go on, and the store may vanish."""
+        """Stop the thread: the job is done, so the store may disappear."""
         self._stop.set()
         self._thread.join()
 
-    def tell(self, fault: Fault) -> None:
-        """Tell the other workers, unless one of them was first."""
+    def report(self, fault: Fault) -> None:
+        """Report a fault to the other workers, unless one of them has reported first."""
         with contextlib.suppress(Exception):  # the store may be gone, and this worker is ending anyway
             self._store.compare_set("failed", "", json.dumps(asdict(fault)))
 
     def _run(self) -> None:
         clock = ProgressClock(self._hang_s, time.monotonic())
-        told, told_inside = 0, 0
+        reported, reported_inside = 0, 0
         while not self._stop.wait(self._interval_s):
             count, outside = self._activity.count, self._activity.action == OUTSIDE
             try:
-                total = self._store.add("progress", count - told)
-                num_inside = self._store.add("inside", (not outside) - told_inside)
-                told, told_inside = count, not outside
+                total = self._store.add("progress", count - reported)
+                num_inside = self._store.add("inside", (not outside) - reported_inside)
+                reported, reported_inside = count, not outside
                 first = self._first_fault()
             except Exception as error:
-                if outside:  # a script may go on when the others have ended
+                if outside:  # a script may continue after the others have ended
                     return
                 fault = self._fault("lost-peer", f"the launcher's store is gone ({type(error).__name__}: {error})")
             else:
                 if first is not None:
-                    # Most workers learn it sooner from a broken connection; with NCCL only from here.
+                    # With Gloo a broken connection shows it sooner; with NCCL only the store does.
                     fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
                 else:
                     starting = self._activity.action in STARTING
@@ -155,16 +150,16 @@ class StoreWatch:
                     if still_s is None:
                         continue
                     fault = self._fault("hung", f"no worker has made progress for {still_s:.0f} s")
-                    first = self._told_by_another() if _waits(fault.doing.action) else None
+                    first = self._fault_of_another() if _waits(fault.doing.action) else None
                     if first is not None:
                         fault = self._fault("lost-peer", f"worker {first['worker']} failed: {first['message']}")
-                    self.tell(fault)
+                    self.report(fault)
             if not self._stop.wait(self._grace_s if fault.kind == "lost-peer" else 0):
                 self._end(fault)
             return
 
-    def _told_by_another(self) -> dict[str, object] | None:
-        """Who waits lets the one it waits for speak first; where all wait, the first to lose patience does."""
+    def _fault_of_another(self) -> dict[str, object] | None:
+        """Give the worker that this one waits for time to report first; where all wait, the first timeout reports."""
         if self._stop.wait(self._grace_s):
             return None
         with contextlib.suppress(Exception):  # the store may be gone
@@ -174,8 +169,8 @@ class StoreWatch:
     def _first_fault(self) -> dict[str, object] | None:
         if not self._store.check(["failed"]):
             return None
-        found: dict[str, object] = json.loads(self._store.get("failed"))
-        return found
+        fault: dict[str, object] = json.loads(self._store.get("failed"))
+        return fault
 
     def _fault(self, kind: FaultKind, message: str) -> Fault:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -190,8 +185,17 @@ class StoreWatch:
         )
 
 
-def tell_agent(fault: Fault) -> None:
-    """Let ``torchrun`` show this as the root cause."""
+def start_watchdog(
+    store: Store, rank: int, device: Device, hang_s: float, end: Callable[[Fault], None]
+) -> StoreWatchdog:
+    """Watch this worker and, through the store, the others."""
+    watchdog = StoreWatchdog(store, worker=rank, device=device.text, activity=activity, hang_s=hang_s, end=end)
+    watchdog.start()
+    return watchdog
+
+
+def report_to_agent(fault: Fault) -> None:
+    """Make ``torchrun`` show this fault as the root cause."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         about = {"py_callstack": fault.traceback, "timestamp": str(fault.time_ns // 10**9)}

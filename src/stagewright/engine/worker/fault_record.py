@@ -1,0 +1,104 @@
+"""Record why this worker failed: its fault and its last events are on disk before the process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stagewright.engine.worker.faults import Fault, activity, worker_folder
+from stagewright.engine.worker.placement import RankPlacement
+from stagewright.engine.worker.process import ProcessMark
+from stagewright.engine.worker.watchdog import StoreWatchdog, report_to_agent
+from stagewright.errors import StagewrightError, UsageError
+from stagewright.runs.result import RunResult
+from stagewright.runs.run_folder import RunFolder
+from stagewright.runs.worker_folder import WorkerFolder
+
+__all__ = ["FaultRecord", "record_faults"]
+
+SAVE_S = 1.5
+"""Time limit for writing events on failure: the launcher waits two seconds before it kills a worker."""
+
+_OWN_FILES = (__file__, str(Path(__file__).with_name("worker.py")))
+
+
+class FaultRecord:
+    """Writes this worker's fault and its unsaved events."""
+
+    def __init__(self, placement: RankPlacement) -> None:
+        self.placement = placement
+        self.device = ""
+        self.folder: Path | None = None
+        self.watchdog: StoreWatchdog | None = None
+        self._stacks: Any = None
+        self._saving: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def open(self, run_folder: Path) -> None:
+        """Create the worker's files in the run folder."""
+        folder = self.folder = worker_folder(run_folder, self.placement.rank)
+        activity.open(folder / "activity.txt")
+        with contextlib.suppress(UsageError):  # needed only by `stagewright watch`
+            ProcessMark.of_this_process().write(folder / "process.json")
+        if self.placement.launcher is not None and hasattr(signal, "SIGUSR1"):
+            # The launcher asks a hanging worker for its stack; faulthandler answers even while the GIL is held.
+            self._stacks = (folder / "stack.txt").open("w")
+            faulthandler.register(signal.SIGUSR1, file=self._stacks, all_threads=False)
+
+    def write(self, fault: Fault) -> StagewrightError:
+        """Write the fault, report it to the agent and to the other workers, and return it as an error."""
+        if self.folder is not None:
+            fault.write(self.folder / "error.json")
+            if self.placement.rank == 0 and self.placement.launcher is None:
+                refused = fault.exit_code == UsageError.exit_code
+                with contextlib.suppress(OSError):
+                    result = RunResult(error=fault.text())
+                    RunFolder(self.folder.parents[1]).finish("refused" if refused else "failed", result)
+        report_to_agent(fault)
+        if self.watchdog is not None:
+            self.watchdog.report(fault)
+        self.save_events()
+        return fault.error()
+
+    def save_events(self) -> None:
+        """Write recorded events that are not on disk yet, once and within a time limit."""
+        with self._lock:
+            if self._saving is None:
+                self._saving = threading.Thread(target=self._save, name="stagewright-save", daemon=True)
+                self._saving.start()
+        self._saving.join(SAVE_S)
+
+    def _save(self) -> None:
+        module = sys.modules.get("stagewright.engine.worker.recorder")  # not imported: nothing was recorded
+        if module is None or self.folder is None:
+            return
+        with contextlib.suppress(Exception):  # with a broken device or a full disk, the fault is still reported
+            rows = module.recorder.rest(activity.now())
+            if rows:
+                WorkerFolder(self.folder).write_events(rows, quickly=True)
+
+
+@contextlib.contextmanager
+def record_faults(placement: RankPlacement) -> Iterator[FaultRecord]:
+    """Record any exception raised inside, and raise it as one error."""
+    record = FaultRecord(placement)
+    try:
+        yield record
+    except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
+            frames = frames.tb_next  # how the job was called does not explain its failure
+        error.with_traceback(frames or error.__traceback__)
+        fault = Fault.of(
+            error, worker=placement.rank, device=record.device, doing=activity.now(), time_ns=time.time_ns()
+        )
+        raise record.write(fault) from error

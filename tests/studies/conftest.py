@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from stagewright.studies import Answer, Bench, Drawing, Findings, Part, Results, Study, Table
+from stagewright.studies import Answer, PartContext, Figure, Findings, Part, Results, Study, Table
 from stagewright.studies.runner.folder import StudyFolder
 
 ENVIRONMENT = {"cores": [0, 1], "processor": "an abacus", "gpus": [], "versions": {"torch": "2.13.0"}}
 
 
-def small_study(run: Callable[[str, Bench], Any], options: dict[str, Any] | None = None) -> Study:
+def small_study(run: Callable[[str, PartContext], Any], options: dict[str, Any] | None = None) -> Study:
     """one ─► two, three; each is what `run` makes of its name."""
 
     def conclude(results: Results) -> Findings:
@@ -22,11 +22,11 @@ def small_study(run: Callable[[str, Bench], Any], options: dict[str, Any] | None
         return Findings(
             tables=(Table(title="All", columns=("part", "number"), rows=tuple((n, str(results[n])) for n in results)),),
             answers=(Answer(question="What was found?", sentences=found),),
-            drawings=(Drawing(name="dots", caption="Dots.", draw=lambda path: path.write_text("drawn")),),
+            figures=(Figure(name="dots", caption="Dots.", draw=lambda path: path.write_text("drawn")),),
         )
 
     def part(name: str, *needs: str) -> Part:
-        return Part(name=name, about=f"the part {name}", run=lambda bench: run(name, bench), needs=needs)
+        return Part(name=name, about=f"the part {name}", run=lambda context: run(name, context), needs=needs)
 
     return Study(
         name="stages",

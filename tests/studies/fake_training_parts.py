@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from stagewright.studies.codecs.measured import part_name
-from stagewright.studies.parts.training_recipe import LESSONS
-from stagewright.studies.strategies.measured import LARGE_KINDS, ways_of
+from stagewright.studies.parts.training_recipe import RECIPES
+from stagewright.studies.strategies.measured import LARGE_KINDS, list_experiments
 
 MIB = 2**20
-CIFAR = replace(LESSONS["cifar10"], size=32, batch=64, weights="/weights/mobilenetv2")
+CIFAR = replace(RECIPES["cifar10"], size=32, batch=64, weights="/weights/mobilenetv2")
 
 
 def trained(accuracy: float, metric: str = "accuracy") -> dict[str, Any]:
@@ -33,7 +33,7 @@ CODECS_OPTIONS: dict[str, Any] = {
     "microbatches": 4,
     "how": "pipeline",
     "devices": ["cpu:0", "cpu:1"],
-    "lessons": {"cifar10": CIFAR},
+    "recipes": {"cifar10": CIFAR},
 }
 
 ACCURACIES = {
@@ -48,7 +48,7 @@ _SECONDS = {"none": 0.0, "bf16": 0.001, "hadamard4": 0.004, "block8": 0.002, "so
 
 
 def codecs_parts(accuracies: Mapping[str, Sequence[float]] = ACCURACIES) -> dict[str, Any]:
-    """Two links of 1 MiB each way and micro-batch; 4 micro-batches a step."""
+    """Two links of 1 MiB each experiment and micro-batch; 4 micro-batches a step."""
     parts: dict[str, Any] = {
         "data-cifar10": {"kept": True, "train": 320, "judged": 300, "of": [50000, 10000]},
         "crossing-cifar10": {
@@ -102,7 +102,7 @@ STRATEGIES_OPTIONS: dict[str, Any] = {
     "large_batches": [256, 1024],
     "piece": 32,
     "devices": ["cpu:0", "cpu:1"],
-    "lessons": {"cifar10": CIFAR},
+    "recipes": {"cifar10": CIFAR},
 }
 
 RATES = {"data-2": 180.0, "pipeline-2-2-even": 120.0, "pipeline-2-4-even": 150.0, "pipeline-2-4-client": 110.0}
@@ -116,8 +116,8 @@ def strategies_parts(
         "data-cifar10": {"kept": True, "train": 320, "judged": 300, "of": [50000, 10000]},
         "profile-cifar10": {"cuts": {"pipeline-2-4-client": ["layer.3", "layer.12"]}},
         "forecast-cifar10": {
-            way.name: {"samples_per_s": 300.0 + 10 * way.microbatches, "speedup": 3.0 + way.microbatches / 10}
-            for way in ways_of([4], [2, 4], ["even", "client"])
+            experiment.name: {"samples_per_s": 300.0 + 10 * experiment.microbatches, "speedup": 3.0 + experiment.microbatches / 10}
+            for experiment in list_experiments([4], [2, 4], ["even", "client"])
         },
         "speed-cifar10-serial-2-1": {"samples_per_s": 100.0, "equal": True, "peak_memory_bytes": [9 * MIB]},
         "large-limit": {
@@ -132,9 +132,9 @@ def strategies_parts(
             "equal": equal,
             "peak_memory_bytes": [10 * MIB, 30 * MIB] if "client" in name else [20 * MIB, 20 * MIB],
         }
-    for way in ways_of([2, 4], [2, 4], ["even", "client"]):
-        for seed, value in enumerate((accuracy or {}).get(way.name, (95.8, 96.0))):
-            parts[f"train-cifar10-{way.name}-{seed}"] = trained(value)
+    for experiment in list_experiments([2, 4], [2, 4], ["even", "client"]):
+        for seed, value in enumerate((accuracy or {}).get(experiment.name, (95.8, 96.0))):
+            parts[f"train-cifar10-{experiment.name}-{seed}"] = trained(value)
     for kind in LARGE_KINDS:
         for batch in (256, 1024):
             about = {"batch": batch, "microbatches": 1 if kind == "data" else batch // 32}

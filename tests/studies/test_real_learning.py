@@ -14,7 +14,7 @@ from tests.studies.parts.test_training_recipe import cifar
 from program import run_program
 from stagewright.studies.codecs.study import Options
 from stagewright.studies.fabric.study import has_lab
-from stagewright.studies.parts.training import by_one_process, by_pipeline, client_cuts
+from stagewright.studies.parts.training import train_in_one_process, train_by_pipeline, client_cuts
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:
@@ -132,8 +132,8 @@ def test_one_process_learns_what_a_pipeline_learns(tmp_path: Path) -> None:
     cuts = client_cuts(options.plan("digits", "none", 0), 1, 1)
     plan = options.plan("digits", "block8", 0, cuts)
     assert cuts == ("vit.embeddings", "vit.layernorm")
-    alone = by_one_process(plan, data=None, device="cpu:0")
-    workers = by_pipeline(plan, tmp_path, data=None)
+    alone = train_in_one_process(plan, data=None, device="cpu:0")
+    workers = train_by_pipeline(plan, tmp_path, data=None)
     assert alone["epochs"][-1]["accuracy"] == pytest.approx(workers["epochs"][-1]["accuracy"], abs=1.01 / 360)
-    other = by_one_process(options.plan("digits", "sort3+1", 0, cuts), data=None, device="cpu:0")
+    other = train_in_one_process(options.plan("digits", "sort3+1", 0, cuts), data=None, device="cpu:0")
     assert other["epochs"][-1]["training_loss"] != pytest.approx(alone["epochs"][-1]["training_loss"], abs=1e-6)

@@ -1,35 +1,39 @@
-"""The five studies: each runs from profile to report, and answers its questions in sentences made of what it measured.
+"""The five studies: each runs from profile to report, and answers its questions in sentences with measured numbers.
 
-    options ─► Study (parts, conclude) ─► run_study ─► parts/NAME.json ─► conclude ─► table.md, answers.md,
-                                           │  missing parts alone            (pure)     figures/, report.html
-                                           └► runs/… the run folders of what really ran
+    Options ─► Study (parts, conclude) ─► run_study ─► parts/NAME.json ─► conclude ─► table.md, answers.md,
+                                           │  missing parts only             (pure)     figures/, report.html
+                                           └► runs/… a run folder for every plan that was run
 
-To write a study, `my.py` in this package (`stages` is the example to follow):
+    framework/    what every study is built from: Study, Part, option declarations, tables, phrases
+    parts/        work that parts of several studies share: profiles, forecasts, training, traces
+    runner/       load a study, run its parts in a folder, write its findings
+    NAME/         one study: options, study, measured, tables, answers
 
-1. Choose options that are plain JSON values (numbers, texts, lists): they name the study, tell whether an unfinished
-   folder is of the same study, and stand in `study.json`.
-2. List its parts: `Part(name="run-2-blocks", about="2 stages, cut by blocks", run=function, needs=("split",))`. The
-   function takes a `Bench` and returns plain JSON data, measured numbers not rounded. `bench.results["split"]` is the
-   data of a part that it needs; `bench.run(plan)` runs a plan in the study's `runs/`, `bench.tell(text)` shows what
-   goes on. Make parts small (one run each): one is saved as soon as it is done, and what was done is not done again.
-   Names of parts follow from the options alone; a part that turns out to be needless returns data that says so.
-3. Write `conclude(results) -> Findings`, a pure function over `Results` in a file of its own (`my_findings.py`): tables
-   (`Table`), answers (`Answer`: a question and sentences with their numbers) and drawings (`Drawing`: a name, a caption
-   and a function that draws into a path; the figure itself is made in `report/`). `results.get(name)` is None where a
-   part failed: say what is not known, and go on. What failed is added to the answers by `run_study`.
-4. Give the module the three names of `load.py`: `Options` (a frozen dataclass; its defaults are the full size), `QUICK`
-   (the defaults of --quick) and `study(options) -> Study`. Add a command in `cli/study/my.py` (arguments, then
-   `conduct(context, given, …)`; what is None is left to the defaults) to `cli/study/__init__.py`, a page in
-   docs/studies, and tests with hand-made parts: other measurements must give other
-   sentences, and no missing part may raise.
+To write a study, add a package NAME (`stages` is the example to follow):
 
-A part that raises is recorded with its reason; the rest goes on, and the command ends with 1. Interrupted, the same
-command goes on in the unfinished folder of the same options; `--resume FOLDER` also repeats parts that failed.
+1. `options.py`: `Options`, a frozen dataclass of plain JSON values. Declare each field once with
+   `option(default, help, quick=…)`, or `setting(default)` if it is not on the command line: command, help and --quick
+   come from it. `machine_defaults` fills in what depends on the machine. The docstring is the help of the command.
+2. `study.py`: `build_study(options) -> Study` lists the parts: `Part(name="run-2-blocks", about="2 stages, split by
+   blocks", run=function, needs=("split",))`. The function receives a `PartContext` and returns plain JSON data with
+   unrounded numbers. `context.results["split"]` is the data of a part that it needs; `context.run(plan)` runs a plan in
+   the study's `runs/`; `context.note(text)` shows progress. Keep parts small (one run each): each is saved when it is
+   done and never repeated. Names of parts depend on the options only; a part that turns out to be unnecessary returns
+   data that says so.
+3. `measured.py`, `tables.py`, `answers.py`: pure functions from `Results` to measured values, tables (`study_table`),
+   figures (`Figure`: a name, a caption and a function that draws into a path; `report/` draws) and answers (`Answer`: a
+   question and sentences with their numbers). `conclude` in `study.py` combines them into `Findings`.
+   `results.get(name)` is None if a part failed: say what is unknown. `run_study` adds an answer with the failed parts.
+4. Add NAME to `STUDIES` in `runner/load.py`, a page in docs/studies, and tests with hand-made parts: different
+   measurements must give different sentences, and no missing part may raise.
+
+A part that raises is saved with its reason; the others still run, and the command exits with 1. After an interruption
+the same command continues in the unfinished folder of the same options; `--resume FOLDER` also repeats failed parts.
 """
 
 from __future__ import annotations
 
+from stagewright.studies.framework.study import Answer, Figure, Findings, Part, PartContext, Results, Study
 from stagewright.studies.runner.run import Outcome, run_study
-from stagewright.studies.framework.study import Answer, Bench, Drawing, Findings, Part, Results, Study, Table
 
-__all__ = ["Answer", "Bench", "Drawing", "Findings", "Outcome", "Part", "Results", "Study", "Table", "run_study"]
+__all__ = ["Answer", "Figure", "Findings", "Outcome", "Part", "PartContext", "Results", "Study", "run_study"]

@@ -15,7 +15,7 @@ from stagewright.studies import Findings, Results
 from stagewright.studies.codecs.findings import conclude
 from stagewright.studies.codecs.measured import measured_codecs, part_name
 from stagewright.studies.codecs.study import Options, study
-from stagewright.studies.codecs.transfer_job import _Ends
+from stagewright.studies.codecs.transfer_job import _LinkEnd
 
 
 def concluded(parts: dict[str, Any], **options: Any) -> Findings:
@@ -82,7 +82,7 @@ def test_fewest_bytes_and_the_goal() -> None:
 def test_seeds_that_differ_more_than_the_limit_are_not_hidden() -> None:
     noisy = {**ACCURACIES, "none": (90.0, 96.0)}
     text = said(concluded(codecs_parts(noisy)), "How few")
-    assert "or of no codec differ by 4.2 points, more than that limit: more seeds are needed to tell." in text
+    assert "or of no codec differ by 4.2 points, more than that limit: more seeds are needed to note." in text
     assert "few samples" not in text, "there may be many"
 
 
@@ -132,7 +132,7 @@ def test_a_transfer_is_timed_from_a_waiting_receiver_to_its_answer(monkeypatch: 
     monkeypatch.setattr("torch.distributed.recv", lambda values, of: said.append(f"{values.nbytes} B from {of}"))
     monkeypatch.setattr("time.perf_counter", lambda: said.append("clock") or 0.0)
     place: Any = SimpleNamespace(rank=0, torch_device=torch.device("cpu"))
-    ends = _Ends(place, [64, 4])
+    ends = _LinkEnd(place, [64, 4])
     ends.plain(4096)
     ends.tensor("none")
     ends.tensor("bf16")
@@ -142,9 +142,9 @@ def test_a_transfer_is_timed_from_a_waiting_receiver_to_its_answer(monkeypatch: 
 
 
 def test_figures(tmp_path: Path) -> None:
-    drawing = concluded(codecs_parts()).drawings[0]
-    drawing.draw(tmp_path / f"{drawing.name}.svg")
-    assert "<svg" in (tmp_path / f"{drawing.name}.svg").read_text()
+    figure = concluded(codecs_parts()).figures[0]
+    figure.draw(tmp_path / f"{figure.name}.svg")
+    assert "<svg" in (tmp_path / f"{figure.name}.svg").read_text()
 
 
 @pytest.mark.parametrize("missing", sorted(codecs_parts()))

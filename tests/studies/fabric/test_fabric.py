@@ -56,9 +56,9 @@ def test_without_root_it_is_told() -> None:
 
 
 def test_figures(tmp_path: Path) -> None:
-    drawing = concluded(fabric_parts()).drawings[0]
-    drawing.draw(tmp_path / f"{drawing.name}.svg")
-    assert "<svg" in (tmp_path / f"{drawing.name}.svg").read_text()
+    figure = concluded(fabric_parts()).figures[0]
+    figure.draw(tmp_path / f"{figure.name}.svg")
+    assert "<svg" in (tmp_path / f"{figure.name}.svg").read_text()
 
 
 @pytest.mark.parametrize("missing", sorted(fabric_parts()))

@@ -104,8 +104,8 @@ def test_no_missing_part_stops_the_rest(missing: str) -> None:
 
 
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
-    (drawing,) = concluded(memory_parts()).drawings
-    drawing.draw(tmp_path / "memory.svg")
+    (figure,) = concluded(memory_parts()).figures
+    figure.draw(tmp_path / "memory.svg")
     assert "tensor, recomputed" in (tmp_path / "memory.svg").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Where the data and weights of a lesson are found, and which samples are kept."""
+"""Where the data and weights of a recipe are found, and which samples are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
-from stagewright.studies.parts.training_recipe import choose_lesson, data_folder, keep_samples, tasks_in
+from stagewright.studies.parts.training_recipe import choose_recipe, data_folder, select_samples, tasks_in
 
 
 def cifar(folder: Path, num_train: int = 60, num_test: int = 30) -> Path:
@@ -42,18 +42,18 @@ def weights(folder: Path, kind: str) -> Path:
 
 def test_samples_are_of_all_classes(tmp_path: Path) -> None:
     data = cifar(tmp_path / "data")
-    found = keep_samples("cifar10", str(data), tmp_path / "kept", 20, 10)
+    found = select_samples("cifar10", str(data), tmp_path / "kept", 20, 10)
     assert found == {"kept": True, "train": 20, "judged": 10, "of": [60, 30]}
     kept = parquet.read_table(tmp_path / "kept" / "cifar10" / "train-00000-of-00001.parquet")
     assert np.bincount(kept.column("label").to_numpy()).tolist() == [2] * 10
-    assert keep_samples("cifar10", str(data), tmp_path / "none", None, None) == {
+    assert select_samples("cifar10", str(data), tmp_path / "none", None, None) == {
         **found,
         "kept": False,
         "train": 60,
         "judged": 30,
     }
     assert not (tmp_path / "none").exists()
-    assert keep_samples("digits", None, tmp_path / "none", 20, 10)["kept"] is False
+    assert select_samples("digits", None, tmp_path / "none", 20, 10)["kept"] is False
 
 
 def test_tasks_are_those_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,13 +70,13 @@ def test_tasks_are_those_in_the_folder(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_weights_are_found_by_their_kind(tmp_path: Path) -> None:
     data = cifar(tmp_path / "data")
-    lesson = choose_lesson("cifar10", data=str(data), weights=None, quick=True)
-    assert (lesson.weights, lesson.size, lesson.batch) == (None, 32, 64)
+    recipe = choose_recipe("cifar10", data=str(data), weights=None, quick=True)
+    assert (recipe.weights, recipe.size, recipe.batch) == (None, 32, 64)
     beside = weights(data / "mobilenet", "mobilenet_v2")
     weights(data / "another", "bert")
-    assert choose_lesson("cifar10", data=str(data), weights=None, quick=False).weights == str(beside)
+    assert choose_recipe("cifar10", data=str(data), weights=None, quick=False).weights == str(beside)
     own = weights(tmp_path / "own", "mobilenet_v2")
-    chosen = choose_lesson("cifar10", data=str(data), weights=str(own), quick=True, size=48, batch=8, learning_rate=0.5)
+    chosen = choose_recipe("cifar10", data=str(data), weights=str(own), quick=True, size=48, batch=8, learning_rate=0.5)
     assert (chosen.weights, chosen.size, chosen.batch, chosen.learning_rate) == (str(own), 48, 8, 0.5)
     spec = chosen.model_spec(3)
     assert (spec.image_size, spec.sequence_length, spec.num_classes, spec.seed) == (48, None, 10, 3)
@@ -94,5 +94,5 @@ def test_what_is_not_there_is_told_in_one_sentence(tmp_path: Path) -> None:
         ({"data": str(data), "weights": str(tmp_path / "not there")}, "does not exist"),
     ):
         with pytest.raises(UsageError, match=text) as raised:
-            choose_lesson("cifar10", quick=True, **given)
+            choose_recipe("cifar10", quick=True, **given)
         assert "\n" not in str(raised.value)

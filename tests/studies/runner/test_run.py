@@ -11,7 +11,7 @@ import pytest
 from tests.studies.conftest import small_study
 
 from stagewright.errors import RunError, UsageError
-from stagewright.studies import Bench, Study, run_study
+from stagewright.studies import PartContext, Study, run_study
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.studies.runner.run import MISSING
 
@@ -21,8 +21,8 @@ NewFolder = Callable[[Study], StudyFolder]
 def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
     order = []
 
-    def run(name: str, bench: Bench) -> int:
-        order.append((name, dict(bench.results)))
+    def run(name: str, context: PartContext) -> int:
+        order.append((name, dict(context.results)))
         return len(order)
 
     study = small_study(run)
@@ -43,7 +43,7 @@ def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
 def test_an_interrupted_study_goes_on_with_what_is_missing(new_folder: NewFolder, tmp_path: Path) -> None:
     ran: list[str] = []
 
-    def interrupted(name: str, bench: Bench) -> str:
+    def interrupted(name: str, context: PartContext) -> str:
         ran.append(name)
         if name == "two" and ran.count("two") == 1:
             raise KeyboardInterrupt
@@ -65,14 +65,14 @@ def test_an_interrupted_study_goes_on_with_what_is_missing(new_folder: NewFolder
 def test_a_part_that_fails_is_told_and_the_rest_goes_on(new_folder: NewFolder) -> None:
     told = []
 
-    def failing(name: str, bench: Bench) -> str:
+    def failing(name: str, context: PartContext) -> str:
         if name == "one":
             raise RunError("worker 1 ran out of memory\n  at: somewhere")
         return name
 
     study = small_study(failing)
     folder = new_folder(study)
-    outcome = run_study(study, folder, tell=lambda part, text: told.append((part.name, text)))
+    outcome = run_study(study, folder, note=lambda part, text: told.append((part.name, text)))
     assert not outcome.is_complete
     assert dict(outcome.results) == {"three": "three"}
     assert outcome.findings.answers[-1].question == MISSING
@@ -89,7 +89,7 @@ def test_a_part_that_fails_is_told_and_the_rest_goes_on(new_folder: NewFolder) -
 def test_failed_parts_are_tried_again(new_folder: NewFolder) -> None:
     attempts: list[str] = []
 
-    def once(name: str, bench: Bench) -> str:
+    def once(name: str, context: PartContext) -> str:
         attempts.append(name)
         if name == "one" and len(attempts) == 1:
             raise ZeroDivisionError("division by zero")
@@ -105,13 +105,13 @@ def test_failed_parts_are_tried_again(new_folder: NewFolder) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), {1, 2}, object()])
 def test_what_is_not_json_is_a_failure(bad: Any, new_folder: NewFolder) -> None:
-    study = small_study(lambda name, bench: bad if name == "three" else 1)
+    study = small_study(lambda name, context: bad if name == "three" else 1)
     outcome = run_study(study, new_folder(study))
     assert list(outcome.results.failures) == ["three"]
 
 
 def test_a_part_file_that_was_cut_off_is_made_again(new_folder: NewFolder) -> None:
-    study = small_study(lambda name, bench: name)
+    study = small_study(lambda name, context: name)
     folder = new_folder(study)
     run_study(study, folder)
     (folder.path / "parts/three.json").write_text('{"part": "three", "da')
@@ -119,7 +119,7 @@ def test_a_part_file_that_was_cut_off_is_made_again(new_folder: NewFolder) -> No
 
 
 def test_two_processes_do_not_share_a_folder(new_folder: NewFolder, tmp_path: Path) -> None:
-    study = small_study(lambda name, bench: name)
+    study = small_study(lambda name, context: name)
     folder = new_folder(study)
     with folder.held():
         assert StudyFolder.unfinished(tmp_path, study) is None

@@ -126,8 +126,8 @@ def test_no_missing_part_stops_the_rest(missing: str) -> None:
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
-    for drawing in concluded(stages_parts()).drawings:
-        drawing.draw(tmp_path / f"{drawing.name}.svg")
+    for figure in concluded(stages_parts()).figures:
+        figure.draw(tmp_path / f"{figure.name}.svg")
     assert {path.name for path in tmp_path.iterdir()} == {"speedups.svg", "why-inference.svg"}
     assert "published" in (tmp_path / "speedups.svg").read_text()
 

@@ -13,10 +13,10 @@ from tests.studies.fake_training_parts import RATES, STRATEGIES_OPTIONS, strateg
 from stagewright.cluster.cluster import FREE
 from stagewright.errors import UsageError
 from stagewright.planner.calibration.calibrate import Calibration
-from stagewright.simulator.overheads import EngineOverheads
-from stagewright.studies import Bench, Findings, Results
+from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.studies import PartContext, Findings, Results
 from stagewright.studies.strategies.findings import conclude
-from stagewright.studies.strategies.measured import Way, ways_of
+from stagewright.studies.strategies.measured import Experiment, list_experiments
 from stagewright.studies.strategies.study import Options, study
 
 
@@ -29,7 +29,7 @@ def said(findings: Findings, question: str) -> str:
 
 
 def test_the_experiments() -> None:
-    assert [way.name for way in ways_of((2, 4), (2, 4, 8), ("even", "client"))] == [
+    assert [experiment.name for experiment in list_experiments((2, 4), (2, 4, 8), ("even", "client"))] == [
         "data-2",
         "pipeline-2-2-even",
         "pipeline-2-4-even",
@@ -129,7 +129,7 @@ def test_pieces_cuts_and_workers() -> None:
     level = said(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
     assert "2 give 1.50 × and 4 give 1.50 ×; best are 2 and 4: more" in level
     only = said(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
-    assert only == "Only one way to cut was studied."
+    assert only == "Only one experiment to cut was studied."
     text = said(findings, "at a client")
     assert "client and server reach 1.10 × (cut after layer.3 and layer.12), an even cut 1.50 ×" in text
     both = said(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")
@@ -157,13 +157,13 @@ def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, m
     """On a GPU a small model takes as long for 32 samples as for 64: two that share them gain nothing."""
     made = MadeSource(units=random_units(5, 0), tensors=(1,)).model(8, 1)
     sizes = [replace(made, profile=replace(made.profile, batch_size=size)) for size in (8, 32, 64)]
-    calibration = Calibration(link=FREE, collective=FREE, terms=EngineOverheads(), kind="cpu", hardware="made").to_dict()
+    calibration = Calibration(link=FREE, collective=FREE, overheads=EngineOverheads(), kind="cpu", hardware="made").to_dict()
     calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
     options = Options(workers=(2,), cuts=(), batch=64)
-    monkeypatch.setattr("stagewright.studies.strategies.study.measured_of", lambda one: one)
+    monkeypatch.setattr("stagewright.studies.strategies.study.load_model_costs", lambda one: one)
     part = next(one for one in study(options).parts if one.name == "forecast-digits")
     results = Results({"profile-digits": {"measured": sizes, "cuts": {}}, "calibration": calibration})
-    found = part.run(Bench(folder=tmp_path, results=results, tell=print))
+    found = part.run(PartContext(folder=tmp_path, results=results, note=print))
     assert found["data-2"]["speedup"] == pytest.approx(1.0, abs=0.05)
 
 
@@ -181,9 +181,9 @@ def test_large_batches() -> None:
 
 
 def test_figures(tmp_path: Path) -> None:
-    drawing = concluded(strategies_parts()).drawings[0]
-    drawing.draw(tmp_path / f"{drawing.name}.svg")
-    assert "<svg" in (tmp_path / f"{drawing.name}.svg").read_text()
+    figure = concluded(strategies_parts()).figures[0]
+    figure.draw(tmp_path / f"{figure.name}.svg")
+    assert "<svg" in (tmp_path / f"{figure.name}.svg").read_text()
 
 
 @pytest.mark.parametrize("missing", sorted(strategies_parts()))
@@ -200,10 +200,10 @@ def test_nothing_measured() -> None:
 
 def test_plans_of_the_experiments() -> None:
     options = Options(workers=(2, 4), batch=32)
-    four = options.plan("digits", Way(strategy="pipeline", workers=4, microbatches=2, cut="even"), 1)
+    four = options.plan("digits", Experiment(strategy="pipeline", workers=4, microbatches=2, cut="even"), 1)
     assert (four.batch, four.schedule, four.devices) == (64, "gpipe", ("cpu:0", "cpu:1", "cpu:0", "cpu:1"))
     assert four.optimizer.learning_rate == pytest.approx(2e-3)
-    client = options.plan("digits", Way(strategy="pipeline", workers=2, microbatches=4, cut="client"), 1, ("a", "b"))
+    client = options.plan("digits", Experiment(strategy="pipeline", workers=2, microbatches=4, cut="client"), 1, ("a", "b"))
     assert (client.schedule, client.stage_workers) == ("1f1b", (0, 1, 0))
     assert options.large_plan("data", 1024, ("a",)).microbatches == 1
     assert options.large_plan("accumulated", 1024, ("a",)).microbatches == 16

@@ -92,7 +92,7 @@ def _annotation(options: type, name: str, info: OptionInfo) -> Any:
     """Build the typer annotation of one option; it is None where the user does not give it."""
     limits: dict[str, Any] = {} if info.minimum is None else {"min": info.minimum}
     return Annotated[
-        info.typed | None,  # type: ignore[name-defined]
+        info.typed | None,
         typer.Option(
             info.flag or f"--{name.replace('_', '-')}",
             help=help_of(options, name).replace("[", "\\["),

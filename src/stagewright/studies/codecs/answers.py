@@ -1,4 +1,4 @@
-"""The answers of the study *codecs*: sentences made of its numbers. Pure."""
+"""Answers of the study *codecs*, in sentences with their numbers. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import BITS, MeasuredCodec, part_name
-from stagewright.studies.codecs.tables import between, shown_rate, shown_shape
-from stagewright.studies.framework.phrases import joined, percent, times
-from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
+from stagewright.studies.framework.phrases import joined, percent, signed, times
 from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.parts.training_recipe import TrainingRecipe
 
 __all__ = ["GOAL_POINTS", "GOAL_RATIO", "QUESTIONS", "answers"]
 
@@ -20,253 +20,249 @@ QUESTIONS = (
     "What crosses the links?",
     "What does each codec cost in accuracy?",
     "How few bytes keep the accuracy?",
-    "Does sort quantisation collapse at 4 bits, and do ours?",
-    "What is the true ratio?",
-    "What is the transfer rate, and how does it grow with the size?",
-    "On which links does a codec pay?",
+    "Does sort quantization collapse at 4 bits, and do Stagewright's codecs?",
+    "What is the compression ratio?",
+    "What is the transfer rate, and how does it depend on the size?",
+    "On which links does a codec save time?",
 )
 GOAL_RATIO = 0.15
 """Of fp32 bytes."""
 GOAL_POINTS = {"cifar10": 0.5}
-"""Loss of accuracy that is allowed there; 1 point elsewhere."""
-_COLLAPSE = 0.5  # of what was learned beyond guessing
-_FEW = 0.25  # bytes of fp32 that are worth comparing with 4 bits of sort
-_NOT_KNOWN = ("Not known: nothing was measured.",)
+"""Allowed loss of accuracy in points; 1 for other tasks."""
+_COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at least
+_FEW = 0.25  # codecs with at most this share of the fp32 bytes are compared with sort at 4 bits
+_CHANCE = {"cifar10": 10.0, "digits": 10.0, "rte": 52.7, "cola": 0.0}
+"""Metric × 100 of a model that always predicts the most frequent class."""
+_UNKNOWN = ("Unknown: nothing was measured.",)
 
 
 def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Answer, ...]:
-    """One for each question."""
-    found = (
+    """Answer each question."""
+    replies = (
         _crossing(results, options),
         _accuracy(results, options, codecs),
-        _fewest(options, codecs),
+        _fewest_bytes(options, codecs),
         _collapse(options, codecs),
-        _ratios(codecs, options),
-        _rates(results, options, codecs),
-        _pays(options, codecs),
+        _ratios(codecs),
+        _transfer_rates(results, options, codecs),
+        _break_even(options, codecs),
     )
     return tuple(
-        Answer(question=question, sentences=sentences or _NOT_KNOWN)
-        for question, sentences in zip(QUESTIONS, found, strict=True)
+        Answer(question=question, sentences=sentences or _UNKNOWN)
+        for question, sentences in zip(QUESTIONS, replies, strict=True)
     )
 
 
 def _crossing(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for task, lesson in options["lessons"].items():
-        found, samples = results.get(f"crossing-{task}"), results.get(f"data-{task}")
-        if found is None:
+    for task, recipe in options["recipes"].items():
+        crossing, samples = results.get(f"crossing-{task}"), results.get(f"data-{task}")
+        if crossing is None:
             continue
-        raw = found["messages"] * sum(row["raw_bytes"] for row in found["rows"] if row["codec"] == "none")
-        shapes = joined(shown_shape(one) for row in found["shapes"] for one in row)
+        raw = crossing["messages"] * sum(row["raw_bytes"] for row in crossing["rows"] if row["codec"] == "none")
+        shapes = joined(shown_shape(shape) for row in crossing["shapes"] for shape in row)
         sentences.append(
-            f"{lesson.shown_data} with {lesson.model}, batch {lesson.batch}: {shapes}, after {joined(found['cuts'])}; "
-            f"with their gradients back {format_bytes(raw)} a step."
+            f"{recipe.model} on {recipe.shown_data}, batch {recipe.batch}: {shapes}, after {joined(crossing['cuts'])}; "
+            f"with the gradients in return {format_bytes(raw)} per step."
         )
         if not options["epochs"]:
             continue
-        weights = "pretrained weights" if lesson.weights else "random weights"
-        taken = (
+        weights = "pretrained weights" if recipe.weights else "random weights"
+        used = (
             f"{samples['train']} of {samples['of'][0]} samples"
             if samples is not None and samples["of"] is not None
             else "all embedded samples"
         )
-        sentences.append(f"It learns from {taken}, starting with {weights}.")
+        sentences.append(f"It is trained on {used}, starting with {weights}.")
         if task == "digits" and options["data"] is None:
-            sentences.append("No data was given: these are the embedded digits, not what was published.")
+            sentences.append("No data was given: these are the embedded digits, not the published data sets.")
     return tuple(sentences)
 
 
-def _plain(every: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
-    return next((one for one in every if one.codec == "none" and one.mean is not None), None)
+def _without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
+    return next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
 
 
-def _points(one: MeasuredCodec, plain: MeasuredCodec) -> float:
-    assert one.mean is not None
-    assert plain.mean is not None
-    return plain.mean - one.mean
+def _lost_points(codec: MeasuredCodec, reference: MeasuredCodec) -> float:
+    assert codec.mean is not None
+    assert reference.mean is not None
+    return reference.mean - codec.mean
 
 
 def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     if not options["epochs"]:
-        return ("Nothing was trained: there were no epochs.",)
+        return ("Nothing was trained, since epochs is 0.",)
     sentences = []
-    for task, every in codecs.items():
-        sentences += _proofs(results, options, task)
-        plain, name = _plain(every), options["lessons"][task].shown_data
-        if plain is None:
-            sentences.append(f"{name}: not known, training without a codec is missing.")
+    for task, measured in codecs.items():
+        sentences += _parity(results, options, task)
+        reference, name = _without_codec(measured), options["recipes"][task].shown_data
+        if reference is None:
+            sentences.append(f"{name}: unknown, since the training without a codec is missing.")
             continue
-        others = [one for one in every if one.mean is not None and one is not plain]
-        texts = [f"{one.codec} {one.shown} ({_change(-_points(one, plain))})" for one in others]
+        others = [codec for codec in measured if codec.mean is not None and codec is not reference]
+        texts = [f"{codec.codec} {codec.shown} ({signed(-_lost_points(codec, reference))})" for codec in others]
+        sentences.append(f"{name}: without a codec {reference.shown}" + (f"; {joined(texts)}." if texts else "."))
+        if reference.deviation is None or not others:
+            continue
+        within = [
+            codec.codec
+            for codec in others
+            if abs(_lost_points(codec, reference)) <= max(reference.deviation, codec.deviation or 0)
+        ]
         sentences.append(
-            f"{name}: without a codec {plain.shown}; {joined(texts)}." if texts else f"{name}: {plain.shown}."
+            f"The difference is within the variation between seeds for {joined(within)}."
+            if within
+            else "All of them differ from it by more than seeds differ from each other."
         )
-        if plain.deviation is not None and others:
-            inside = [
-                one.codec for one in others if abs(_points(one, plain)) <= max(plain.deviation, one.deviation or 0)
-            ]
-            sentences.append(
-                f"No more apart from it than seeds are from each other: {joined(inside)}."
-                if inside
-                else "All of them are more apart from it than seeds are from each other."
-            )
     return tuple(sentences)
 
 
-def _proofs(results: Results, options: Mapping[str, Any], task: str) -> list[str]:
-    """Whether the pipeline with a codec computes what serial does with it."""
-    found = {codec: results.get(part_name(task, codec, None)) for codec in options["codecs"]}
-    equal = [codec for codec, row in found.items() if row is not None and row["equal"]]
-    other = [codec for codec, row in found.items() if row is not None and not row["equal"]]
+def _parity(results: Results, options: Mapping[str, Any], task: str) -> list[str]:
+    """Whether the pipeline with a codec computes the same as the single-device baseline with it."""
+    checks = {codec: results.get(part_name(task, codec, None)) for codec in options["codecs"]}
+    passed = [codec for codec, row in checks.items() if row is not None and row["equal"]]
+    failed = [codec for codec, row in checks.items() if row is not None and not row["equal"]]
     sentences = []
-    if equal:
+    if passed:
         sentences.append(
-            f"A step of the real pipeline is equal to serial with the same codec: {joined(equal)}."
-            + (" Trained was in one process." if options["how"] == "one-process" else "")
+            f"One pipeline step passes the parity check against one device with the same codec: {joined(passed)}."
+            + (" Training itself ran in one process." if options["how"] == "one-process" else "")
         )
-    if other:
-        sentences.append(f"Not equal to serial with the same codec, so not to be trusted: {joined(other)}.")
+    if failed:
+        sentences.append(f"Parity check failed, so these results are not reliable: {joined(failed)}.")
     return sentences
-
-
-def _change(points: float) -> str:
-    return f"{round(points, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def _goal(task: str) -> float:
     return GOAL_POINTS.get(task, 1.0)
 
 
-def _fewest(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+def _fewest_bytes(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences = []
-    for task, every in codecs.items():
-        plain, name = _plain(every), options["lessons"][task].shown_data
-        if plain is None:
+    for task, measured in codecs.items():
+        reference, name, goal = _without_codec(measured), options["recipes"][task].shown_data, _goal(task)
+        if reference is None:
             continue
-        known = [one for one in every if one.mean is not None and one is not plain and one.raw_bytes]
-        good = sorted((one for one in known if _points(one, plain) <= _goal(task)), key=lambda one: one.ratio)
-        limit = f"within {_goal(task):g} point{'s' if _goal(task) != 1 else ''} of no codec"
+        trained = [codec for codec in measured if codec.mean is not None and codec is not reference and codec.raw_bytes]
+        good = sorted(
+            (codec for codec in trained if _lost_points(codec, reference) <= goal), key=lambda codec: codec.ratio
+        )
+        limit = f"within {goal:g} point{'s' if goal != 1 else ''} of the accuracy without a codec"
         if not good:
             sentences.append(f"{name}: none of these codecs stays {limit}.")
             continue
         best = good[0]
-        goal = f"the goal of {GOAL_RATIO:g} is {'met' if best.ratio <= GOAL_RATIO else 'missed'}"
         sentences.append(
-            f"{name}: {best.codec} stays {limit} with {percent(best.ratio)} of the bytes "
-            f"({best.shown} against {plain.shown}); {goal}."
+            f"{name}: {best.codec} stays {limit} with {percent(best.ratio)} of the bytes ({best.shown} instead of "
+            f"{reference.shown}); the goal of {GOAL_RATIO:g} is {'met' if best.ratio <= GOAL_RATIO else 'missed'}."
         )
-        spread = max((one.deviation or 0.0 for one in (best, plain)), default=0.0)
-        if spread > _goal(task):
+        deviation = max(best.deviation or 0.0, reference.deviation or 0.0)
+        if deviation > goal:
             sentences.append(
-                f"Seeds of {best.codec} or of no codec differ by {spread:.1f} points, more than that limit: more seeds "
-                "are needed to tell."
+                f"The standard deviation over seeds, {deviation:.1f} points, is larger than that limit: a conclusion "
+                "needs more seeds."
             )
     return tuple(sentences)
 
 
 def _collapse(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences = []
-    for task, every in codecs.items():
-        lesson: Lesson = options["lessons"][task]
-        plain = _plain(every)
-        if plain is None or plain.mean is None:
+    for task, measured in codecs.items():
+        recipe: TrainingRecipe = options["recipes"][task]
+        reference = _without_codec(measured)
+        if reference is None or reference.mean is None:
             continue
-        guess = _guess(task)
-        learned = plain.mean - guess
-        four = next((one for one in every if one.codec == "sort3+1" and one.mean is not None), None)
-        ours = [
-            one
-            for one in every
-            if one.mean is not None and one.codec not in BITS and one.ratio <= _FEW and one.raw_bytes
-        ]
-        if four is None:
-            sentences.append(f"{lesson.shown_data}: not known, sort3+1 was not trained.")
+        chance = _CHANCE.get(task, 0.0)
+        learned = reference.mean - chance
+        sort = next((codec for codec in measured if codec.codec == "sort3+1" and codec.mean is not None), None)
+        if sort is None:
+            sentences.append(f"{recipe.shown_data}: unknown, since sort3+1 was not trained.")
             continue
         if learned <= 2:
             sentences.append(
-                f"{lesson.shown_data}: can't be told, without a codec it learned {plain.shown}, no more than guessing."
+                f"{recipe.shown_data}: unknown, since training without a codec reached {reference.shown}, no more than "
+                "chance."
             )
             continue
-        kept = ((four.mean or 0.0) - guess) / learned
-        text = f"{lesson.shown_data}: sort at 4 bits reaches {four.shown} against {plain.shown}"
+        kept = ((sort.mean or 0.0) - chance) / learned
+        text = f"{recipe.shown_data}: sort at 4 bits reaches {sort.shown} instead of {reference.shown}"
         text += (
-            f": it loses {percent(min(1.0, 1 - kept))} of what was learned beyond guessing ({guess:g}), a collapse"
+            f": it loses {percent(min(1.0, 1 - kept))} of the accuracy above chance ({chance:g}), a collapse"
             if kept < _COLLAPSE
-            else f", {_change(-_points(four, plain))} points: no collapse here"
+            else f", {signed(-_lost_points(sort, reference))} points: no collapse"
         )
-        if ours:
-            text += f"; ours with at most {_FEW:g} of the bytes: " + joined(
-                f"{one.codec} {one.shown} (ratio {one.ratio:.3f})" for one in ours
-            )
+        small = [
+            f"{codec.codec} {codec.shown} (ratio {codec.ratio:.3f})"
+            for codec in measured
+            if codec.mean is not None and codec.codec not in BITS and codec.ratio <= _FEW and codec.raw_bytes
+        ]
+        if small:
+            text += f"; Stagewright's codecs with at most {_FEW:g} of the bytes: {joined(small)}"
         sentences.append(text + ".")
     return tuple(sentences)
 
 
-def _guess(task: str) -> float:
-    """The metric × 100 of one that always says the most frequent class."""
-    return {"cifar10": 10.0, "digits": 10.0, "rte": 52.7, "cola": 0.0}.get(task, 0.0)
-
-
-def _ratios(codecs: Codecs, options: Mapping[str, Any]) -> tuple[str, ...]:
-    every = next((found for found in codecs.values() if any(one.raw_bytes for one in found)), [])
-    sorts = [one for one in every if one.codec in BITS and one.raw_bytes]
+def _ratios(codecs: Codecs) -> tuple[str, ...]:
+    measured = next((codec for codec in codecs.values() if any(row.raw_bytes for row in codec)), [])
+    sent = [codec for codec in measured if codec.raw_bytes]
+    sorts = [f"{codec.ratio:.3f} at {BITS[codec.codec]} bits" for codec in sent if codec.codec in BITS]
+    others = [f"{codec.codec} {codec.ratio:.3f}" for codec in sent if codec.codec not in BITS and codec.codec != "none"]
     sentences = []
     if sorts:
-        texts = [f"{one.ratio:.3f} at {BITS[one.codec]} bits" for one in sorts]
         sentences.append(
-            f"Sort's codes, truly packed: {joined(texts)} of the fp32 bytes, there and back; the published code sent "
-            "0.50, 0.50, 0.25 and 0.25."
+            f"Sort quantization, with packed codes: {joined(sorts)} of the fp32 bytes, forward and backward; the "
+            "published code sent 0.50, 0.50, 0.25 and 0.25."
         )
-    others = [one for one in every if one.codec not in BITS and one.codec != "none" and one.raw_bytes]
     if others:
-        sentences.append(f"Ours: {joined(f'{one.codec} {one.ratio:.3f}' for one in others)}.")
+        sentences.append(f"Stagewright's codecs: {joined(others)}.")
     return tuple(sentences)
 
 
-def _rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+def _transfer_rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences: list[str] = []
-    for task, every in codecs.items():
+    for task, measured in codecs.items():
         transfer = results.get(f"transfer-{task}")
         if transfer is None:
             continue
-        sizes = {int(size): int(size) / max(seconds, 1e-9) for size, seconds in transfer["sizes"].items()}
-        if not sentences and sizes:
-            small, large = min(sizes), max(sizes)
+        rates = {int(size): int(size) / max(seconds, 1e-9) for size, seconds in transfer["sizes"].items()}
+        if not sentences and rates:
+            small, large = min(rates), max(rates)
             sentences.append(
-                f"Without a codec, {between(options)}, {format_bytes(small)} travel at {shown_rate(sizes[small])}, "
-                f"{format_bytes(large)} at {shown_rate(sizes[large])}, {times(sizes[large] / sizes[small])} "
-                f"as fast: a message costs {transfer['latency_s'] * 1e6:.0f} µs before its first byte."
+                f"Without a codec, {shown_link(options)}: {format_bytes(small)} at {shown_rate(rates[small])}, "
+                f"{format_bytes(large)} at {shown_rate(rates[large])}, {times(rates[large] / rates[small])} as fast; "
+                f"the latency of a message is {transfer['latency_s'] * 1e6:.0f} µs."
             )
-        known = [one for one in every if one.rate is not None and one.plain_rate is not None]
-        ordered = sorted(known, key=lambda one: one.rate or 0.0, reverse=True)
+        timed = [codec for codec in measured if codec.rate is not None and codec.plain_rate is not None]
+        ordered = sorted(timed, key=lambda codec: codec.rate or 0.0, reverse=True)
         if ordered:
-            text = joined(f"{one.codec} {shown_rate(one.rate or 0.0)}" for one in ordered)
+            text = joined(f"{codec.codec} {shown_rate(codec.rate or 0.0)}" for codec in ordered)
             sentences.append(
-                f"{options['lessons'][task].shown_data}, a tensor of {format_bytes(transfer['raw_bytes'])} from end to "
-                f"end, encoding and decoding included: {text}."
+                f"{options['recipes'][task].shown_data}, a tensor of {format_bytes(transfer['raw_bytes'])} end to end, "
+                f"including encoding and decoding: {text}."
             )
     return tuple(sentences)
 
 
-def _pays(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+def _break_even(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
     sentences = []
-    for task, every in codecs.items():
-        known = [one for one in every if one.raw_bytes and one.codec != "none"]
-        if not known:
+    for task, measured in codecs.items():
+        compressing = [codec for codec in measured if codec.raw_bytes and codec.codec != "none"]
+        if not compressing:
             continue
-        ordered = sorted(known, key=lambda one: one.break_even_rate, reverse=True)
-        paying = [one for one in ordered if one.break_even_rate > 0]
-        if paying:
+        ordered = sorted(compressing, key=lambda codec: codec.break_even_rate, reverse=True)
+        useful = [codec for codec in ordered if codec.break_even_rate > 0]
+        if useful:
             text = joined(
-                f"{one.codec} {shown_rate(one.break_even_rate)}" for one in paying if one.break_even_rate < 1e12
+                f"{codec.codec} {shown_rate(codec.break_even_rate)}" for codec in useful if codec.break_even_rate < 1e12
             )
-            sentences.append(f"{options['lessons'][task].shown_data}: on links slower than this they pay: {text}.")
-        plain = next((one.plain_rate for one in every if one.plain_rate is not None), None)
-        if plain is not None:
-            here = [one.codec for one in paying if one.break_even_rate > plain]
             sentences.append(
-                f"On this machine's own link ({shown_rate(plain)}) "
-                + (f"{joined(here)} would pay." if here else "none of them pays: leave it alone.")
+                f"{options['recipes'][task].shown_data}: each codec saves time on links slower than this: {text}."
+            )
+        rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
+        if rate is not None:
+            here = [codec.codec for codec in useful if codec.break_even_rate > rate]
+            sentences.append(
+                f"On this machine's link ({shown_rate(rate)}), "
+                + (f"{joined(here)} would save time." if here else "no codec saves time: use none.")
             )
     return tuple(sentences)

@@ -1,6 +1,6 @@
-"""What the parts of the study *codecs* say of each codec, brought together. Pure.
+"""The measurements of each codec in the study *codecs*. Pure.
 
-A codec of both ways is FORWARD/BACKWARD: its bytes are those of activations there and of gradients back.
+A codec is named FORWARD or FORWARD/BACKWARD: its bytes are those of activations forward and of gradients backward.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagewright.studies.framework.phrases import mean_and_deviation
+
 __all__ = ["BITS", "PUBLISHED", "MeasuredCodec", "measured_codecs", "part_name"]
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
-"""What the published study called these."""
+"""Bits per value, by which the published study names these."""
 
 PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "cifar10": {"sort12+4": "96.0 ± 0.13", "sort9+3": "95.9 ± 0.14", "sort6+2": "95.7 ± 0.03", "sort3+1": "87.1"},
@@ -25,9 +27,9 @@ PUBLISHED: Mapping[str, Mapping[str, str]] = {
 
 
 def part_name(task: str, codec: str, seed: int | None) -> str:
-    """The part that trains a task with a codec; without a seed the one that proves a step of it."""
-    plain = re.sub(r"[^a-z0-9.+_]+", "-", codec.replace("/", "_").lower()).strip("-")
-    return f"prove-{task}-{plain}" if seed is None else f"train-{task}-{plain}-{seed}"
+    """Name the part that trains a task with a codec; without a seed, the part that runs its parity check."""
+    name = re.sub(r"[^a-z0-9.+_]+", "-", codec.replace("/", "_").lower()).strip("-")
+    return f"prove-{task}-{name}" if seed is None else f"train-{task}-{name}-{seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,86 +37,83 @@ class MeasuredCodec:
     """One codec on the links of one task."""
 
     codec: str
-    """FORWARD or FORWARD/BACKWARD."""
     values: tuple[float, ...]
-    """The metric after the last epoch, × 100, of each seed."""
+    """Metric × 100 after the last epoch, of each seed."""
     step_bytes: float
-    """Bytes of a step over both links and both ways, and without a codec."""
+    """Bytes sent per step over both links, forward and backward."""
     raw_bytes: float
+    """The same without a codec."""
     error: float | None
-    """Relative error of activations and of gradients, the largest over the links; None: not a number."""
+    """Relative error of activations, the largest over the links; None: NaN or infinite."""
     error_backward: float | None
+    """The same for gradients."""
     codec_s: float
-    """Time to encode and decode all of a step, both ways."""
+    """Time to encode and decode everything that a step sends."""
     rate: float | None
-    """The largest message, from tensor to tensor: bytes of the tensor a second; None: not measured."""
+    """Bytes/s of the largest tensor, from the sender's to the receiver's memory; None: not measured."""
     plain_rate: float | None
     """The same without a codec."""
     received_rate: float | None
-    """The bytes that travel for it, over the same time; None: not measured."""
+    """Bytes/s that are actually sent for it; None: not measured."""
 
     @property
     def ratio(self) -> float:
-        """Bytes that travel over bytes without a codec: header and scales included, bits packed."""
+        """Compression ratio: bytes sent ÷ bytes without a codec, with headers and scales, bits packed."""
         return self.step_bytes / self.raw_bytes if self.raw_bytes else 1.0
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Mean over seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Over seeds; None with one."""
+        """Standard deviation over seeds; None with one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def shown(self) -> str:
-        """As tables have it: 95.9 ± 0.14."""
-        if self.mean is None:
-            return "–"
-        return f"{self.mean:.1f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+        """95.9 ± 0.14."""
+        return mean_and_deviation(self.mean, self.deviation)
 
     @property
     def break_even_rate(self) -> float:
-        """Bytes a second of the link below which it pays; 0 where it never does."""
+        """Bandwidth in bytes/s below which the codec saves time; 0: never."""
         saved = self.raw_bytes - self.step_bytes
         return 0.0 if saved <= 0 else float("inf") if self.codec_s <= 0 else saved / self.codec_s
 
 
 def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredCodec]:
-    """Every codec of a task, in the order of the options; those of which nothing is known are left out."""
+    """List every codec of a task that was measured or trained, in the order of the options."""
     crossing = results.get(f"crossing-{task}")
     transfer = results.get(f"transfer-{task}")
-    found = []
+    measured = []
     for codec in options["codecs"]:
         trained = [results.get(part_name(task, codec, seed)) for seed in options["seeds"]]
-        values = tuple(100 * one["epochs"][-1][one["metric"]] for one in trained if one is not None)
+        values = tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
         if crossing is None and not values:
             continue
         forward, _, backward = codec.partition("/")
-        there = _rows(crossing, forward, "forward")
-        back = _rows(crossing, backward or forward, "backward")
+        forward_rows = _rows(crossing, forward, "forward")
+        backward_rows = _rows(crossing, backward or forward, "backward")
         messages = crossing["messages"] if crossing is not None else 0
-        found.append(
+        rows = (*forward_rows, *backward_rows)
+        measured.append(
             MeasuredCodec(
                 codec=codec,
                 values=values,
-                # Without a codec a tensor travels as it is, without a header.
-                step_bytes=messages
-                * sum(one["raw_bytes" if one["codec"] == "none" else "num_bytes"] for one in (*there, *back)),
-                raw_bytes=messages * sum(one["raw_bytes"] for one in (*there, *back)),
-                error=_largest(there),
-                error_backward=_largest(back),
-                codec_s=messages * sum(one["encode_s"] + one["decode_s"] for one in (*there, *back))
-                if forward != "none"
-                else 0.0,
+                # Without a codec a tensor is sent as it is, without a header.
+                step_bytes=messages * sum(row["raw_bytes" if row["codec"] == "none" else "num_bytes"] for row in rows),
+                raw_bytes=messages * sum(row["raw_bytes"] for row in rows),
+                error=_largest(forward_rows),
+                error_backward=_largest(backward_rows),
+                codec_s=0.0 if forward == "none" else messages * sum(row["encode_s"] + row["decode_s"] for row in rows),
                 rate=_rate(transfer, forward),
                 plain_rate=_rate(transfer, "none"),
                 received_rate=_received_rate(transfer, forward),
             )
         )
-    return found
+    return measured
 
 
 def _rows(crossing: Mapping[str, Any] | None, codec: str, direction: str) -> list[Mapping[str, Any]]:
@@ -135,6 +134,6 @@ def _rate(transfer: Mapping[str, Any] | None, codec: str) -> float | None:
 
 def _received_rate(transfer: Mapping[str, Any] | None, codec: str) -> float | None:
     rate = _rate(transfer, codec)
-    if transfer is None or rate is None or codec == "none":  # without a codec a tensor travels as it is
+    if transfer is None or rate is None or codec == "none":  # without a codec a tensor is sent as it is
         return rate
     return rate * float(transfer["codecs"][codec]["num_bytes"] / transfer["raw_bytes"])

@@ -1,4 +1,4 @@
-"""The tables and figures of the study *codecs*. Pure but for the drawing itself."""
+"""Tables and figures of the study *codecs*."""
 
 from __future__ import annotations
 
@@ -9,129 +9,123 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.codecs.measured import BITS, PUBLISHED, MeasuredCodec
-from stagewright.studies.parts.training_recipe import Lesson
-from stagewright.studies.framework.study import Drawing, Results, Table
+from stagewright.studies.framework.study import Figure, Results
+from stagewright.studies.framework.tables import study_table
+from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.table import Table
 
-__all__ = ["between", "drawings", "shown_rate", "shown_shape", "tables"]
+__all__ = ["figures", "shown_link", "shown_rate", "shown_shape", "tables"]
 
 Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 
 def tables(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Table, ...]:
-    """The ablation, what each codec does to what crosses, and transfers by size."""
-    sizes = _sizes(results, options)
-    return (_ablation(results, options, codecs), _work(codecs, options), *([sizes] if sizes.rows else []))
+    """The ablation, error and time of each codec, and transfers by size."""
+    sizes = _size_table(results, options)
+    return (_ablation_table(results, options, codecs), _codec_table(codecs, options), *([sizes] if sizes.rows else []))
 
 
-def drawings(options: Mapping[str, Any], codecs: Codecs) -> tuple[Drawing, ...]:
-    """Accuracy over true ratio, one panel a task."""
-    if not any(one.mean is not None for every in codecs.values() for one in every):
+def figures(options: Mapping[str, Any], codecs: Codecs) -> tuple[Figure, ...]:
+    """Accuracy over compression ratio, one panel per task."""
+    if not any(codec.mean is not None for measured in codecs.values() for codec in measured):
         return ()
     return (
-        Drawing(
+        Figure(
             name="accuracy",
-            caption="Accuracy over the true ratio of bytes, mean and deviation over seeds; the line is without codec.",
-            draw=partial(_draw, dict(codecs), dict(options["lessons"])),
+            caption="Accuracy by compression ratio, mean and standard deviation over seeds; the line is without codec.",
+            draw=partial(_draw, dict(codecs), dict(options["recipes"])),
         ),
     )
 
 
 def shown_rate(rate: float) -> str:
-    """Bytes a second as networks have them: bits."""
+    """Write bytes/s as bits/s: "1.68 Gb/s"."""
     bits = 8 * rate
     return f"{bits / 1e9:.2f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mb/s"
 
 
-def between(options: Mapping[str, Any]) -> str:
-    """Between which devices transfers are."""
+def shown_link(options: Mapping[str, Any]) -> str:
+    """Write between which devices transfers are measured."""
     first, last = options["devices"][0], options["devices"][-1]
     return f"between two workers that share {first}" if first == last else f"between {first} and {last}"
 
 
 def shown_shape(shape: Sequence[int]) -> str:
-    """[64,32,48,48]."""
-    return "[" + ",".join(str(one) for one in shape) + "]"
+    """Write a shape: "[64,32,48,48]"."""
+    return "[" + ",".join(str(size) for size in shape) + "]"
 
 
-def _crossing(results: Results, task: str) -> str:
-    found = results.get(f"crossing-{task}")
-    return "–" if found is None else ", ".join(shown_shape(one) for row in found["shapes"] for one in row)
+def _crossing_shapes(results: Results, task: str) -> str:
+    crossing = results.get(f"crossing-{task}")
+    return "–" if crossing is None else ", ".join(shown_shape(shape) for row in crossing["shapes"] for shape in row)
 
 
-def _ablation(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Table:
+def _ablation_table(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Table:
     rows = []
-    for task, every in codecs.items():
-        lesson: Lesson = options["lessons"][task]
-        for one in every:
-            rows.append(
-                (
-                    lesson.shown_data,
-                    lesson.model,
-                    f"{lesson.batch} ({options['microbatches']})",
-                    _crossing(results, task),
-                    one.codec + (f" ({BITS[one.codec]} bits)" if one.codec in BITS else ""),
-                    f"{one.ratio:.3f}" if one.raw_bytes else "–",
-                    one.shown,
-                    format_bytes(one.step_bytes) if one.raw_bytes else "–",
-                    shown_rate(one.rate) if one.rate is not None else "–",
-                    shown_rate(one.received_rate) if one.received_rate is not None else "–",
-                    PUBLISHED.get(task, {}).get(one.codec, "–"),
-                )
+    for task, measured in codecs.items():
+        recipe: TrainingRecipe = options["recipes"][task]
+        rows += [
+            (
+                recipe.shown_data,
+                recipe.model,
+                f"{recipe.batch} ({options['microbatches']})",
+                _crossing_shapes(results, task),
+                codec.codec + (f" ({BITS[codec.codec]} bits)" if codec.codec in BITS else ""),
+                f"{codec.ratio:.3f}" if codec.raw_bytes else "–",
+                codec.shown,
+                format_bytes(codec.step_bytes) if codec.raw_bytes else "–",
+                shown_rate(codec.rate) if codec.rate is not None else "–",
+                shown_rate(codec.received_rate) if codec.received_rate is not None else "–",
+                PUBLISHED.get(task, {}).get(codec.codec, "–"),
             )
-    matthews = any(options["lessons"][task].metric == "matthews" for task in codecs)
-    trained = (
-        f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds, epochs: {options['epochs']}"
-        + (", for CoLA Matthews × 100." if matthews else ".")
-        if options["epochs"]
+            for codec in measured
+        ]
+    matthews = (
+        ", for CoLA Matthews × 100" if any(options["recipes"][task].metric == "matthews" for task in codecs) else ""
+    )
+    seeds, epochs = len(options["seeds"]), options["epochs"]
+    training = (
+        f"Accuracy: mean ± standard deviation over {seeds} seeds, epochs: {epochs}{matthews}."
+        if epochs
         else "Nothing was trained."
     )
-    return Table(
-        title="Codecs",
-        columns=(
-            "data set",
-            "backbone",
-            "batch (micro-batches)",
-            "what crosses",
-            "codec",
-            "true ratio",
-            "accuracy %",
-            "bytes a step",
-            "transfer rate",
-            "received",
-            "published",
-        ),
-        rows=tuple(rows),
-        note=f"{trained} Ratio and bytes: what travels, there and back, packed, with headers and scales, against fp32. "
-        "Transfer rate: the largest tensor of a micro-batch, from the sender's tensor to the receiver's, acknowledged, "
-        f"{between(options)}; received: the bytes that travel for it, over the same time. "
-        "Published: larger data and models, nominal ratios 0.5, 0.375, 0.25 and 0.125, of which 12 and 4 bits "
-        "travelled unpacked.",
+    columns = ("data set", "backbone", "batch (micro-batches)", "crossing tensors", "codec", "compression ratio")
+    return study_table(
+        "Codecs",
+        (*columns, "accuracy %", "bytes per step", "transfer rate", "wire rate", "published accuracy"),
+        rows,
+        f"{training} Compression ratio and bytes: what is sent forward and backward, packed, with headers and scales, "
+        "relative to fp32. Transfer rate: bytes/s of the largest tensor of a micro-batch, from the sender's tensor to "
+        f"the receiver's, acknowledged, {shown_link(options)}. Wire rate: bytes actually sent for it in the same time. "
+        "Published: larger data sets and models, nominal ratios 0.5, 0.375, 0.25 and 0.125; there 12 and 4 bits were "
+        "sent unpacked.",
     )
 
 
-def _work(codecs: Codecs, options: Mapping[str, Any]) -> Table:
+def _codec_table(codecs: Codecs, options: Mapping[str, Any]) -> Table:
     rows = []
-    for task, every in codecs.items():
-        for one in every:
-            if one.codec == "none" or not one.raw_bytes:
+    for task, measured in codecs.items():
+        for codec in measured:
+            if codec.codec == "none" or not codec.raw_bytes:
                 continue
-            even = one.break_even_rate
+            rate = codec.break_even_rate
             rows.append(
                 (
-                    options["lessons"][task].shown_data,
-                    one.codec,
-                    _error(one.error),
-                    _error(one.error_backward),
-                    format_s(one.codec_s),
-                    "never" if even == 0 else "always" if even == float("inf") else f"below {shown_rate(even)}",
+                    options["recipes"][task].shown_data,
+                    codec.codec,
+                    _error(codec.error),
+                    _error(codec.error_backward),
+                    format_s(codec.codec_s),
+                    "never" if rate == 0 else "always" if rate == float("inf") else f"below {shown_rate(rate)}",
                 )
             )
-    return Table(
-        title="What each codec does to what crosses",
-        columns=("data set", "codec", "error", "error of gradients", "time a step", "pays on a link"),
-        rows=tuple(rows),
-        note="Errors: root mean square over that of the tensor, before the first step, the worse link. Time: encoding "
-        "and decoding all of a step, one after the other. Pays: where that takes less than the bytes that it saves.",
+    return study_table(
+        "Error and time of each codec",
+        ("data set", "codec", "error of activations", "error of gradients", "time per step", "saves time on links"),
+        rows,
+        "Error: root mean square relative to that of the tensor, before the first step, on the link where it is larger."
+        " Time: to encode and decode everything that a step sends, in sequence. A codec saves time on links so slow"
+        " that sending the saved bytes would take longer.",
     )
 
 
@@ -139,42 +133,42 @@ def _error(error: float | None) -> str:
     return "–" if error is None else f"{error:.4f}"
 
 
-def _sizes(results: Results, options: Mapping[str, Any]) -> Table:
-    rows = []
-    for task in options["tasks"]:
-        transfer = results.get(f"transfer-{task}")
-        for size, seconds in (transfer or {"sizes": {}})["sizes"].items():
-            rows.append((format_bytes(int(size)), format_s(seconds), shown_rate(int(size) / max(seconds, 1e-9))))
-        if rows:
-            break
-    return Table(
-        title="Transfers by size, without a codec",
-        columns=("bytes", "time", "rate"),
-        rows=tuple(rows),
-        note=f"{between(options).capitalize()}, until the receiver has everything.",
+def _size_table(results: Results, options: Mapping[str, Any]) -> Table:
+    transfers = (results.get(f"transfer-{task}") for task in options["tasks"])
+    sizes: Mapping[str, float] = next(
+        (transfer["sizes"] for transfer in transfers if transfer is not None and transfer["sizes"]), {}
+    )
+    return study_table(
+        "Transfers by size, without a codec",
+        ("bytes", "time", "rate"),
+        [
+            (format_bytes(int(size)), format_s(seconds), shown_rate(int(size) / max(seconds, 1e-9)))
+            for size, seconds in sizes.items()
+        ],
+        f"{shown_link(options).capitalize()}, until the receiver has everything.",
     )
 
 
-def _draw(codecs: Codecs, lessons: Mapping[str, Lesson], path: Path) -> None:
+def _draw(codecs: Codecs, recipes: Mapping[str, TrainingRecipe], path: Path) -> None:
     from stagewright.report.figures.accuracy import AccuracyPoint, draw_accuracy
 
-    names = {task: f"{lessons[task].shown_data}, {lessons[task].model}" for task in codecs}
+    names = {task: f"{recipes[task].shown_data}, {recipes[task].model}" for task in codecs}
     panels = {
         names[task]: [
             AccuracyPoint(
-                label=one.codec,
-                ratio=one.ratio,
-                accuracy=one.mean,
-                deviation=one.deviation or 0.0,
-                is_baseline=one.codec == "none",
-                is_published=one.codec in BITS,
+                label=codec.codec,
+                ratio=codec.ratio,
+                accuracy=codec.mean,
+                deviation=codec.deviation or 0.0,
+                is_baseline=codec.codec == "none",
+                is_published=codec.codec in BITS,
             )
-            for one in every
-            if one.mean is not None and one.raw_bytes
+            for codec in measured
+            if codec.mean is not None and codec.raw_bytes
         ]
-        for task, every in codecs.items()
+        for task, measured in codecs.items()
     }
     measures = {
-        name: "Matthews correlation × 100" for task, name in names.items() if lessons[task].metric == "matthews"
+        name: "Matthews correlation × 100" for task, name in names.items() if recipes[task].metric == "matthews"
     }
-    draw_accuracy(panels, path, title="What is learned with what crosses compressed", measures=measures)
+    draw_accuracy(panels, path, title="Accuracy with compressed crossing tensors", measures=measures)

@@ -1,11 +1,11 @@
-"""What each of two workers does to find the honest rate of a transfer: from the sender's tensor to the receiver's.
+"""The job of two workers that measure a transfer end to end: from the sender's tensor to the receiver's.
 
     worker 0   ready? ─► encode ─► send ──►                  ──► receive 8 bytes     round trip − half of an empty one
     worker 1   ready!              ──► receive ─► decode ─► send 8 bytes
 
-The clock starts when the receiver says that it waits (what was left of the transfer before counts for none), and stops
-when it says that it has the tensor, decoded: nothing is counted that still travels. Codecs and sizes take turns in
-several rounds, of which the quickest of each counts: what else runs for a moment can only make one longer.
+The clock starts when the receiver reports that it is ready, so that nothing of the previous transfer counts, and stops
+when it reports that it has decoded the tensor, so that nothing is still in flight. Codecs and sizes alternate over
+several rounds, and the fastest of each counts: other programs can only make a transfer slower.
 """
 
 from __future__ import annotations
@@ -26,135 +26,137 @@ if TYPE_CHECKING:
 __all__ = ["SIZES_BYTES", "measure_transfers", "one_way", "run"]
 
 SIZES_BYTES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-_TURNS = 4  # in a round: most of them can be delayed where others use the cores
+_REPEATS = 4  # in a round: on a busy machine most of them may be delayed
 _JOB = "stagewright.studies.codecs.transfer_job:run"
-_ASKED, _FOUND = "transfer.json", "transfers.json"
+_REQUEST, _RESULT = "transfer.json", "transfers.json"
 _SMALL_BYTES = 64 << 10
 
 
 def measure_transfers(
     codecs: Sequence[str], shape: Sequence[int], ends: tuple[str, str], *, rounds: int
 ) -> dict[str, Any]:
-    """Seconds of one tensor with each codec, and of plain bytes by size, between two workers."""
+    """Time one tensor with each codec, and uncompressed messages by size, between two workers."""
     from stagewright.engine.launch.launcher import launch
 
     with tempfile.TemporaryDirectory(prefix="stagewright-transfer-") as root:
         plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=2, mesh=Mesh(data=2), devices=ends)
         folder = RunFolder.create(root, plan)
-        asked = {"codecs": list(codecs), "shape": list(shape), "rounds": rounds}
-        save_text(json.dumps(asked) + "\n", folder.path / _ASKED)
+        request = {"codecs": list(codecs), "shape": list(shape), "rounds": rounds}
+        save_text(json.dumps(request) + "\n", folder.path / _REQUEST)
         launch(plan, folder, job=_JOB)
-        found: dict[str, Any] = json.loads((folder.path / _FOUND).read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads((folder.path / _RESULT).read_text(encoding="utf-8"))
+        return result
 
 
 def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
-    """Measure; worker 0 writes what was found."""
-    asked = json.loads((run_folder.path / _ASKED).read_text(encoding="utf-8"))
-    ends = _Ends(context, asked["shape"])
+    """Measure; worker 0 writes the result."""
+    request = json.loads((run_folder.path / _REQUEST).read_text(encoding="utf-8"))
+    link = _LinkEnd(context, request["shape"])
     times: dict[str, list[float]] = {}
-    for turn in range(_TURNS * asked["rounds"] + 1):
-        for name in asked["codecs"]:
-            times.setdefault(name, []).append(ends.tensor(name))
+    for repeat in range(_REPEATS * request["rounds"] + 1):
+        for name in request["codecs"]:
+            times.setdefault(name, []).append(link.tensor(name))
         for size in SIZES_BYTES:
-            times.setdefault(str(size), []).extend(ends.plain(size) for _ in range(_tries(size)))
-        times.setdefault("empty", []).extend(ends.plain(8) for _ in range(_tries(8)))
-        if turn == 0:  # the first of each sets things up
+            times.setdefault(str(size), []).extend(link.plain(size) for _ in range(_num_tries(size)))
+        times.setdefault("empty", []).extend(link.plain(8) for _ in range(_num_tries(8)))
+        if repeat == 0:  # warm-up
             times.clear()
     if context.rank == 0:
-        there_s = one_way(times)
-        found = {
-            "raw_bytes": ends.values.numel() * ends.values.element_size(),
-            "codecs": {name: {"seconds": there_s[name], "num_bytes": ends.num_bytes(name)} for name in asked["codecs"]},
-            "sizes": {str(size): there_s[str(size)] for size in SIZES_BYTES},
-            "latency_s": there_s["empty"],
+        seconds = one_way(times)
+        result = {
+            "raw_bytes": link.values.numel() * link.values.element_size(),
+            "codecs": {
+                name: {"seconds": seconds[name], "num_bytes": link.num_bytes(name)} for name in request["codecs"]
+            },
+            "sizes": {str(size): seconds[str(size)] for size in SIZES_BYTES},
+            "latency_s": seconds["empty"],
         }
-        save_text(json.dumps(found) + "\n", run_folder.path / _FOUND)
+        save_text(json.dumps(result) + "\n", run_folder.path / _RESULT)
 
 
-def _tries(size: int) -> int:
-    """Of a turn: a small message is soon sent, and often delayed."""
+def _num_tries(size: int) -> int:
+    """Transfers per repeat: small messages are fast, and easily delayed."""
     return 4 if size <= _SMALL_BYTES else 1
 
 
 def one_way(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Seconds there, by name, from those of several round trips each; ``empty`` are those of an empty message.
+    """Return one-way seconds by name, from several round trips each; ``empty`` is an empty message.
 
-    The answer takes half of an empty round trip, and no more than half of any: where an empty one was measured to take
-    longer than another, it was delayed.
+    The reply takes half of an empty round trip, but never more than half of the round trip itself: an empty round trip
+    that took longer than another was delayed.
     """
-    least = {name: min(seconds) for name, seconds in times.items()}
-    return {name: max(seconds - least["empty"] / 2, seconds / 2) for name, seconds in least.items()}
+    fastest = {name: min(seconds) for name, seconds in times.items()}
+    return {name: max(seconds - fastest["empty"] / 2, seconds / 2) for name, seconds in fastest.items()}
 
 
-class _Ends:
+class _LinkEnd:
     """This worker's end of the link."""
 
     def __init__(self, context: WorkerContext, shape: Sequence[int]) -> None:
         import torch
 
-        self.rank, self.place = context.rank, context.torch_device
+        self.rank, self.device = context.rank, context.torch_device
         generator = torch.Generator().manual_seed(0)
-        self.values = torch.randn(*shape, generator=generator).to(self.place)
-        self.answer = torch.zeros(8, dtype=torch.uint8, device=self.place)
+        self.values = torch.randn(*shape, generator=generator).to(self.device)
+        self.reply = torch.zeros(8, dtype=torch.uint8, device=self.device)
 
     def num_bytes(self, name: str) -> int:
-        """What travels for the tensor."""
+        """Bytes sent for the tensor."""
         from stagewright.codecs.registry import get
 
         return get(name).num_bytes(self.values.shape, self.values.dtype)
 
     def tensor(self, name: str) -> float:
-        """The tensor through a codec, there; and the answer that it has arrived."""
+        """Time the tensor through a codec, until the reply that it has arrived."""
         import torch
         import torch.distributed as dist
 
         from stagewright.codecs.registry import get
 
         codec, values = get(name), self.values
-        # Without a codec a tensor travels as it is. Room for what arrives is there before, as in a pipeline.
+        # Without a codec a tensor is sent as it is. As in a pipeline, the receive buffer is allocated beforehand.
         is_plain = name == "none"
-        room = (
+        buffer = (
             torch.empty_like(values)
             if is_plain
-            else torch.empty(self.num_bytes(name), dtype=torch.uint8, device=self.place)
+            else torch.empty(self.num_bytes(name), dtype=torch.uint8, device=self.device)
         )
-        self._hear()
+        self._await_receiver()
         start = time.perf_counter()
         if self.rank == 0:
             dist.send(values if is_plain else codec.encode(values, checked=False), 1)
         else:
-            dist.recv(room, 0)
+            dist.recv(buffer, 0)
             if not is_plain:
-                codec.decode(room, values.shape, values.dtype, checked=False)
-        self._hear()
+                codec.decode(buffer, values.shape, values.dtype, checked=False)
+        self._await_receiver()
         return time.perf_counter() - start
 
     def plain(self, size: int) -> float:
-        """So many bytes, there; and the answer."""
+        """Time a message of `size` bytes, until the reply."""
         import torch
         import torch.distributed as dist
 
-        message = torch.zeros(size, dtype=torch.uint8, device=self.place)
-        self._hear()
+        message = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        self._await_receiver()
         start = time.perf_counter()
         if self.rank == 0:
             dist.send(message, 1)
         else:
             dist.recv(message, 0)
-        self._hear()
+        self._await_receiver()
         return time.perf_counter() - start
 
-    def _hear(self) -> None:
-        """A word from the receiver, awaited by the sender."""
+    def _await_receiver(self) -> None:
+        """Send a short reply from the receiver, for which the sender waits."""
         import torch
         import torch.distributed as dist
 
-        if self.place.type == "cuda":
-            torch.cuda.synchronize(self.place)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         if self.rank == 0:
-            dist.recv(self.answer, 1)
+            dist.recv(self.reply, 1)
         else:
-            dist.send(self.answer, 0)
-        if self.place.type == "cuda":
-            torch.cuda.synchronize(self.place)
+            dist.send(self.reply, 0)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,178 +1,156 @@
-"""The answers of the study *fabric*: sentences made of its numbers. Pure."""
+"""Answers of the study *fabric*, in sentences with their numbers. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.fabric.measured import is_correct, measured_runs
+from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results
 
-__all__ = ["QUESTIONS", "answers", "is_right", "sent_runs"]
+__all__ = ["QUESTIONS", "answers"]
 
 QUESTIONS = (
-    "What is sent, and over what?",
-    "How long does each layer take?",
+    "What is sent, and over which network?",
+    "How long does the all-reduce of each layer take?",
     "How long is the tail?",
-    "What causes it?",
-    "What do the buckets of a larger model cost?",
-    "Is it as was published?",
+    "What causes the slow all-reduces?",
+    "What do the gradient buckets of a larger model cost?",
+    "How does it compare with published results?",
 )
 _PUBLISHED_S = 0.02
-"""Published for these layers on an emulated fabric: often this and more, with a tail to 4 and 12 s."""
-_NOT_KNOWN = ("Not known: nothing was sent.",)
-
-
-def sent_runs(
-    results: Mapping[str, Any], options: Mapping[str, Any]
-) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
-    """(model, its name in parts, network, what was found) of everything that was sent."""
-    for model, plain, network in options["sent"]:
-        row = results.get(f"sent-{plain}-{network}")
-        if row is not None and row["trials"]:
-            yield model, plain, network, row
-
-
-def is_right(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether the verdict names what was made."""
-    verdict = row["verdict"]
-    wanted = ("none", None) if row["made"] == "clean" else (row["made"], options["wrong_host"])
-    return (verdict["kind"], verdict["rank"]) == wanted
+"""Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."""
+_UNKNOWN = ("Unknown: no all-reduce was measured.",)
 
 
 def answers(results: Results, options: Mapping[str, Any]) -> tuple[Answer, ...]:
-    """One for each question."""
-    found = (
-        _sent(results, options),
-        _layers(results, options),
+    """Answer each question."""
+    replies = (
+        _traffic(results, options),
+        _latencies(results, options),
         _tails(results, options),
         _causes(results, options),
         _buckets(results, options),
         _published(results, options),
     )
     return tuple(
-        Answer(question=question, sentences=sentences or _NOT_KNOWN)
-        for question, sentences in zip(QUESTIONS, found, strict=True)
+        Answer(question=question, sentences=sentences or _UNKNOWN)
+        for question, sentences in zip(QUESTIONS, replies, strict=True)
     )
 
 
-def _sent(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _traffic(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+    first_rows: dict[str, Mapping[str, Any]] = {}
+    for model, _, _, row in measured_runs(results, options):
+        first_rows.setdefault(model, row)
+    if not first_rows:
+        return ()
     sentences = []
-    for model in dict.fromkeys(model for model, *_ in sent_runs(results, options)):
-        row = next(row for one, _, _, row in sent_runs(results, options) if one == model)
+    for model, row in first_rows.items():
         sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in row["layers"])
         total = sum(layer["bytes"] for layer in row["layers"])
-        sentences.append(f"{model}: {sizes} bytes, in this order, {format_bytes(total)} a step.")
-    if not sentences:
-        return ()
+        sentences.append(f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step.")
     if options["where"] == "lab":
         sentences.append(
-            f"They travel between {options['hosts']} emulated hosts, each on a link of {options['rate']}; in turn host "
-            f"{options['wrong_host']} has a link of {options['slow_rate']}, loses {options['loss']} of the packets, or "
-            f"is {format_s(options['late_s'])} late."
+            f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "
+            f"the faulty networks, host {options['wrong_host']} has a link of {options['slow_rate']}, loses "
+            f"{options['loss']} of its packets, or is {format_s(options['late_s'])} late."
         )
     else:
         sentences.append(
-            "A lab needs root, so everything was sent over this host's loopback: what stands here is what the host "
-            "itself costs, and links could not be made slow or lossy."
+            "The lab needs root, so everything was sent over this host's loopback: these numbers are what the host "
+            "itself costs, and slow or lossy links could not be emulated."
         )
     return tuple(sentences)
 
 
-def _layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _layer_runs(results: Results, options: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(network, result) of the model that is reduced layer by layer."""
+    return [(network, row) for model, _, network, row in measured_runs(results, options) if model == options["model"]]
+
+
+def _latencies(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for model, _, network, row in sent_runs(results, options):
-        if model != options["model"]:
+    for network, row in _layer_runs(results, options):
+        layers = [layer for layer in row["layers"] if layer["p50_s"] is not None]
+        if not layers:
             continue
-        known = [layer for layer in row["layers"] if layer["p50_s"] is not None]
-        if not known:
-            continue
-        texts = joined(f"{layer['name']} {format_s(layer['p50_s'])}" for layer in known)
-        step = row["total"]["p50_s"]
-        sentences.append(
-            f"{network}, {row['trials']} trials, half of them at most: {texts}"
-            + (f"; all of a step {format_s(step)}." if step is not None else ".")
-        )
+        texts = joined(f"{layer['name']} {format_s(layer['p50_s'])}" for layer in layers)
+        step_s = row["total"]["p50_s"]
+        step = f"; a whole step {format_s(step_s)}" if step_s is not None else ""
+        sentences.append(f"{network}: median of {row['trials']} trials: {texts}{step}.")
     return tuple(sentences)
 
 
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _tail(layer: Mapping[str, Any]) -> float:
+def _tail_ratio(layer: Mapping[str, Any]) -> float:
     return float(layer["max_s"] / layer["p50_s"]) if layer["p50_s"] else 0.0
 
 
 def _tails(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for model, _, network, row in sent_runs(results, options):
-        if model != options["model"]:
-            continue
-        worst = max(row["layers"], key=_tail)
+    for network, row in _layer_runs(results, options):
+        worst = max(row["layers"], key=_tail_ratio)
         if not worst["p50_s"]:
             continue
-        beside = f", one in a hundred {format_s(worst['p99_s'])} or more" if worst["p99_s"] is not None else ""
+        p99 = f", p99 {format_s(worst['p99_s'])}" if worst["p99_s"] is not None else ""
         sentences.append(
-            f"{network}: longest beside its median is {worst['name']}, {format_s(worst['max_s'])} against "
-            f"{format_s(worst['p50_s'])}, {times(_tail(worst))}{beside}; "
-            f"{_counted(worst['retransmits'], 'segment')} sent again."
+            f"{network}: {worst['name']} has the longest tail: at most {format_s(worst['max_s'])}, which is "
+            f"{times(_tail_ratio(worst))} its median of {format_s(worst['p50_s'])}{p99}; "
+            f"TCP retransmitted {counted(worst['retransmits'], 'segment')}."
         )
     return tuple(sentences)
 
 
 def _causes(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    right = []
-    for model, _, network, row in sent_runs(results, options):
-        good = is_right(row, options)
-        right.append(good)
-        made = "nothing is wrong" if network == "clean" else f"{network} of host {options['wrong_host']}"
-        longest = max(row["layers"], key=lambda layer: layer["max_s"])
-        looks = "".join(f" {longest['name']}, the longest: {mode['sentence']}." for mode in longest["modes"][:1])
+    correct = []
+    for model, _, network, row in measured_runs(results, options):
+        correct.append(is_correct(row, options))
+        fault = "no fault" if network == "clean" else f"{network} of host {options['wrong_host']}"
+        slowest = max(row["layers"], key=lambda layer: layer["max_s"])
+        modes = "".join(f" Slowest layer {slowest['name']}: {mode['sentence']}." for mode in slowest["modes"][:1])
         sentences.append(
-            f"{model}, {made}: “{row['verdict']['sentence']}”, "
-            f"which is {'right' if good else 'not what was made'}.{looks}"
+            f"{model}, {fault}: the diagnosis “{row['verdict']['sentence']}” is "
+            f"{'correct' if correct[-1] else 'wrong'}.{modes}"
         )
-    if right:
-        sentences.append(f"Right in {sum(right)} of {len(right)}.")
+    if correct:
+        sentences.append(f"{sum(correct)} of {len(correct)} diagnoses are correct.")
     return tuple(sentences)
 
 
 def _buckets(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for model, _, network, row in sent_runs(results, options):
+    for model, _, network, row in measured_runs(results, options):
         if model == options["model"]:
             continue
         total = sum(layer["bytes"] for layer in row["layers"])
-        step, ideals = row["total"]["p50_s"], [layer["ideal_s"] for layer in row["layers"]]
-        if step is None:
-            step = row["total"]["mean_s"]
+        ideals = [layer["ideal_s"] for layer in row["layers"]]
+        step_s = row["total"]["mean_s"] if row["total"]["p50_s"] is None else row["total"]["p50_s"]
         text = (
-            f"{model}, {network}: {_counted(len(row['layers']), 'bucket')}, {format_bytes(total)}, "
-            f"{format_s(step)} a step over {row['trials']} trials"
+            f"{model}, {network}: {counted(len(row['layers']), 'bucket')} of {format_bytes(total)} in total take "
+            f"{format_s(step_s)} per step over {row['trials']} trials"
         )
         if ideals and None not in ideals and sum(ideals):
-            text += f", {percent(sum(ideals) / step)} of the ideal's speed ({format_s(sum(ideals))})"
+            text += f", {percent(sum(ideals) / step_s)} of the ideal speed ({format_s(sum(ideals))})"
         sentences.append(text + ".")
     return tuple(sentences)
 
 
 def _published(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for model, _, network, row in sent_runs(results, options):
-        if model != options["model"]:
+    for network, row in _layer_runs(results, options):
+        latencies = [seconds for layer in row["times_s"] for seconds in layer]
+        if not latencies:
             continue
-        every = [value for times_s in row["times_s"] for value in times_s]
-        if not every:
-            continue
-        share = sum(value >= _PUBLISHED_S for value in every) / len(every)
+        share = sum(seconds >= _PUBLISHED_S for seconds in latencies) / len(latencies)
         sentences.append(
-            f"{network}: {percent(share)} of the messages take 20 ms or more, the longest {format_s(max(every))}."
+            f"{network}: {percent(share)} of the all-reduces take 20 ms or more; the longest takes "
+            f"{format_s(max(latencies))}."
         )
     if sentences:
         sentences.append(
-            "Published for these layers on an emulated fabric: often 20 ms and more, a tail to 4 and 12 s."
+            "Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."
         )
     return tuple(sentences)

@@ -1,1 +1,1 @@
-"""What several studies share: values, measurements, training recipes, sentences."""
+"""Values that every study is built from: the study and its parts, its options, its tables and phrases."""

@@ -1,37 +1,54 @@
-"""Pieces of the sentences in which studies answer: numbers and lists as people write them."""
+"""Numbers and lists as the sentences of an answer write them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["joined", "percent", "ratio", "spread", "times"]
+__all__ = ["change", "counted", "joined", "mean_and_deviation", "percent", "signed", "spread", "times"]
 
 
 def joined(words: Iterable[str], last: str = "and") -> str:
-    """ "a", "a and b", "a, b and c"."""
-    found = list(words)
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} {last} {found[-1]}" if found else ""
+    """Join words: "a", "a and b", "a, b and c"."""
+    items = list(words)
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}" if items else ""
+
+
+def counted(number: int, noun: str) -> str:
+    """Write a count with its noun: "1 seed", "3 seeds"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def times(number: float) -> str:
-    """A speed-up: "1.62 ×"."""
+    """Write a speed-up: "1.62 ×"."""
     return f"{number:.2f} ×"
 
 
 def percent(share: float) -> str:
-    """A share: "12 %"; small ones keep a digit."""
+    """Write a share: "12 %"; below 10 % with one decimal."""
     text = f"{100 * share:.1f}" if abs(share) < 0.1 else f"{100 * share:.0f}"
     return f"{text} %".replace("-", "−")
 
 
-def ratio(number: float, other: float) -> str:
-    """How much more or less one number is than another: "12 % more", "3.0 % less", "as much"."""
-    change = number / other - 1
-    if abs(change) < 0.0005:
+def change(number: float, reference: float) -> str:
+    """Write how much more or less a number is than a reference: "12 % more", "3.0 % less", "as much"."""
+    relative = number / reference - 1
+    if abs(relative) < 0.0005:
         return "as much"
-    return f"{percent(abs(change))} {'more' if change > 0 else 'less'}"
+    return f"{percent(abs(relative))} {'more' if relative > 0 else 'less'}"
+
+
+def signed(points: float) -> str:
+    """Write a difference with its sign: "+0.4", "−1.2"."""
+    return f"{round(points, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def spread(numbers: Sequence[float]) -> str:
-    """The range of several numbers: "1.58 … 1.66"; empty where there is one."""
+    """Write the range of several numbers: "1.58 … 1.66"; empty for one number."""
     return f"{min(numbers):.2f} … {max(numbers):.2f}" if len(numbers) > 1 else ""
+
+
+def mean_and_deviation(mean: float | None, deviation: float | None) -> str:
+    """Write a mean over seeds: "95.9 ± 0.14", "95.9" with one seed, "–" without a value."""
+    if mean is None:
+        return "–"
+    return f"{mean:.1f}" + (f" ± {deviation:.2f}" if deviation is not None else "")

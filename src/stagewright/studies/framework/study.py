@@ -1,6 +1,6 @@
-"""What a study is made of, as plain values: its parts, what came of them, and what is concluded from that.
+"""A study as plain values: its parts, their results, and the findings concluded from them.
 
-Study ── parts ──► Results ── conclude ──► Findings (tables, answers, drawings)
+Study ── parts ──► Results ── conclude ──► Findings (tables, answers, figures)
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagewright.table import Table
+
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
-__all__ = ["Answer", "Bench", "Drawing", "Findings", "Part", "Results", "Study", "Table"]
+__all__ = ["Answer", "Figure", "Findings", "Part", "PartContext", "Results", "Study"]
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+_-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Results(Mapping[str, Any]):
-    """The data of the parts that are done, by name; parts that failed have a reason instead."""
+    """The data of each finished part by name, and the reason of each failed one."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What each part returned."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Why a part has no data."""
 
     def __getitem__(self, name: str) -> Any:
         return self.data[name]
@@ -39,28 +39,27 @@ class Results(Mapping[str, Any]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """Where a part works."""
+class PartContext:
+    """What a part receives when it runs."""
 
     folder: Path
     """The study's folder."""
     results: Results
-    """The data of the parts before it."""
-    tell: Callable[[str], None] = lambda text: None
-    """Shows what goes on."""
+    """Results of the parts before it."""
+    note: Callable[[str], None] = lambda text: None
+    """Show a line of progress."""
 
     @property
     def runs(self) -> Path:
-        """Where run folders go."""
+        """Parent of the run folders."""
         return self.folder / "runs"
 
     def run(self, plan: Plan) -> dict[str, Any]:
-        """Run a plan, proven equal to serial; its result, with `run` as a path inside the study's folder."""
+        """Run a plan with its parity check; return its result, with `run` relative to the study's folder."""
         from stagewright.engine.jobs.compare import run_plan
 
-        row = run_plan(plan, self.runs, progress=self.tell)
-        row["run"] = Path(row["run"]).relative_to(self.folder).as_posix()
-        return row
+        row = run_plan(plan, self.runs, progress=self.note)
+        return {**row.to_dict(), "run": Path(str(row.run)).relative_to(self.folder).as_posix()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,68 +68,39 @@ class Part:
 
     name: str
     """Names its file, parts/NAME.json: lower-case letters, digits, . + - _"""
-    run: Callable[[Bench], Any]
+    run: Callable[[PartContext], Any]
     """Does the work; returns data that JSON can hold."""
     about: str
-    """What it does, for people."""
+    """One line for people: what it does."""
     needs: tuple[str, ...] = ()
-    """Parts whose data it reads; where one of them failed, this one is left out."""
+    """Parts whose data it reads; it is skipped where one of them failed."""
     expected_s: float = 0.0
-    """What it takes, about, on cores like those that the pages' figures are from; 0: nothing to speak of, or not known.
-    """
+    """Approximate duration on the CPU cores of the published studies; 0: negligible or unknown."""
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), f"{self.name!r} can't name a part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table as people read it; the numbers behind it are in the parts."""
-
-    title: str
-    """What it shows."""
-    columns: tuple[str, ...]
-    """Names of its columns."""
-    rows: tuple[tuple[str, ...], ...]
-    """Its cells, as text."""
-    note: str = ""
-    """What a reader must know; below it."""
-
-    def __post_init__(self) -> None:
-        assert all(len(row) == len(self.columns) for row in self.rows), self.title
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "columns": list(self.columns),
-            "rows": [list(row) for row in self.rows],
-            "note": self.note,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A question and what was measured about it, in sentences."""
+    """A question and its answer: whole sentences, each with its numbers."""
 
     question: str
-    """The question."""
     sentences: tuple[str, ...]
-    """Whole sentences, each with its numbers."""
 
     def to_dict(self) -> dict[str, Any]:
         return {"question": self.question, "sentences": list(self.sentences)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """A figure that can be drawn."""
+class Figure:
+    """A figure and the function that draws it."""
 
     name: str
     """Names its files: figures/NAME.svg and .png."""
     caption: str
-    """What it shows."""
     draw: Callable[[Path], object]
-    """Draws it into a file, by the file's suffix."""
+    """Draw into a file, in the format of its suffix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +108,9 @@ class Findings:
     """What a study concludes."""
 
     tables: tuple[Table, ...] = ()
-    """In the order in which they are shown."""
     answers: tuple[Answer, ...] = ()
     """One for each question."""
-    drawings: tuple[Drawing, ...] = ()
-    """Figures."""
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +120,18 @@ class Study:
     name: str
     """stages, strategies, codecs, memory or fabric."""
     title: str
-    """One line: what is studied on what."""
+    """One line: what is studied, and on which model."""
     options: Mapping[str, Any]
-    """What was asked for, as JSON has it; two studies with the same options are the same."""
+    """As JSON holds them; two studies with equal options are the same study."""
     questions: tuple[str, ...]
-    """What it is to answer."""
     parts: tuple[Part, ...]
-    """Its work, in order; a part comes after those that it needs."""
+    """In order: a part comes after those that it needs."""
     conclude: Callable[[Results], Findings]
-    """From what the parts found to what is concluded; pure."""
+    """Turn results into findings; pure."""
 
     def __post_init__(self) -> None:
-        before: set[str] = set()
+        earlier: set[str] = set()
         for part in self.parts:
-            assert part.name not in before, f"two parts are called {part.name!r}"
-            assert before.issuperset(part.needs), f"{part.name!r} needs {part.needs}, which do not all come before it"
-            before.add(part.name)
+            assert part.name not in earlier, f"two parts are called {part.name!r}"
+            assert earlier.issuperset(part.needs), f"{part.name!r} needs {part.needs}, which must all come before it"
+            earlier.add(part.name)

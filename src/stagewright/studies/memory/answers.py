@@ -1,4 +1,4 @@
-"""The answers of the study *memory*: sentences made of its numbers. Pure."""
+"""Answers of the study *memory*, in sentences with their numbers. Pure."""
 
 from __future__ import annotations
 
@@ -6,135 +6,141 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.memory.measured import Measured, shown_way
 from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
 
 __all__ = ["QUESTIONS", "answers"]
 
-Ways = Mapping[str, Measured]
+Variants = Mapping[str, MeasuredVariant]
 
 QUESTIONS = (
-    "Which strategy gives the highest and which the lowest speed-up, and why?",
-    "Is there a reason to use one that slows down?",
-    "What is the ideal, with free communication?",
-    "What did each worker execute?",
-    "What does recomputation cost and save?",
-    "Which uses least memory?",
+    "Which strategy has the highest speed-up, which the lowest, and why?",
+    "Is there a reason to use a strategy that is slower than one device?",
+    "What is the ideal speed-up, with free communication?",
+    "What does each worker execute?",
+    "What does activation checkpointing cost and save?",
+    "Which strategy uses the least memory?",
     "How many layers fit at most?",
 )
-_NOT_KNOWN = ("Not known: nothing was measured.",)
+_UNKNOWN = ("Unknown: nothing was measured.",)
 
 
-def answers(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[Answer, ...]:
-    """One for each question."""
-    found = (
-        _speed(results, ways),
-        _reason(results, ways),
-        _ideal(results, options, ways),
+def answers(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Answer, ...]:
+    """Answer each question."""
+    replies = (
+        _speedups(results, variants),
+        _slow_strategies(results, variants),
+        _ideal(results, options, variants),
         _executed(results, options),
-        _recomputation(ways),
-        _least(ways),
-        _layers(results, options),
+        _checkpointing(variants),
+        _least_memory(variants),
+        _most_layers(results, options),
     )
     return tuple(
-        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, found, strict=True)
+        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, replies, strict=True)
     )
 
 
-def _parallel(ways: Ways) -> list[Measured]:
-    """Data, tensor and pipeline without recomputation, the fastest first."""
-    mine = [one for one in ways.values() if one.strategy != "serial" and not one.recompute and one.speedup is not None]
-    return sorted(mine, key=lambda one: one.speedup or 0.0, reverse=True)
+def _by_speedup(variants: Variants) -> list[MeasuredVariant]:
+    """Data, tensor and pipeline without activation checkpointing, the fastest first."""
+    parallel = [
+        variant
+        for variant in variants.values()
+        if variant.strategy != "serial" and not variant.recompute and variant.speedup is not None
+    ]
+    return sorted(parallel, key=lambda variant: variant.speedup or 0.0, reverse=True)
 
 
-def _speed(results: Results, ways: Ways) -> tuple[str, ...]:
-    ordered = _parallel(ways)
+def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
+    ordered = _by_speedup(variants)
     if not ordered:
-        return _NOT_KNOWN
+        return _UNKNOWN
     best, worst = ordered[0], ordered[-1]
     rates = joined(
-        f"{one.strategy} {times(one.speedup or 0.0)}" + (f" ({spread(one.speedups)})" if len(one.speedups) > 1 else "")
-        for one in ordered
+        f"{variant.strategy} {times(variant.speedup or 0.0)}"
+        + (f" ({spread(variant.speedups)})" if len(variant.speedups) > 1 else "")
+        for variant in ordered
     )
-    sentences = [f"On two devices: {rates} over serial."]
-    apart = min(best.speedups) > max(worst.speedups)
-    far = len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0)
+    sentences = [f"Speed-up on two devices over one: {rates}."]
+    has_gap = min(best.speedups) > max(worst.speedups)
+    is_different = has_gap and (len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0))
     if best is not worst:
         sentences.append(
-            f"Highest is {best.strategy}, lowest {worst.strategy}."
-            if apart and far
-            else f"{best.strategy.capitalize()} and {worst.strategy} are no more apart than two runs of one are."
+            f"{best.strategy.capitalize()} is the fastest, {worst.strategy} the slowest."
+            if is_different
+            else f"The difference between {best.strategy} and {worst.strategy} is within the variation between runs."
         )
-    for one in (best, worst) if best is not worst else (best,):
-        cause = _cause(results, one.strategy)
-        if cause:
-            sentences.append(cause)
+    losses = [_largest_loss(results, strategy) for strategy in dict.fromkeys((best.strategy, worst.strategy))]
+    sentences += [sentence for sentence in losses if sentence]
+    comparison = (
+        "they can't be told apart"
+        if not is_different
+        else "it is the same"
+        if (best.strategy, worst.strategy) == ("tensor", "pipeline")
+        else f"{best.strategy} is the fastest and {worst.strategy} the slowest"
+    )
     sentences.append(
-        "Published, on 2 GPUs: tensor highest, pipeline lowest (fill and drain, balance). Here "
-        + (
-            "that can't be told."
-            if not (apart and far)
-            else "the same."
-            if (best.strategy, worst.strategy) == ("tensor", "pipeline")
-            else f"{best.strategy} is highest and {worst.strategy} lowest."
-        )
+        "Published, on 2 GPUs: tensor is the fastest and pipeline the slowest (pipeline bubble, load imbalance). "
+        f"Here {comparison}."
     )
     return tuple(sentences)
 
 
-def _cause(results: Results, strategy: str) -> str:
-    """What the forecast says that takes most from a strategy."""
+def _largest_loss(results: Results, strategy: str) -> str:
+    """What costs a strategy the most, by forecast."""
     forecast = (results.get(f"forecast-{strategy}") or {}).get(strategy)
     if forecast is None:
         return ""
     largest = max(forecast["parts"], key=lambda part: part["seconds"])
     if largest["seconds"] <= 0:
-        return f"For {strategy} the forecast finds nothing that takes time from it."
-    share = largest["seconds"] / forecast["step_s"]
-    return f"What takes most from {strategy} is, by forecast, {largest['name']}: {percent(share)} of a step."
+        return f"The forecast finds no loss for {strategy}."
+    share = percent(largest["seconds"] / forecast["step_s"])
+    return f"The largest loss of {strategy} is {largest['name']}: {share} of a step, by forecast."
 
 
-def _reason(results: Results, ways: Ways) -> tuple[str, ...]:
-    slower = [one for one in _parallel(ways) if (one.speedup or 0.0) < 1]
-    serial = ways.get("serial")
-    if not _parallel(ways):
-        return _NOT_KNOWN
+def _slow_strategies(results: Results, variants: Variants) -> tuple[str, ...]:
+    parallel = _by_speedup(variants)
+    if not parallel:
+        return _UNKNOWN
+    slower = [variant for variant in parallel if (variant.speedup or 0.0) < 1]
     if not slower:
-        return ("None of them is slower than serial here.",)
+        return ("None of them is slower than one device here.",)
+    serial = variants.get("serial")
+    fits = results.get("fit-forecast") or {}
     sentences = []
-    for one in slower:
-        text = f"{one.strategy.capitalize()} is slower than serial ({times(one.speedup or 0.0)})"
-        if serial is not None and one.peak < serial.peak:
-            text += f", but its fullest worker needs {format_bytes(one.peak)} instead of {format_bytes(serial.peak)}"
+    for variant in slower:
+        text = f"{variant.strategy.capitalize()} is slower than one device ({times(variant.speedup or 0.0)})"
+        if serial is not None and variant.peak < serial.peak:
+            text += (
+                f", but its workers need at most {format_bytes(variant.peak)} instead of {format_bytes(serial.peak)}"
+            )
         elif serial is not None:
-            text += f", and its fullest worker needs {format_bytes(one.peak)}, no less than serial"
-        fits = [
-            (name, found["largest"])
-            for name in ("serial", one.strategy)
-            if (found := (results.get("fit-forecast") or {}).get(name)) is not None and not found["refused"]
+            text += f", and its workers need up to {format_bytes(variant.peak)}, no less than one device"
+        layers = [
+            fits[name]["largest"] for name in ("serial", variant.strategy) if name in fits and not fits[name]["refused"]
         ]
-        if len(fits) == 2 and fits[1][1] > fits[0][1]:
-            text += f"; so a model of {fits[1][1]} layers fits where serial ends at {fits[0][1]} (forecast)"
+        if len(layers) == 2 and layers[1] > layers[0]:
+            text += f"; so {layers[1]} layers fit where one device fits {layers[0]} (forecast)"
         sentences.append(text + ".")
     return tuple(sentences)
 
 
-def _ideal(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
+def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[str, ...]:
     sentences = []
     for strategy in options["strategies"]:
         forecast = (results.get(f"forecast-{strategy}") or {}).get(strategy)
         if forecast is None:
-            sentences.append(f"For {strategy} this is not known: it was not forecast.")
+            sentences.append(f"{strategy.capitalize()}: unknown, since it was not forecast.")
             continue
-        measured = ways.get(strategy)
-        seen = ""
+        measured = variants.get(strategy)
+        text = ""
         if measured is not None and measured.speedup is not None:
             share = percent(measured.speedup / forecast["free_speedup"])
-            seen = f", measured {times(measured.speedup)}: {share} of the ideal"
+            text = f"; measured: {times(measured.speedup)}, {share} of the ideal"
         sentences.append(
-            f"{strategy.capitalize()} would reach {times(forecast['free_speedup'])} with free communication; "
-            f"forecast with this machine's {times(forecast['speedup'])}{seen}."
+            f"{strategy.capitalize()}: {times(forecast['free_speedup'])} with free communication; forecast with this "
+            f"machine's communication: {times(forecast['speedup'])}{text}."
         )
     return tuple(sentences)
 
@@ -144,84 +150,80 @@ def _executed(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     for strategy in options["strategies"]:
         workers = (results.get(f"executed-{strategy}") or {}).get(strategy)
         if workers is None:
-            sentences.append(f"For {strategy} this is not known: its events were not read.")
+            sentences.append(f"{strategy.capitalize()}: unknown, since its trace was not read.")
             continue
         operators = results.get(f"operators-{strategy}")
         if operators is not None:
-            number = [sum(counts[at] for counts in operators["parts"].values()) for at in (0, 1)]
-            same = f"{number[0]} operators" if operators["is_same"] else f"{number[0]} and {number[1]} operators"
-            sentences.append(f"{strategy.capitalize()}, {same} in a step: {operators['sentence']}.")
+            totals = [sum(counts[worker] for counts in operators["parts"].values()) for worker in (0, 1)]
+            number = f"{totals[0]}" if operators["is_same"] else f"{totals[0]} and {totals[1]}"
+            sentences.append(f"{strategy.capitalize()}, {number} operators per step: {operators['sentence']}.")
         counts = [
-            {kind: int(one["count"]) for kind, one in sorted(worker["kinds"].items()) if kind != "step"}
+            {kind: int(entry["count"]) for kind, entry in sorted(worker["kinds"].items()) if kind != "step"}
             for worker in workers
         ]
-        texts = [joined(f"{count} {kind}" for kind, count in one.items()) for one in counts]
-        if all(one == counts[0] for one in counts):
-            sentences.append(f"{strategy.capitalize()}, actions of each worker: {texts[0]}.")
+        texts = [joined(f"{count} {kind}" for kind, count in actions.items()) for actions in counts]
+        if all(actions == counts[0] for actions in counts):
+            sentences.append(f"{strategy.capitalize()}, actions of every worker: {texts[0]}.")
         else:
             each = "; ".join(f"worker {worker['worker']} {text}" for worker, text in zip(workers, texts, strict=True))
-            sentences.append(f"{strategy.capitalize()}, actions of the workers: {each}.")
+            sentences.append(f"{strategy.capitalize()}, actions of each worker: {each}.")
     return tuple(sentences)
 
 
-def _recomputation(ways: Ways) -> tuple[str, ...]:
+def _checkpointing(variants: Variants) -> tuple[str, ...]:
     sentences = []
-    for strategy in ("serial", "data", "tensor", "pipeline"):
-        plain, again = ways.get(strategy), ways.get(f"{strategy}+recompute")
-        if plain is None or again is None:
+    for strategy in STRATEGIES:
+        without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
+        if without is None or checkpointed is None:
             continue
-        cost = plain.samples_per_s / again.samples_per_s - 1
-        saved = 1 - again.peak / plain.peak
-        pays = f"costs {percent(cost)} more time" if cost > 0 else f"took no more time ({percent(-cost)} less)"
-        memory = (
-            f"saves {percent(saved)} of the memory ({format_bytes(plain.peak)} to {format_bytes(again.peak)})"
-            if saved > 0
-            else f"saves no memory ({format_bytes(plain.peak)} to {format_bytes(again.peak)})"
+        cost = without.samples_per_s / checkpointed.samples_per_s - 1
+        saved = 1 - checkpointed.peak / without.peak
+        time = f"costs {percent(cost)} more time" if cost > 0 else f"costs no time ({percent(-cost)} less)"
+        share = f"{percent(saved)} of the" if saved > 0 else "no"
+        sentences.append(
+            f"{strategy.capitalize()}: activation checkpointing {time} and saves {share} memory "
+            f"({format_bytes(without.peak)} to {format_bytes(checkpointed.peak)})."
         )
-        sentences.append(f"{strategy.capitalize()}: recomputation {pays} and {memory}.")
-    return tuple(sentences) or _NOT_KNOWN
+    return tuple(sentences) or _UNKNOWN
 
 
-def _least(ways: Ways) -> tuple[str, ...]:
-    if not ways:
-        return _NOT_KNOWN
-    ordered = sorted(ways.values(), key=lambda one: one.peak)
+def _least_memory(variants: Variants) -> tuple[str, ...]:
+    if not variants:
+        return _UNKNOWN
+    ordered = sorted(variants.values(), key=lambda variant: variant.peak)
     least, most = ordered[0], ordered[-1]
-    serial = ways.get("serial")
-    beside = f", {percent(least.peak / serial.peak)} of serial's {format_bytes(serial.peak)}" if serial else ""
-    filled = sorted(((size, kind) for kind, size in least.memory.items() if size), reverse=True)
+    serial = variants.get("serial")
+    share = f", {percent(least.peak / serial.peak)} of the {format_bytes(serial.peak)} on one device" if serial else ""
+    categories = sorted(((size, name) for name, size in least.memory.items() if size), reverse=True)
+    same = "it is the same" if least.variant == "tensor+recompute" else f"it is {shown_variant(least.variant)}"
     return (
-        f"{shown_way(least.way).capitalize()} uses least: {format_bytes(least.peak)} on its fullest worker{beside}. "
-        f"{shown_way(most.way).capitalize()} uses most, {format_bytes(most.peak)}.",
-        f"What is left there is {joined(f'{kind} {format_bytes(size)}' for size, kind in filled)}.",
-        "Published: tensor with recomputation uses least. Here "
-        + ("the same." if least.way == "tensor+recompute" else f"it is {shown_way(least.way)}."),
+        f"{shown_variant(least.variant).capitalize()} uses the least: {format_bytes(least.peak)} on the largest "
+        f"worker{share}. {shown_variant(most.variant).capitalize()} uses the most, {format_bytes(most.peak)}.",
+        f"It consists of {joined(f'{name} {format_bytes(size)}' for size, name in categories)}.",
+        f"Published: tensor with activation checkpointing uses the least. Here {same}.",
     )
 
 
-def _layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     limit = format_bytes(options["memory_bytes"])
     sentences = []
-    found: dict[str, int] = {}
-    for way in options["fits"]:
-        fit = results.get(f"fit-{way}")
+    layers: dict[str, int] = {}
+    for variant in options["fits"]:
+        name = shown_variant(variant).capitalize()
+        fit = results.get(f"fit-{variant}")
         if fit is None:
-            sentences.append(f"{shown_way(way).capitalize()}: not known, its runs failed.")
+            sentences.append(f"{name}: unknown, since its runs failed.")
             continue
-        found[way] = fit["largest"]
-        how = "" if fit["is_exact"] else " or more"
-        close = "as forecast" if fit["forecast"] == fit["largest"] else f"forecast {fit['forecast']}"
-        above = next((one for one in fit["attempts"] if not one["ran"]), None)
-        beyond = f"; {above['layers']} ran out of memory" if above is not None else ""
+        layers[variant] = fit["largest"]
+        more = "" if fit["is_exact"] else " or more"
+        forecast = "as forecast" if fit["forecast"] == fit["largest"] else f"forecast {fit['forecast']}"
+        failed = next((attempt["layers"] for attempt in fit["attempts"] if not attempt["ran"]), None)
+        limit_text = f"; {failed} ran out of memory" if failed is not None else ""
+        sentences.append(f"{name}: {fit['largest']}{more} layers ran with {limit} per device ({forecast}){limit_text}.")
+    if layers:
+        most = max(layers.values())
+        best = joined(shown_variant(variant) for variant, count in layers.items() if count == most)
         sentences.append(
-            f"{shown_way(way).capitalize()}: {fit['largest']}{how} layers ran with {limit} on each device "
-            f"({close}){beyond}."
+            f"The most layers, {most}, fit with {best}. Published: 16, with tensor and activation checkpointing."
         )
-    if found:
-        most = max(found, key=lambda way: found[way])
-        level = [way for way in found if found[way] == found[most]]
-        sentences.append(
-            f"Most layers, {found[most]}, fit with {joined(shown_way(way) for way in level)}. "
-            "Published: 16, with tensor and recomputation."
-        )
-    return tuple(sentences) or ("Not known: nothing was run under a limit.",)
+    return tuple(sentences) or ("Unknown: nothing was run under a memory limit.",)

@@ -1,88 +1,84 @@
-"""What the runs of the study *memory* say, brought together. Pure."""
+"""The measured runs of the study *memory*, by variant. Pure.
+
+variant    serial, data, tensor+recompute, …: a strategy without or with activation checkpointing
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Measured", "measured_ways", "shown_way"]
+from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+
+__all__ = ["MeasuredVariant", "measured_variants", "shown_variant"]
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One strategy, without or with recomputation, over all rounds."""
+class MeasuredVariant:
+    """One variant over all rounds."""
 
     strategy: str
-    """serial, data, tensor, pipeline."""
     recompute: bool
-    """Whether forward passes were run again."""
+    """Whether it used activation checkpointing."""
     samples_per_s: float
     """Median over rounds."""
     speedups: tuple[float, ...]
-    """Over serial without recomputation, of each round; none where a run is not equal to serial."""
+    """Over the baseline without activation checkpointing, in each round; empty if a run failed its parity check."""
     peak_bytes: tuple[int, ...]
-    """The most of each worker."""
+    """Peak memory of each worker, over all rounds."""
     memory: Mapping[str, int]
-    """Of the worker with most, by what it is for."""
+    """Peak of the worker with the most, by category."""
     sent_bytes: int
-    """Bytes that a step gives to links and collectives, over all workers."""
+    """Bytes that a step passes to links and collectives, over all workers."""
     equal: bool
-    """Whether loss, gradients and buffers were serial's."""
+    """Whether every run passed its parity check."""
 
     @property
-    def way(self) -> str:
+    def variant(self) -> str:
         """serial, data+recompute, …"""
         return f"{self.strategy}+recompute" if self.recompute else self.strategy
 
     @property
     def speedup(self) -> float | None:
-        """The median; None where it is not known."""
+        """The median; None if it is unknown."""
         return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def peak(self) -> int:
-        """Of the worker with most."""
+        """Peak memory of the worker with the most."""
         return max(self.peak_bytes)
 
 
-def measured_ways(results: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Measured]:
-    """Every strategy that was run, without and with recomputation, by name."""
-    rounds = range(1, options["rounds"] + 1)
-    found = {}
+def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, MeasuredVariant]:
+    """List every variant that was run, by name."""
+    rounds = options["rounds"]
+    baselines = read_rounds(results, "run-serial", rounds)
+    measured = {}
     for strategy in STRATEGIES:
         for recompute in (False, True):
-            way = f"{strategy}+recompute" if recompute else strategy
-            rows = {turn: row for turn in rounds if (row := results.get(f"run-{way}-{turn}")) is not None}
-            if not rows:
+            variant = f"{strategy}+recompute" if recompute else strategy
+            runs = read_rounds(results, f"run-{variant}", rounds)
+            if not runs:
                 continue
-            equal = all(row["equal"] for row in rows.values())
-            ratios = [
-                row["samples_per_s"] / alone["samples_per_s"]
-                for turn, row in rows.items()
-                if (alone := results.get(f"run-serial-{turn}")) is not None
-            ]
-            first = next(iter(rows.values()))
-            peaks = tuple(
-                max(sizes) for sizes in zip(*(row["peak_memory_bytes"] for row in rows.values()), strict=True)
-            )
-            sent = sum(first["link_bytes"].values()) + sum(sum(one.values()) for one in first["collective_bytes"])
-            found[way] = Measured(
+            first = runs[min(runs)]
+            peaks = tuple(max(sizes) for sizes in zip(*(run.peak_memory_bytes for run in runs.values()), strict=True))
+            measured[variant] = MeasuredVariant(
                 strategy=strategy,
                 recompute=recompute,
-                samples_per_s=statistics.median(row["samples_per_s"] for row in rows.values()),
-                speedups=tuple(ratios) if equal else (),
+                samples_per_s=median_rate(runs),
+                speedups=speedups_by_round(runs, baselines),
                 peak_bytes=peaks,
-                memory=first["memory"][peaks.index(max(peaks))],
-                sent_bytes=sent,
-                equal=equal,
+                memory=asdict(first.memory[peaks.index(max(peaks))]),
+                sent_bytes=first.sent_bytes,
+                equal=all(run.equal for run in runs.values()),
             )
-    return found
+    return measured
 
 
-def shown_way(way: str) -> str:
-    """For people: "tensor, recomputed"."""
-    return way.replace("+recompute", ", recomputed")
+def shown_variant(variant: str) -> str:
+    """Write a variant for people: "tensor with checkpointing"."""
+    return variant.replace("+recompute", " with checkpointing")

@@ -1,4 +1,4 @@
-"""The tables and figures of the study *memory*. Pure but for the drawing itself."""
+"""Tables and figures of the study *memory*."""
 
 from __future__ import annotations
 
@@ -8,177 +8,158 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.memory.measured import Measured, shown_way
 from stagewright.studies.framework.phrases import percent, spread
-from stagewright.studies.framework.study import Drawing, Results, Table
+from stagewright.studies.framework.study import Figure, Results
+from stagewright.studies.framework.tables import study_table
+from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
+from stagewright.table import Table
 
-__all__ = ["drawings", "tables"]
+__all__ = ["figures", "tables"]
 
-Ways = Mapping[str, Measured]
+Variants = Mapping[str, MeasuredVariant]
 
 
-def tables(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[Table, ...]:
-    """Speed and memory, recomputation, what was executed, what fits."""
+def tables(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Table, ...]:
+    """Speed and memory, activation checkpointing, actions of the workers, most layers."""
     return (
-        _speed_table(results, ways),
-        _recompute_table(ways),
-        _executed_table(results),
+        _speed_table(results, variants),
+        _checkpointing_table(variants),
+        _actions_table(results),
         _fit_table(results, options),
     )
 
 
-def drawings(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[Drawing, ...]:
-    """Speed-up and memory side by side."""
+def figures(options: Mapping[str, Any], variants: Variants) -> tuple[Figure, ...]:
+    """Memory and speed-up of every variant."""
     return (
-        Drawing(
+        Figure(
             name="memory",
-            caption="Peak memory of the fullest worker by what it is for, and speed-up over serial, of each strategy.",
-            draw=partial(_draw, dict(ways), f"{options['model']} on two devices"),
+            caption="Peak memory of the worker with the most, by category, and speed-up over one device.",
+            draw=partial(_draw, dict(variants), f"{options['model']} on two devices"),
         ),
     )
 
 
-def _forecast(results: Results, way: str) -> Mapping[str, Any] | None:
-    found = results.get(f"forecast-{way.partition('+')[0]}")
-    return None if found is None else found.get(way)
-
-
-def _speed_table(results: Results, ways: Ways) -> Table:
+def _speed_table(results: Results, variants: Variants) -> Table:
     rows = []
-    for way, one in ways.items():
-        forecast = _forecast(results, way)
+    for variant, measured in variants.items():
+        forecast = (results.get(f"forecast-{measured.strategy}") or {}).get(variant)
         rows.append(
             (
-                one.strategy,
-                "yes" if one.recompute else "no",
-                f"{one.samples_per_s:.1f}",
-                f"{one.speedup:.2f}" if one.speedup is not None else "–",
-                spread(one.speedups) if one.equal else "not equal to serial",
+                measured.strategy,
+                "yes" if measured.recompute else "no",
+                f"{measured.samples_per_s:.1f}",
+                f"{measured.speedup:.2f}" if measured.speedup is not None else "–",
+                spread(measured.speedups) if measured.equal else "parity check failed",
                 f"{forecast['speedup']:.2f}" if forecast is not None else "–",
                 f"{forecast['free_speedup']:.2f}" if forecast is not None else "–",
-                ", ".join(format_bytes(size) for size in one.peak_bytes),
-                format_bytes(one.memory["activations"]),
-                format_bytes(one.sent_bytes) if one.sent_bytes else "–",
+                ", ".join(format_bytes(size) for size in measured.peak_bytes),
+                format_bytes(measured.memory["activations"]),
+                format_bytes(measured.sent_bytes) if measured.sent_bytes else "–",
             )
         )
-    return Table(
-        title="Speed and memory",
-        columns=(
-            "strategy",
-            "recomputed",
-            "samples/s",
-            "speed-up",
-            "range",
-            "forecast",
-            "ideal",
-            "peak memory of each worker",
-            "of it activations",
-            "sent",
-        ),
-        rows=tuple(rows),
-        note="Speed-up: over serial without recomputation, median over rounds of the ratio within a round; each run "
-        "was first proven equal to serial. Ideal: forecast with free communication. Peak: the workers' own tensors on "
-        "a CPU, the allocator's on CUDA.",
+    columns = ("strategy", "recompute", "samples/s", "speed-up", "range", "forecast", "ideal")
+    return study_table(
+        "Speed and memory",
+        (*columns, "peak memory of each worker", "activations", "communication"),
+        rows,
+        "Speed-up: over one device (serial) without activation checkpointing, median over rounds of the ratio within a "
+        "round; each run first passed its parity check. Ideal: forecast with free communication. Peak memory: the "
+        "workers' tensors on a CPU, the allocator's peak on CUDA. Activations: of the worker with the most memory.",
     )
 
 
-def _recompute_table(ways: Ways) -> Table:
-    rows = []
-    for way, plain in ways.items():
-        again = ways.get(f"{way}+recompute")
-        if again is None:
-            continue
-        rows.append(
-            (
-                plain.strategy,
-                percent(plain.samples_per_s / again.samples_per_s - 1),
-                format_bytes(plain.peak),
-                format_bytes(again.peak),
-                percent(1 - again.peak / plain.peak),
-            )
+def _checkpointing_table(variants: Variants) -> Table:
+    pairs = [
+        (variant, with_checkpointing)
+        for name, variant in variants.items()
+        if (with_checkpointing := variants.get(f"{name}+recompute")) is not None
+    ]
+    rows = [
+        (
+            without.strategy,
+            percent(without.samples_per_s / checkpointed.samples_per_s - 1),
+            format_bytes(without.peak),
+            format_bytes(checkpointed.peak),
+            percent(1 - checkpointed.peak / without.peak),
         )
-    return Table(
-        title="What recomputation costs and saves",
-        columns=("strategy", "time more", "memory without", "memory with", "saved"),
-        rows=tuple(rows),
-        note="Memory of the fullest worker. Serial, data and tensor recompute block by block, a pipeline by stages.",
+        for without, checkpointed in pairs
+    ]
+    return study_table(
+        "Cost and savings of activation checkpointing",
+        ("strategy", "extra time", "memory without", "memory with", "saved"),
+        rows,
+        "Memory of the worker with the most. Serial, data and tensor checkpoint every block, a pipeline its stages.",
     )
 
 
-def _executed_table(results: Results) -> Table:
+def _actions_table(results: Results) -> Table:
     rows = []
-    for strategy in ("serial", "data", "tensor", "pipeline"):
-        for way, workers in (results.get(f"executed-{strategy}") or {}).items():
+    for strategy in STRATEGIES:
+        for variant, workers in (results.get(f"executed-{strategy}") or {}).items():
             for worker in workers:
                 kinds = worker["kinds"]
-                backward = sum(int(one["count"]) for kind, one in kinds.items() if kind.startswith("backward"))
+                backwards = sum(int(entry["count"]) for kind, entry in kinds.items() if kind.startswith("backward"))
                 counts = [int(kinds.get(kind, {}).get("count", 0)) for kind in ("recompute", "collective", "send")]
-                busy = sum(
-                    one["seconds"] for kind, one in kinds.items() if kind in ("forward", "optimizer") or "back" in kind
+                compute_s = sum(
+                    entry["seconds"]
+                    for kind, entry in kinds.items()
+                    if kind in ("forward", "optimizer") or "back" in kind
                 )
                 rows.append(
                     (
-                        shown_way(way),
+                        shown_variant(variant),
                         str(worker["worker"]),
                         ", ".join(str(stage) for stage in worker["stages"]) or "–",
                         str(int(kinds.get("forward", {}).get("count", 0))),
-                        str(backward),
+                        str(backwards),
                         *(str(count) for count in counts),
-                        format_s(busy),
+                        format_s(compute_s),
                     )
                 )
-    return Table(
-        title="What each worker executed in a step",
-        columns=(
-            "strategy",
-            "worker",
-            "stages",
-            "forwards",
-            "backwards",
-            "recomputed",
-            "collectives",
-            "messages",
-            "computing",
-        ),
-        rows=tuple(rows),
-        note="From the events of the step that took the median time. The last stage's loss counts as a forward.",
+    columns = ("strategy", "worker", "stages", "forward", "backward", "recompute", "collectives", "sends", "compute")
+    return study_table(
+        "Actions of each worker in a step",
+        columns,
+        rows,
+        "From the trace of the step with the median time. The loss of the last stage counts as a forward.",
     )
 
 
 def _fit_table(results: Results, options: Mapping[str, Any]) -> Table:
-    forecasts = results.get("fit-forecast") or {}
     rows = []
-    for way, forecast in forecasts.items():
-        found = results.get(f"fit-{way}")
+    for variant, forecast in (results.get("fit-forecast") or {}).items():
         if forecast["refused"]:
-            rows.append((shown_way(way), "–", "–", "–", forecast["refused"]))
+            rows.append((shown_variant(variant), "–", "–", "–", forecast["refused"]))
             continue
-        ran, text = "–", "not run"
-        if found is not None:
-            ran = f"{found['largest']}" if found["is_exact"] else f"{found['largest']} or more"
-            text = "; ".join(
-                f"{one['layers']}: {'ran' if one['ran'] else 'out of memory'}" for one in found["attempts"]
+        fit = results.get(f"fit-{variant}")
+        largest, peak, attempts = "–", "–", "not run"
+        if fit is not None:
+            largest = f"{fit['largest']}" if fit["is_exact"] else f"{fit['largest']} or more"
+            attempts = "; ".join(
+                f"{attempt['layers']}: {'ran' if attempt['ran'] else 'out of memory'}" for attempt in fit["attempts"]
             )
-        peak = next(
-            (
-                format_bytes(max(one["peak_memory_bytes"]))
-                for one in (found or {"attempts": []})["attempts"]
-                if one["ran"] and one["layers"] == (found or {})["largest"]
-            ),
-            "–",
-        )
-        rows.append((shown_way(way), str(forecast["largest"]), ran, peak, text))
-    return Table(
-        title=f"The most layers on two devices of {format_bytes(options['memory_bytes'])}",
-        columns=("strategy", "forecast", "by running", "peak there", "what was run"),
-        rows=tuple(rows),
-        note=f"Batch {options['batch']}, {options['sequence_length']} tokens, {options['optimizer']}; a worker that "
-        "needs more than the limit ends the run.",
+            peaks = [
+                format_bytes(max(attempt["peak_memory_bytes"]))
+                for attempt in fit["attempts"]
+                if attempt["ran"] and attempt["layers"] == fit["largest"]
+            ]
+            peak = peaks[0] if peaks else "–"
+        rows.append((shown_variant(variant), str(forecast["largest"]), largest, peak, attempts))
+    return study_table(
+        f"Most layers on two devices of {format_bytes(options['memory_bytes'])}",
+        ("strategy", "forecast", "measured", "peak memory", "runs (layers: result)"),
+        rows,
+        f"Batch {options['batch']}, {options['sequence_length']} tokens, {options['optimizer']}. A worker that exceeds "
+        "the limit ends the run with an out-of-memory error.",
     )
 
 
-def _draw(ways: Mapping[str, Measured], title: str, path: Path) -> None:
+def _draw(variants: Variants, title: str, path: Path) -> None:
     from stagewright.report.figures.memory import MemoryBar, draw_memory
 
-    bars = [MemoryBar(label=shown_way(way), memory=dict(one.memory), speedup=one.speedup) for way, one in ways.items()]
+    bars = [
+        MemoryBar(label=shown_variant(name), memory=dict(variant.memory), speedup=variant.speedup)
+        for name, variant in variants.items()
+    ]
     draw_memory(bars, path, title=title)

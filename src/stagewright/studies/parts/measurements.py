@@ -1,7 +1,7 @@
-"""Parts that several studies share: this machine's calibration, a model's measurement, and forecasts from both.
+"""Measurements that several studies share: this machine's calibration, a model's costs, and forecasts from both.
 
 calibration ─┐
-measurement ─┴─► prepared(plan) ─► forecast, parts of the distance to the ideal
+model costs ─┴─► prepare_forecast(plan) ─► forecast, speed-up losses
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
-from stagewright.studies.framework.study import Bench, Part
+from stagewright.studies.framework.study import Part, PartContext
+from stagewright.studies.parts.finite import finite
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.costs.measure import ModelCosts
-    from stagewright.planner.forecast import Prepared
+    from stagewright.planner.forecast import PreparedPlan
 
-__all__ = ["calibration", "measured_data", "measured_of", "prepared_for"]
+__all__ = ["calibration", "load_model_costs", "measure_costs", "prepare_forecast"]
 
 
 def calibration(devices: Sequence[str]) -> Part:
-    """The part called `calibration`: what forecasts need of this machine, for devices like these."""
+    """Build the part `calibration`: measure what forecasts for such devices need of this machine."""
     return Part(
         name="calibration",
-        about="this machine's links, collectives and the engine's own work",
+        about="measure this machine's links, collectives and engine overheads",
         run=partial(_calibrate, tuple(devices)),
     )
 
 
-def _calibrate(devices: tuple[str, ...], bench: Bench) -> dict[str, Any]:
+def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]:
     from stagewright.machine.machine import default_devices
     from stagewright.planner.calibration.calibrate import calibrate, load_calibration
 
@@ -39,40 +40,39 @@ def _calibrate(devices: tuple[str, ...], bench: Bench) -> dict[str, Any]:
         return device.partition(":")[0]
 
     if kind(default_devices(2, share=True)[0]) == kind(devices[0]):
-        found = load_calibration(progress=bench.tell)
-    else:  # a single GPU: there is no link to measure, so that its forecasts have free ones
-        found = calibrate(devices[:1])
-    data = found.to_dict()
-    return {**data, **{name: _finite(data[name]) for name in ("link", "collective")}}
+        data = load_calibration(progress=context.note).to_dict()
+    else:  # a single GPU has no link to measure: its forecasts assume free communication
+        data = calibrate(devices[:1]).to_dict()
+    return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
 
 
-def measured_data(plan: Plan, *, repeats: int) -> dict[str, Any]:
-    """Measure a plan's model; as JSON has it."""
+def measure_costs(plan: Plan, *, repeats: int) -> dict[str, Any]:
+    """Measure a plan's model; return its costs as JSON holds them."""
     from stagewright.planner.costs.measure import measure_model
 
-    found = measure_model(plan, repeats=repeats, cache=False)
+    costs = measure_model(plan, repeats=repeats, cache=False)
     return {
-        "profile": found.profile.to_dict(),
-        "terms": found.terms.to_dict(),
-        "num_tensor": found.num_tensor,
+        "profile": costs.profile.to_dict(),
+        "terms": costs.overheads.to_dict(),
+        "num_tensor": costs.num_tensor,
         "tensor": None
-        if found.tensor is None
-        else [[list(one.forward_bytes), list(one.backward_bytes)] for one in found.tensor],
-        "whole": None if found.whole is None else found.whole.to_dict(),
+        if costs.tensor is None
+        else [[list(unit.forward_bytes), list(unit.backward_bytes)] for unit in costs.tensor],
+        "whole": None if costs.whole is None else costs.whole.to_dict(),
     }
 
 
-def measured_of(data: Mapping[str, Any]) -> ModelCosts:
-    """What `measured_data` saved."""
+def load_model_costs(data: Mapping[str, Any]) -> ModelCosts:
+    """Read what `measure_costs` returned."""
     from stagewright.planner.costs.measure import ModelCosts
     from stagewright.profiler.profile import Profile
-    from stagewright.simulator.costs import TensorTraffic
-    from stagewright.simulator.overheads import ModelOverheads
+    from stagewright.simulator.costs.overheads import ModelOverheads
+    from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
     tensor = data["tensor"]
     return ModelCosts(
         profile=Profile.from_dict(data["profile"]),
-        terms=ModelOverheads.from_dict(data["terms"]),
+        overheads=ModelOverheads.from_dict(data["terms"]),
         num_tensor=data["num_tensor"],
         tensor=None
         if tensor is None
@@ -83,28 +83,23 @@ def measured_of(data: Mapping[str, Any]) -> ModelCosts:
     )
 
 
-def prepared_for(
-    plan: Plan, measured: ModelCosts, calibration: Mapping[str, Any], cluster_file: str | None = None
-) -> Prepared:
-    """A plan ready to be forecast: on this machine with as many devices as it needs, or on a cluster from a file."""
+def prepare_forecast(
+    plan: Plan, costs: ModelCosts, calibration: Mapping[str, Any], cluster_file: str | None = None
+) -> PreparedPlan:
+    """Prepare the forecast of a plan: on this machine with as many devices as it needs, or on a cluster from a file."""
     from stagewright.cluster.file import read_cluster
     from stagewright.planner.calibration.calibrate import Calibration
-    from stagewright.planner.forecast import prepare
-    from stagewright.simulator.overheads import EngineOverheads
+    from stagewright.planner.forecast import prepare_plan
+    from stagewright.simulator.costs.overheads import EngineOverheads
 
-    links = {name: _endless(calibration[name]) for name in ("link", "collective")}
-    here = Calibration.from_dict({**calibration, **links})
-    cluster = here.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
-    alike = here.kind == cluster.devices[0].kind
-    # The executor's work is the same everywhere; how cores slow each other down is this machine's.
-    terms = here.terms if alike else EngineOverheads(action_s=here.terms.action_s)
-    return prepare(replace(plan, devices=()), measured, cluster, terms)
-
-
-def _finite(link: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no infinity: null instead."""
-    return {name: value if math.isfinite(value) else None for name, value in link.items()}
+    links = {name: _infinite(calibration[name]) for name in ("link", "collective")}
+    local = Calibration.from_dict({**calibration, **links})
+    cluster = local.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
+    same_kind = local.kind == cluster.devices[0].kind
+    # The executor's overhead is the same everywhere; contention between cores is a property of this machine.
+    terms = local.overheads if same_kind else EngineOverheads(action_s=local.overheads.action_s)
+    return prepare_plan(replace(plan, devices=()), costs, cluster, terms)
 
 
-def _endless(link: Mapping[str, float | None]) -> dict[str, float]:
+def _infinite(link: Mapping[str, float | None]) -> dict[str, float]:
     return {name: math.inf if value is None else value for name, value in link.items()}

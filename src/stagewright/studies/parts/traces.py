@@ -1,4 +1,4 @@
-"""What the workers of a run did in its median step, from its events: how long for what, and how often."""
+"""What the workers of a run did in its median step: time by category, and counts of actions and operators."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stagewright.trace.breakdown import breakdown
 from stagewright.trace.operators import compare_workers, read_operators
 from stagewright.trace.read import read_trace
 
-__all__ = ["compared_operators", "counts_of", "shares_of"]
+__all__ = ["compare_operators", "read_breakdown", "read_counts"]
 
 
-def shares_of(run: str | Path) -> list[dict[str, Any]]:
-    """Where each worker's time went: six parts that add up to its step."""
+def read_breakdown(run: str | Path) -> list[dict[str, Any]]:
+    """Read where each worker's time went: six categories that add up to its step."""
     trace = read_trace(RunFolder.open(run))
     return [share.to_dict() for share in breakdown(trace, trace.median_step)]
 
 
-def counts_of(run: str | Path) -> list[dict[str, Any]]:
-    """How often each worker did what, how long that took and how many bytes it was."""
+def read_counts(run: str | Path) -> list[dict[str, Any]]:
+    """Count each worker's actions by kind, with their seconds and bytes."""
     trace = read_trace(RunFolder.open(run))
-    found = []
+    counts = []
     for worker in trace.workers:
         kinds: dict[str, dict[str, float]] = {}
         for event in worker.of_step(trace.median_step):
@@ -30,19 +30,19 @@ def counts_of(run: str | Path) -> list[dict[str, Any]]:
             entry["count"] += 1
             entry["seconds"] += event.seconds
             entry["bytes"] += event.bytes or 0
-        found.append({"worker": worker.rank, "stages": list(worker.stages), "kinds": kinds})
-    return found
+        counts.append({"worker": worker.rank, "stages": list(worker.stages), "kinds": kinds})
+    return counts
 
 
-def compared_operators(run: str | Path) -> dict[str, Any]:
-    """Run a run's plan for one step more with torch's profiler; what its first two workers executed, side by side."""
+def compare_operators(run: str | Path) -> dict[str, Any]:
+    """Run one more step of a run's plan under torch's profiler; compare the operators of its first two workers."""
     from stagewright.engine.jobs.operators import record_operators
 
     folder = RunFolder.open(run)
     record_operators(folder)
-    found = compare_workers(read_operators(folder), 0, 1, folder.plan())
+    comparison = compare_workers(read_operators(folder), 0, 1, folder.plan())
     return {
-        "is_same": found.is_same,
-        "sentence": found.sentence,
-        "parts": {part.action: [part.num_first, part.num_second] for part in found.parts},
+        "is_same": comparison.is_same,
+        "sentence": comparison.sentence,
+        "parts": {part.action: [part.num_first, part.num_second] for part in comparison.parts},
     }

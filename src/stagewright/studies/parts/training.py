@@ -1,9 +1,9 @@
-"""Train a plan on its task, and what came of it: through a pipeline of workers, or in one process.
+"""Train a plan on its task, with a pipeline of workers or in one process.
 
-by_pipeline       what `stagewright train` runs
-by_one_process    the stages one after the other in this process, with the same codecs at the same cuts, forward and
-                  backward, which the equality check shows to be the same computation: for a single GPU, and for
-                  long runs
+train_by_pipeline       what `stagewright train` runs
+train_in_one_process    the stages in sequence in this process, with the same codecs at the same cuts, forward and
+                        backward; the parity check shows that this is the same computation. For a single GPU, and for
+                        long runs
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 
-__all__ = ["by_one_process", "by_pipeline", "client_cuts"]
+__all__ = ["client_cuts", "train_by_pipeline", "train_in_one_process"]
 
 Links: TypeAlias = Sequence[tuple[str, str]]
 """The codecs of each cut, forward and backward."""
 
 
 def client_cuts(plan: Plan, first: int, last: int) -> tuple[str, ...]:
-    """Where a model is cut that keeps its first and last units at the client."""
-    from stagewright.engine.parallel.replica import capture_for
+    """Return the cuts that leave the first and the last units of a model at the client."""
+    from stagewright.engine.parallel.model import capture_for
 
     model = plan.model.load(batch=2)
     model.module.train(plan.training)
@@ -34,46 +34,46 @@ def client_cuts(plan: Plan, first: int, last: int) -> tuple[str, ...]:
     if first < 1 or last < 1 or first + last >= len(names):
         raise UsageError(
             f"the first {first} and the last {last} of the {len(names)} units of {plan.model.name!r} can't stay at the "
-            "client: keep at least 1 each and leave at least 1 to the server"
+            "client: keep at least 1 at each end and leave at least 1 to the server"
         )
     return (names[first - 1], names[len(names) - last - 1])
 
 
-def by_pipeline(
-    plan: Plan, root: str | Path, *, data: str | None, tell: Callable[[str], None] = lambda text: None
+def train_by_pipeline(
+    plan: Plan, root: str | Path, *, data: str | None, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train with workers; epochs, metric, samples/s and the run's folder."""
+    """Train with workers; return epochs, metric, samples/s and the path of the run folder."""
     from stagewright.engine.jobs.train import TrainingOptions, train
 
     def progress(line: Any) -> None:
         if line["kind"] == "epoch":
-            tell(f"epoch {line['epoch']}: training loss {line['training_loss']:.4f}")
+            note(f"epoch {line['epoch']}: training loss {line['training_loss']:.4f}")
 
-    found = train(plan, root, options=TrainingOptions(data_dir=data), progress=progress)
-    return {key: found[key] for key in ("epochs", "metric", "samples_per_s", "run")}
+    result = train(plan, root, options=TrainingOptions(data_dir=data), progress=progress).to_dict()
+    return {key: result[key] for key in ("epochs", "metric", "samples_per_s", "run")}
 
 
-def by_one_process(
-    plan: Plan, *, data: str | None, device: str, tell: Callable[[str], None] = lambda text: None
+def train_in_one_process(
+    plan: Plan, *, data: str | None, device: str, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train in this process on one device, to whose cores it keeps; epochs, metric and samples/s."""
+    """Train in this process, pinned to one device; return epochs, metric and samples/s."""
     from stagewright.cluster.device import Device
     from stagewright.engine.pipeline.link_codec import fake_link_codecs
 
     with Device.parse(device).pinned():
-        # What codecs are on the links changes neither the model nor how it is cut.
-        lesson = _prepared(replace(plan, codec="none", codec_backward=None), data, device)
-        return lesson.learn(fake_link_codecs(plan), tell)
+        # Codecs change neither the model nor its cuts, so every codec uses the same trainer.
+        trainer = _trainer(replace(plan, codec="none", codec_backward=None), data, device)
+        return trainer.train(fake_link_codecs(plan), note)
 
 
 @lru_cache(maxsize=1)
-def _prepared(plan: Plan, data: str | None, device: str) -> _OneProcess:
-    """The model captured; kept for the next codec, since that takes longer than a short training."""
-    return _OneProcess(plan, data, device)
+def _trainer(plan: Plan, data: str | None, device: str) -> _Trainer:
+    """Capture the model; cached for the next codec, since capturing takes longer than a short training."""
+    return _Trainer(plan, data, device)
 
 
-class _OneProcess:
-    """A model that can be trained again and again from the same weights, stage by stage in this process."""
+class _Trainer:
+    """Trains a model repeatedly from the same initial weights, stage by stage in this process."""
 
     def __init__(self, plan: Plan, data: str | None, device: str) -> None:
         import torch
@@ -84,25 +84,25 @@ class _OneProcess:
         from stagewright.zoo.tasks import load_task
 
         assert plan.task is not None
-        self.plan, self.place = plan, Device.parse(device).torch_device()
+        self.plan, self.device = plan, Device.parse(device).torch_device()
         torch.manual_seed(plan.seed)
         model = plan.model.load(batch=4)
         self.task = load_task(plan.task, model, data_dir=data)
-        self.samples, self.judged_by = self.task.dataset(self.task.splits[0]), self.task.dataset("evaluation")
-        model.module.train().to(self.place)
-        self.model = with_samples(model, self.samples, self.place)
-        self.first = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
-        self.training = self._runner()
+        self.samples, self.evaluation_samples = self.task.dataset(self.task.splits[0]), self.task.dataset("evaluation")
+        model.module.train().to(self.device)
+        self.model = with_samples(model, self.samples, self.device)
+        self.initial_state = {name: value.detach().clone() for name, value in model.module.state_dict().items()}
+        self.run_training = self._build_runner()
         with in_eval_mode(model.module):
-            self.judging = self._runner()
+            self.run_evaluation = self._build_runner()
 
-    def _runner(self) -> Callable[[Any, Links], Any]:
-        """Runs a batch through all stages, with codecs between them, in the mode in which the model is now."""
+    def _build_runner(self) -> Callable[[Any, Links], Any]:
+        """Build a function that runs a batch through all stages with codecs in between, in the model's current mode."""
         import torch
 
         from stagewright.codecs.header import DTYPES
         from stagewright.engine.jobs.codec_bench import even_cuts
-        from stagewright.engine.parallel.replica import capture_for, cut_indices
+        from stagewright.engine.parallel.model import capture_for, cut_indices
         from stagewright.engine.pipeline.link_codec import FakeLink
 
         graph = capture_for(self.plan, self.model)
@@ -111,54 +111,57 @@ class _OneProcess:
         link: Callable[..., torch.Tensor] = FakeLink.apply
 
         def run(batch: Any, links: Links) -> Any:
-            values = graph.flatten(self._on(batch.args), self._on(batch.kwargs))
-            for at, stage in enumerate(stages):
+            values = graph.flatten(self._to_device(batch.args), self._to_device(batch.kwargs))
+            for index, stage in enumerate(stages):
                 values = stage(*values)
-                if at < len(cuts):
-                    wanted = zip(values, graph.needs_gradient(cuts[at]), strict=True)
-                    values = [link(v, *links[at]) if one and v.dtype in DTYPES else v for v, one in wanted]
+                if index < len(cuts):
+                    crossing = zip(values, graph.needs_gradient(cuts[index]), strict=True)
+                    values = [
+                        link(value, *links[index]) if needs_gradient and value.dtype in DTYPES else value
+                        for value, needs_gradient in crossing
+                    ]
             return graph.unflatten(values)
 
         return run
 
-    def _on(self, value: Any) -> Any:
+    def _to_device(self, value: Any) -> Any:
         import torch
         from torch.utils import _pytree as pytree
 
-        return pytree.tree_map_only(torch.Tensor, lambda one: one.to(self.place), value)
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), value)
 
-    def learn(self, links: Links, tell: Callable[[str], None]) -> dict[str, Any]:
-        """Train from the first weights, with these codecs on the links."""
+    def train(self, links: Links, note: Callable[[str], None]) -> dict[str, Any]:
+        """Train from the initial weights with these codecs on the links."""
         import numpy as np
         import torch
 
-        from stagewright.engine.jobs.measure import make_optimizer
+        from stagewright.engine.parallel.optimizer import make_optimizer
 
         plan, module = self.plan, self.model.module
         torch.manual_seed(plan.seed)
-        module.load_state_dict(self.first)
+        module.load_state_dict(self.initial_state)
         module.train()
-        optimizer = make_optimizer(plan.optimizer, [one for one in module.parameters() if one.requires_grad])
+        optimizer = make_optimizer(plan.optimizer, [p for p in module.parameters() if p.requires_grad])
         per_epoch = -(-len(self.samples) // plan.batch)
         total = plan.steps if plan.epochs is None else plan.epochs * per_epoch
         epochs: list[dict[str, Any]] = []
         seconds, trained = 0.0, 0
         for step in range(total):
-            epoch, at = divmod(step, per_epoch)
+            epoch, step_in_epoch = divmod(step, per_epoch)
             order = np.random.default_rng([plan.seed, epoch]).permutation(len(self.samples))
             start = time.perf_counter()
-            chosen = order[at * plan.batch : (at + 1) * plan.batch].tolist()
+            chosen = order[step_in_epoch * plan.batch : (step_in_epoch + 1) * plan.batch].tolist()
             batch = self.samples.batch(chosen)
-            loss = self.model.loss(self.training(batch, links), self._on(batch.target))
+            loss = self.model.loss(self.run_training(batch, links), self._to_device(batch.target))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             last_loss = float(loss.detach())
             seconds, trained = seconds + time.perf_counter() - start, trained + len(chosen)
             if (step + 1) % per_epoch == 0 or step + 1 == total:
-                row = {"epoch": epoch + 1, self.task.metric_name: self._judge(links), "training_loss": last_loss}
+                row = {"epoch": epoch + 1, self.task.metric_name: self._evaluate(links), "training_loss": last_loss}
                 epochs.append(row)
-                tell(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
+                note(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
         return {
             "epochs": epochs,
             "metric": self.task.metric_name,
@@ -166,7 +169,7 @@ class _OneProcess:
             "run": None,
         }
 
-    def _judge(self, links: Links) -> float:
+    def _evaluate(self, links: Links) -> float:
         import numpy as np
         import torch
 
@@ -174,8 +177,9 @@ class _OneProcess:
 
         predicted, true = [], []
         with torch.no_grad(), in_eval_mode(self.model.module):
-            for one in self.judged_by.batches(self.plan.batch):
-                found, target = self.task.predictions(self.judging(one, links), self._on(one.target))
-                predicted.append(found)
+            for batch in self.evaluation_samples.batches(self.plan.batch):
+                outputs = self.run_evaluation(batch, links)
+                predictions, target = self.task.predictions(outputs, self._to_device(batch.target))
+                predicted.append(predictions)
                 true.append(target)
         return float(self.task.metric(np.concatenate(predicted), np.concatenate(true)))

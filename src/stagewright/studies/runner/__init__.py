@@ -1,1 +1,1 @@
-"""Run a study: load its options, run its parts, write its folder and page."""
+"""Run a study: load it, check its inputs, run its parts in a folder, write its findings."""

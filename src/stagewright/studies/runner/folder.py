@@ -1,13 +1,13 @@
-"""The folder of a study: what it was asked, what its parts found, what it concludes.
+"""The folder of a study: its options, the data of its parts, its findings.
 
     studies/2026-11-15-031502-stages-deit-small/
       study.json          options, command, environment, begun, ended, status
-      parts/NAME.json     each part's data, or why there is none; written as soon as the part ends
-      runs/…              run folders of everything that really ran
+      parts/NAME.json     each part's data or error; written as soon as the part ends
+      runs/…              a run folder for every plan that was run
       table.md  answers.md  figures/NAME.svg, NAME.png  report.html       written at the end
 
-`status` is running until all parts have been tried, then done or incomplete. A folder that still says running and that
-no process holds was interrupted: the same study goes on there.
+`status` is running until every part has run or failed, then done or incomplete. A folder whose status is running and
+which no process has locked was interrupted: the same study continues there.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ class StudyFolder:
     """One study's folder."""
 
     path: Path
-    """Where it is."""
 
     @classmethod
     def create(cls, root: str | Path, study: Study, *, command: str, environment: Mapping[str, Any]) -> StudyFolder:
-        """A new folder under `root`, named by time, study and model."""
-        begun = datetime.now().astimezone()
+        """Create a folder under `root`, named by time, study and model."""
+        started = datetime.now().astimezone()
         model = re.sub(r"[^A-Za-z0-9._]+", "-", str(study.options.get("model", ""))).strip("-._")[-40:]
-        name = "-".join(word for word in (begun.strftime("%Y-%m-%d-%H%M%S"), study.name, model) if word)
+        name = "-".join(word for word in (started.strftime("%Y-%m-%d-%H%M%S"), study.name, model) if word)
         path = Path(root) / name
         try:
             while True:
@@ -66,7 +65,7 @@ class StudyFolder:
                 "options": dict(study.options),
                 "questions": list(study.questions),
                 "command": command,
-                "begun": begun.isoformat(timespec="seconds"),
+                "begun": started.isoformat(timespec="seconds"),
                 "ended": None,
                 "status": "running",
                 "environment": dict(environment),
@@ -76,21 +75,21 @@ class StudyFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> StudyFolder:
-        """The folder of a study that exists."""
+        """Open the folder of an existing study."""
         folder = cls(Path(path))
         if not (folder.path / "study.json").is_file():
             raise UsageError(
                 f"{path} is not a study's folder: it has no study.json; name one below studies/, or leave --resume out "
-                "to begin a study"
+                "to start a study"
             )
         folder.about()
         return folder
 
     @classmethod
     def unfinished(cls, root: str | Path, study: Study) -> StudyFolder | None:
-        """The newest folder under `root` where the same study was interrupted; None: there is none."""
+        """Find the newest folder under `root` in which the same study was interrupted."""
         root = Path(root)
-        wanted = as_json(study.options)
+        wanted = json.loads(as_json(study.options))
         for path in sorted(root.iterdir(), reverse=True) if root.is_dir() else ():
             if not (path / "study.json").is_file():
                 continue
@@ -98,14 +97,14 @@ class StudyFolder:
             try:
                 about = folder.about()
             except UsageError:
-                continue  # of something else, or broken: never in the way of a new study
-            same = about.get("study") == study.name and as_json(about.get("options")) == wanted
-            if same and about.get("status") == "running" and not folder.is_held():
+                continue  # unreadable, or not a study: it must not prevent a new one
+            is_same = about.get("study") == study.name and about.get("options") == wanted
+            if is_same and about.get("status") == "running" and not folder.is_held():
                 return folder
         return None
 
     def about(self) -> dict[str, Any]:
-        """What study.json says."""
+        """Read study.json."""
         path = self.path / "study.json"
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -114,23 +113,23 @@ class StudyFolder:
         except ValueError as error:
             raise UsageError(f"{path} is not JSON: {error}") from None
         if not isinstance(content, dict) or "study" not in content or "options" not in content:
-            raise UsageError(f"{path} is not of a study: it has no study and options")
+            raise UsageError(f"{path} does not describe a study: it has no study and options")
         return content
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While this process works here; another one is refused."""
+        """Lock the folder for this process; UsageError if another process holds it."""
         with open(self.path / "lock", "w", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"another process works on the study in {self.path}: wait for it to end") from None
+                raise UsageError(f"another process is running the study in {self.path}: wait for it to end") from None
             file.write(f"{os.getpid()}\n")
             file.flush()
             yield
 
     def is_held(self) -> bool:
-        """Whether a process works here."""
+        """Whether a process has locked the folder."""
         try:
             with self.held():
                 return False
@@ -138,22 +137,22 @@ class StudyFolder:
             return True
 
     def resumed(self, command: str) -> None:
-        """Going on: the study runs again."""
+        """Mark the study as running again."""
         self._write({**self.about(), "command": command, "ended": None, "status": "running"})
 
     def ended(self, status: str) -> None:
-        """All parts have been tried."""
+        """Record that every part has run or failed."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self._write({**self.about(), "ended": now, "status": status})
 
     def save_part(self, name: str, *, seconds: float, data: Any = None, error: str | None = None) -> None:
-        """What a part found, or why it found nothing; on the disk at once and whole."""
+        """Save the data or the error of a part, atomically."""
         about: dict[str, Any] = {"part": name, "seconds": seconds}
         content = {**about, "data": data} if error is None else {**about, "error": error}
         save_text(as_json(content), self.path / "parts" / f"{name}.json")
 
     def part(self, name: str) -> dict[str, Any] | None:
-        """What was saved of a part; None where nothing was, or where it can't be read: then it is made again."""
+        """Read a saved part; None if it is missing or unreadable, and must run again."""
         try:
             content = json.loads((self.path / "parts" / f"{name}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -161,7 +160,7 @@ class StudyFolder:
         return content if isinstance(content, dict) and ("data" in content or "error" in content) else None
 
     def results(self, study: Study) -> Results:
-        """What all of a study's parts found so far."""
+        """Read the results of all parts so far."""
         data, failures = {}, {}
         for part in study.parts:
             saved = self.part(part.name)
@@ -176,5 +175,5 @@ class StudyFolder:
 
 
 def as_json(content: Any) -> str:
-    """As files have it; refuses numbers that are none, which JSON can't hold."""
+    """Write JSON as the files of a study have it; ValueError for NaN and infinity."""
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,12 +1,9 @@
-"""From a study's name and options to the study.
+"""Build a study from its name and options.
 
-Each study is a module of this package with three names:
+Each study is a package with two modules that are read here:
 
-    Options     a frozen dataclass of plain values; its defaults are the full size
-    QUICK       the defaults that --quick has instead
-    study       Options -> Study
-
-and, where sizes that suit cores are too small for GPUs, ON_GPUS: the defaults that the full size has there instead.
+    options.py    Options: a frozen dataclass of plain values, whose defaults are the full size
+    study.py      build_study: Options -> Study
 """
 
 from __future__ import annotations
@@ -16,56 +13,46 @@ from importlib import import_module
 from typing import Any
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.framework.options import gpu_values, quick_values
 from stagewright.studies.framework.study import Study
+from stagewright.studies.runner.folder import StudyFolder
 
-__all__ = ["STUDIES", "choose_study", "default_devices_of_study", "load_study", "study_of_folder"]
+__all__ = ["STUDIES", "choose_study", "load_study", "load_study_of_folder", "options_class"]
 
 STUDIES = ("stages", "strategies", "codecs", "memory", "fabric")
 
 
+def options_class(name: str) -> Any:
+    """The Options class of a study."""
+    if name not in STUDIES:
+        raise UnknownName("study", name, STUDIES)
+    return import_module(f"stagewright.studies.{name}.options").Options
+
+
 def choose_study(name: str, given: Mapping[str, Any], *, quick: bool) -> Study:
-    """A study with the options that were given; what is None is left to the defaults, full or quick."""
-    module = _module(name)
+    """Build a study with the given options; those that are None take the full-size or quick defaults."""
+    options = options_class(name)
     on_gpus = any(str(device).startswith("cuda") for device in given.get("devices") or ())
-    defaults = {"quick": True, **module.QUICK} if quick else getattr(module, "ON_GPUS", {}) if on_gpus else {}
+    defaults = {"quick": True, **quick_values(options)} if quick else gpu_values(options) if on_gpus else {}
     return load_study(name, {**defaults, **{key: value for key, value in given.items() if value is not None}})
 
 
 def load_study(name: str, options: Mapping[str, Any]) -> Study:
-    """A study with all its options, as study.json has them."""
-    module = _module(name)
+    """Build a study with all its options, as study.json holds them."""
     try:
-        chosen = module.Options(**{key: _plain(value) for key, value in options.items()})
+        chosen = options_class(name)(**{key: _as_tuple(value) for key, value in options.items()})
     except TypeError as error:
-        raise UsageError(f"these are not options of the study {name!r}, or of another version of it: {error}") from None
-    made: Study = module.study(chosen)
-    return made
+        raise UsageError(f"these are not options of this version of the study {name!r}: {error}") from None
+    study: Study = import_module(f"stagewright.studies.{name}.study").build_study(chosen)
+    return study
 
 
-def study_of_folder(folder: StudyFolder) -> Study:
-    """The study that a folder is of."""
+def load_study_of_folder(folder: StudyFolder) -> Study:
+    """Build the study whose folder this is."""
     about = folder.about()
     return load_study(str(about["study"]), about["options"])
 
 
-def default_devices_of_study(most: int) -> tuple[str, ...]:
-    """The devices of a study that names none: GPUs where there are two or more, else cores; at most so many."""
-    import torch
-
-    from stagewright.machine.machine import separate_cores
-
-    if torch.cuda.is_available() and torch.cuda.device_count() >= 2:
-        return tuple(f"cuda:{index}" for index in range(min(most, torch.cuda.device_count())))
-    return tuple(f"cpu:{core}" for core in separate_cores()[:most])
-
-
-def _module(name: str) -> Any:
-    if name not in STUDIES:
-        raise UnknownName("study", name, STUDIES)
-    return import_module(f"stagewright.studies.{name}.study")
-
-
-def _plain(value: Any) -> Any:
-    """Lists of JSON are tuples of a frozen value."""
-    return tuple(_plain(one) for one in value) if isinstance(value, list) else value
+def _as_tuple(value: Any) -> Any:
+    """Turn lists, as JSON has them, into tuples."""
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list) else value

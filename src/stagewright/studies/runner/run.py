@@ -1,7 +1,7 @@
-"""Run a study: the parts that are missing, one after the other, then what is concluded from all of them.
+"""Run the missing parts of a study in order, then conclude from all results.
 
-for each part:  saved already? ─► next      needs one that failed? ─► left out, with that reason
-                run ─► parts/NAME.json      raises ─► its reason is saved, the next part runs
+for each part:  saved already? ─► next      needs a failed part? ─► skipped, with that reason
+                run ─► parts/NAME.json      raises ─► the reason is saved, and the next part runs
 """
 
 from __future__ import annotations
@@ -13,31 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import StagewrightError
+from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.tables import table_to_dict
 from stagewright.studies.runner.folder import StudyFolder
-from stagewright.studies.runner.page import write_page
 from stagewright.studies.runner.write import write_findings
-from stagewright.studies.framework.study import Answer, Bench, Findings, Part, Results, Study
 
 __all__ = ["MISSING", "Outcome", "run_study"]
 
-MISSING = "What is missing?"
-"""The question under which answers say what failed."""
+MISSING = "Which parts failed?"
+"""The question whose answer lists the failed parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a study."""
+    """A study that was run."""
 
     study: Study
-    """The study."""
     folder: Path
-    """Its folder."""
     results: Results
-    """What its parts found."""
     findings: Findings
-    """What is concluded."""
     seconds: dict[str, float]
-    """Seconds that each part took, those of earlier attempts too."""
+    """Duration of each part, including parts of earlier attempts."""
 
     @property
     def is_complete(self) -> bool:
@@ -60,24 +56,26 @@ class Outcome:
                 }
                 for part in self.study.parts
             ],
-            "tables": [table.to_dict() for table in self.findings.tables],
+            "tables": [table_to_dict(table) for table in self.findings.tables],
             "answers": [answer.to_dict() for answer in self.findings.answers],
-            "figures": [f"figures/{one.name}.svg" for one in self.findings.drawings],
+            "figures": [f"figures/{figure.name}.svg" for figure in self.findings.figures],
             "data": dict(self.results),
         }
 
 
 def run_study(
-    study: Study, folder: StudyFolder, *, tell: Callable[[Part, str], None] = lambda part, text: None
+    study: Study, folder: StudyFolder, *, note: Callable[[Part, str], None] = lambda part, text: None
 ) -> Outcome:
-    """Run the parts of a study that its folder does not have, and write what is concluded."""
+    """Run the parts that the folder lacks, and write the findings."""
+    from stagewright.studies.runner.page import write_page
+
     with folder.held():
         for part in study.parts:
             saved = folder.part(part.name)
             if saved is None or "data" not in saved:
-                _run(part, folder, folder.results(study), tell)
+                _run(part, folder, folder.results(study), note)
         results = folder.results(study)
-        findings = _with_missing(study.conclude(results), study, results)
+        findings = _with_failures(study.conclude(results), study, results)
         write_findings(findings, study, folder)
         folder.ended("incomplete" if results.failures else "done")
         write_page(folder.path, study.title)
@@ -85,28 +83,28 @@ def run_study(
     return Outcome(study=study, folder=folder.path, results=results, findings=findings, seconds=seconds)
 
 
-def _run(part: Part, folder: StudyFolder, results: Results, tell: Callable[[Part, str], None]) -> None:
-    lacking = [name for name in part.needs if name not in results]
-    if lacking:
-        folder.save_part(part.name, seconds=0.0, error=f"left out: it needs {lacking[0]}, which failed")
+def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part, str], None]) -> None:
+    missing = [name for name in part.needs if name not in results]
+    if missing:
+        folder.save_part(part.name, seconds=0.0, error=f"skipped: it needs {missing[0]}, which failed")
         return
-    tell(part, part.about)
+    note(part, part.about)
     start = time.monotonic()
     try:
-        data = part.run(Bench(folder=folder.path, results=results, tell=lambda text: tell(part, text)))
+        data = part.run(PartContext(folder=folder.path, results=results, note=lambda text: note(part, text)))
         folder.save_part(part.name, seconds=time.monotonic() - start, data=data)
     except StagewrightError as error:
         reason = str(error)
-    except Exception as error:  # whatever a library raises: the other parts are worth having
+    except Exception as error:  # any library's error: the other parts must still run
         reason = f"{type(error).__name__}: {error}"
     else:
         return
     folder.save_part(part.name, seconds=time.monotonic() - start, error=reason)
-    tell(part, f"failed: {reason.splitlines()[0]}")
+    note(part, f"failed: {reason.splitlines()[0]}")
 
 
-def _with_missing(findings: Findings, study: Study, results: Results) -> Findings:
-    """The findings; where parts failed, with an answer that says which and why."""
+def _with_failures(findings: Findings, study: Study, results: Results) -> Findings:
+    """Add an answer that lists the failed parts and their reasons."""
     if not results.failures:
         return findings
     about = {part.name: part.about for part in study.parts}

@@ -1,4 +1,4 @@
-"""The answers of the study *stages*: sentences made of its numbers. Pure."""
+"""Answers of the study *stages*, in sentences with their numbers. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.framework.phrases import joined, percent, ratio, spread, times
+from stagewright.simulator.what_if import LOSSES
+from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.stages.measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
 
@@ -15,279 +16,266 @@ __all__ = ["QUESTIONS", "answers"]
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
 QUESTIONS = (
-    "Where does each policy cut?",
-    "What speed-up does each number of stages give over serial?",
+    "Where does each policy cut the model?",
+    "What speed-up does each number of stages reach over one device?",
     "Which policy is best, and why?",
-    "Why is the speed-up not n?",
-    "What does the pipeline's trace show that serial's does not?",
+    "Why is the speed-up below the number of stages?",
+    "What does the pipeline's trace show that the baseline's does not?",
     "How can it be improved?",
 )
 
 
 def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Answer, ...]:
-    """One for each question."""
-    found = (
-        _where(results, options),
+    """Answer each question."""
+    replies = (
+        _cuts(results, options),
         _speedups(results, options, runs),
         _best(results, options, runs),
-        _why(results, options, runs),
+        _losses(results, options, runs),
         _traces(results, options, runs),
-        _improve(results, options),
+        _improvements(results, options),
     )
     return tuple(
-        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, found, strict=True)
+        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, replies, strict=True)
     )
 
 
-def _where(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _cuts(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
         if saved is None:
-            sentences.append(f"For {mode} this is not known: the model was not measured.")
+            sentences.append(f"{mode.capitalize()}: unknown, since the model was not profiled.")
             continue
         for count in options["stages"]:
-            groups = groups_of(saved["splits"][str(count)])
+            splits = saved["splits"][str(count)]
             text = "; ".join(
                 f"{names} after {joined(split['cut_names'])} (balance {split['balance']:.2f})"
-                for names, split in groups
+                for names, split in groups_of(splits)
             )
             if text:
-                sentences.append(f"For {mode}, {count} stages: {text}.")
-            for policy, split in saved["splits"][str(count)].items():
-                if "error" in split:
-                    sentences.append(f"For {mode}, {policy} can't cut into {count} stages: {split['error']}.")
+                sentences.append(f"{mode.capitalize()}, {count} stages: {text}.")
+            sentences += [
+                f"{mode.capitalize()}: {policy} can't split the model into {count} stages: {split['error']}."
+                for policy, split in splits.items()
+                if "error" in split
+            ]
     return tuple(sentences)
-
-
-def _best_of(runs: Sequence[MeasuredRun], count: int) -> MeasuredRun | None:
-    mine = [one for one in runs if one.num_stages == count and one.speedup is not None]
-    return max(mine, key=lambda one: one.speedup or 0.0, default=None)
 
 
 def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
-    sentences = []
-    for mode in options["modes"]:
-        for count in options["stages"]:
-            best = _best_of(runs[mode], count)
-            beside = ""
-            if mode == "inference" and count in PUBLISHED:
-                beside = f" Published, with 4 machines and another model: {times(PUBLISHED[count])}."
-            if best is not None and best.speedup is not None:
-                over = f", {spread(best.speedups)} over {len(best.speedups)} rounds" if len(best.speedups) > 1 else ""
-                sharing = "; its stages shared devices, so this says little" if best.shared else ""
-                sentences.append(
-                    f"{mode.capitalize()} with {count} stages: {times(best.speedup)} "
-                    f"({percent(best.speedup / count)} of {count}), {best.samples_per_s:.1f} samples/s, "
-                    f"cut by {best.policies}, measured{over}{sharing}.{beside}"
-                )
-                continue
-            unequal = [one for one in runs[mode] if one.num_stages == count]
-            forecasts = forecasts_of(results, mode, count)
-            if unequal:
-                sentences.append(
-                    f"{mode.capitalize()} with {count} stages is not equal to serial, so it has no speed-up."
-                )
-            elif forecasts:
-                names, one = max(forecasts, key=lambda pair: pair[1]["speedup"])
-                speedup = forecast_speedup(results, options, mode, one)
-                where = "on the given cluster" if options["cluster"] else "if there were as many devices"
-                sentences.append(
-                    f"{mode.capitalize()} with {count} stages was not run ({len(options['devices'])} devices); "
-                    f"forecast {where}: {times(speedup)}, cut by {names}.{beside}"
-                )
-            else:
-                sentences.append(f"{mode.capitalize()} with {count} stages: not known.")
-    return tuple(sentences)
+    return tuple(
+        _speedup(results, options, mode, count, [run for run in runs[mode] if run.num_stages == count])
+        for mode in options["modes"]
+        for count in options["stages"]
+    )
+
+
+def _speedup(results: Results, options: Mapping[str, Any], mode: str, count: int, runs: Sequence[MeasuredRun]) -> str:
+    """The speed-up with one number of stages: measured, forecast or unknown."""
+    head = f"{mode.capitalize()} with {count} stages"
+    published = ""
+    if mode == "inference" and count in PUBLISHED:
+        published = f" Published for another model on 4 machines: {times(PUBLISHED[count])}."
+    best = max((run for run in runs if run.speedup is not None), key=lambda run: run.speedup or 0.0, default=None)
+    if best is not None and best.speedup is not None:
+        rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
+        sharing = " Its stages shared devices, so this is no meaningful speed-up." if best.shared else ""
+        return (
+            f"{head}: measured {times(best.speedup)}{rounds}, which is {percent(best.speedup / count)} of the ideal "
+            f"{count} ×, at {best.samples_per_s:.1f} samples/s, cut by {best.policies}.{sharing}{published}"
+        )
+    if runs:
+        return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
+    forecasts = forecasts_of(results, mode, count)
+    if not forecasts:
+        return f"{head}: unknown."
+    names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
+    speedup = forecast_speedup(results, options, mode, forecast)
+    machine = "on the given cluster" if options["cluster"] else f"with {count} devices like these"
+    return (
+        f"{head}: not run, for there are only {counted(len(options['devices']), 'device')}. Forecast {machine}: "
+        f"{times(speedup)}, cut by {names}.{published}"
+    )
 
 
 def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
+        if saved is None:
+            continue
         for count in options["stages"]:
-            mine = [one for one in runs[mode] if one.num_stages == count and one.speedup is not None]
-            if saved is not None and mine:
-                sentences += _best_at(mode, count, mine, saved["splits"][str(count)])
-            elif saved is not None:
+            measured = [run for run in runs[mode] if run.num_stages == count and run.speedup is not None]
+            if measured:
+                sentences += _best_measured(mode, count, measured, saved["splits"][str(count)])
+            else:
                 sentences += _best_forecast(mode, count, results, options)
-        if saved is not None and not any(one.speedup is not None for one in runs[mode]):
-            sentences.append(f"No pipeline of {mode} was measured, so that no policy is shown to be the best.")
-    return tuple(sentences) or ("Not known: nothing was measured.",)
+        if not any(run.speedup is not None for run in runs[mode]):
+            sentences.append(f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best.")
+    return tuple(sentences) or ("Unknown: nothing was measured.",)
 
 
-def _best_at(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
-    """Which policy is best with one number of stages, and why."""
+def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
+    """The best policy for a number of stages that was run, and the reason."""
     head = f"{mode.capitalize()}, {count} stages: "
-    if len(runs) == 1 and not runs[0].also:
-        return [f"{head}{runs[0].policies} alone was run, and gives {times(runs[0].speedup or 0.0)}."]
     if len(runs) == 1:
-        return [f"{head}{runs[0].policies} cut at the same places and give {times(runs[0].speedup or 0.0)}."]
-    ordered = sorted(runs, key=lambda one: one.speedup or 0.0, reverse=True)
+        reason = "choose the same cuts and reach" if runs[0].also else "was the only policy that was run; it reaches"
+        return [f"{head}{runs[0].policies} {reason} {times(runs[0].speedup or 0.0)}."]
+    ordered = sorted(runs, key=lambda run: run.speedup or 0.0, reverse=True)
     best, worst = ordered[0], ordered[-1]
-    rates = joined(f"{one.policies} {times(one.speedup or 0.0)}" for one in ordered)
-    if not best.is_apart_from(worst):
-        verdict = f"{rates}: no more apart than runs of the same split are."
+    rates = joined(f"{run.policies} {times(run.speedup or 0.0)}" for run in ordered)
+    if not best.differs_from(worst):
+        verdict = f"{rates}. The difference is within the variation between runs of the same split."
     else:
-        level = [one for one in ordered[1:] if not best.is_apart_from(one)]
-        verdict = f"{rates}: {best.policies} is best" + (
-            f", not told apart from {joined(one.policies for one in level)}." if level else "."
-        )
+        close = [run.policies for run in ordered[1:] if not best.differs_from(run)]
+        within = f" (within the variation between runs: {joined(close)})" if close else ""
+        verdict = f"{rates}. The best policy is {best.policies}{within}."
     fast, slow = splits[best.policy], splits[worst.policy]
-    later = slow["bottleneck_s"] / fast["bottleneck_s"]
-    pace = (
-        f"The slowest stage sets the pace: of one micro-batch it takes {format_s(fast['bottleneck_s'])} with "
+    relative = slow["bottleneck_s"] / fast["bottleneck_s"]
+    reason = (
+        f"The bottleneck stage limits the throughput: per micro-batch it takes {format_s(fast['bottleneck_s'])} with "
         f"{best.policies} (balance {fast['balance']:.2f}) and {format_s(slow['bottleneck_s'])} with {worst.policies} "
-        f"(balance {slow['balance']:.2f}), {ratio(later, 1)}; measured, {worst.policies} needed "
-        f"{ratio((best.speedup or 1.0) / (worst.speedup or 1.0), 1)} time."
+        f"(balance {slow['balance']:.2f}), {change(relative, 1)}. Measured steps with {worst.policies} take "
+        f"{change((best.speedup or 1.0) / (worst.speedup or 1.0), 1)} time."
     )
-    found = [head + verdict, pace]
-    if later < 0.98:
-        found.append(
-            f"Its stages alone would make {worst.policies} the faster one: what was measured has another cause "
-            f"(they send {format_bytes(best.sent_bytes)} and {format_bytes(worst.sent_bytes)} a step), or is noise."
+    sentences = [head + verdict, reason]
+    if relative < 0.98:
+        sentences.append(
+            f"By its bottleneck stage {worst.policies} should be faster: the measured difference has another cause "
+            f"(per step they send {format_bytes(best.sent_bytes)} and {format_bytes(worst.sent_bytes)}), or is noise."
         )
-    found += _published_claim(runs)
-    return found
+    return sentences + _published_claim(runs)
 
 
 def _best_forecast(mode: str, count: int, results: Results, options: Mapping[str, Any]) -> list[str]:
-    """Which policy is best with a number of stages that was not run."""
+    """The best policy for a number of stages that was only forecast."""
     splits = results[f"profile-{mode}"]["splits"][str(count)]
-    found = [
-        (forecast_speedup(results, options, mode, forecast), names, splits[names.split(",")[0]])
-        for names, forecast in forecasts_of(results, mode, count)
-    ]
-    if len(found) < 2:
+    ordered = sorted(
+        (
+            (forecast_speedup(results, options, mode, forecast), names, splits[names.split(",")[0]])
+            for names, forecast in forecasts_of(results, mode, count)
+        ),
+        key=lambda group: -group[0],
+    )
+    if len(ordered) < 2:
         return []
-    found.sort(key=lambda one: -one[0])
-    (_, best, fast), (_, worst, slow) = found[0], found[-1]
-    rates = joined(f"{names} {times(speedup)}" for speedup, names, _ in found)
+    (_, best, fast), (_, worst, slow) = ordered[0], ordered[-1]
+    rates = joined(f"{names} {times(speedup)}" for speedup, names, _ in ordered)
     return [
-        f"{mode.capitalize()}, {count} stages, by forecast: {rates}. The slowest stage takes "
+        f"{mode.capitalize()}, {count} stages, forecast: {rates}. The bottleneck stage takes "
         f"{format_s(fast['bottleneck_s'])} with {best} (balance {fast['balance']:.2f}) and "
         f"{format_s(slow['bottleneck_s'])} with {worst} (balance {slow['balance']:.2f})."
     ]
 
 
 def _published_claim(runs: Sequence[MeasuredRun]) -> list[str]:
-    """Blocks beat MACs, it was published: does it hold here?"""
-    by_policy = {name: one for one in runs for name in (one.policy, *one.also)}
+    """Whether the published claim "blocks beat MACs" holds here."""
+    by_policy = {name: run for run in runs for name in (run.policy, *run.also)}
     if "blocks" not in by_policy or "macs" not in by_policy:
         return []
     blocks, macs = by_policy["blocks"], by_policy["macs"]
+    claim = "Published: splitting by whole blocks beats splitting by equal MACs."
     if blocks is macs:
-        return ["Published: whole blocks beat equal MACs. Here both cut at the same places."]
+        return [f"{claim} Here both choose the same cuts."]
+    numbers = f"{times(blocks.speedup or 0.0)} and {times(macs.speedup or 0.0)}"
+    if not blocks.differs_from(macs):
+        return [f"{claim} Here the difference is within the variation between runs ({numbers})."]
     faster = (blocks.speedup or 0.0) > (macs.speedup or 0.0)
-    seen = f"{times(blocks.speedup or 0.0)} against {times(macs.speedup or 0.0)}"
-    if not blocks.is_apart_from(macs):
-        return [f"Published: whole blocks beat equal MACs. Here they are not told apart ({seen})."]
-    return [f"Published: whole blocks beat equal MACs. Here it is {'so too' if faster else 'the other way'} ({seen})."]
+    return [f"{claim} Here {'this holds too' if faster else 'it is the other way round'} ({numbers})."]
 
 
-def _run_of(why: Mapping[str, Any], runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
-    """The runs of the split that was taken apart."""
-    return next((one for one in runs if one.run == why["run"]), None)
+def _explained_run(why: Mapping[str, Any], runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
+    """The measured runs of the split that was explained."""
+    return next((run for run in runs if run.run == why["run"]), None)
 
 
-def _why(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
+def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
-            sentences.append(f"For {mode} this is not known: no pipeline was measured and taken apart.")
+            sentences.append(f"{mode.capitalize()}: unknown, since no pipeline was measured and explained.")
             continue
-        costs = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)
-        shown = [part for part in costs if part["seconds"] >= 0.005 * why["step_s"]]
-        gained = [part for part in costs if part["seconds"] <= -0.005 * why["step_s"]]
-        text = joined(f"{part['name']} {percent(part['seconds'] / why['step_s'])}" for part in shown)
-        back = joined(
-            f"{part['name']} {percent(-part['seconds'] / why['step_s'])}"
+        step_s = why["step_s"]
+        parts = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)
+        losses = [part for part in parts if part["seconds"] >= 0.005 * step_s]
+        gains = [part for part in parts if part["seconds"] <= -0.005 * step_s]
+        lost = joined(f"{part['name']} {percent(part['seconds'] / step_s)}" for part in losses)
+        gained = joined(
+            f"{part['name']} {percent(-part['seconds'] / step_s)}"
             + (f" ({_GAINS[part['name']]})" if part["name"] in _GAINS else "")
-            for part in gained
+            for part in gains
         )
-        mine = _run_of(why, runs[mode])
-        speedup = why["speedup"] if mine is None or mine.speedup is None else mine.speedup
-        # One round was taken apart, the last.
-        last = f" in the last round ({times(why['speedup'])})" if mine is not None and len(mine.speedups) > 1 else ""
+        run = _explained_run(why, runs[mode])
+        speedup = why["speedup"] if run is None or run.speedup is None else run.speedup
+        last = f" of the last round ({times(why['speedup'])})" if run is not None and len(run.speedups) > 1 else ""
         sentences.append(
-            f"{mode.capitalize()} with {why['stages']} stages reaches {times(speedup)} of {why['num_devices']}. "
-            f"Of a step of {format_s(why['step_s'])}{last}, {percent(why['ideal_s'] / why['step_s'])} is serial ÷ "
-            f"{why['num_devices']}; the rest is {text or 'nothing'}" + (f", less {back}." if back else ".")
+            f"{mode.capitalize()} with {why['stages']} stages reaches {times(speedup)} on {why['num_devices']} "
+            f"devices. Of a step{last} of {format_s(step_s)}, {percent(why['ideal_s'] / step_s)} is the ideal time "
+            f"(baseline ÷ {why['num_devices']}). The rest is {lost or 'nothing'}"
+            + (f", minus {gained}." if gained else ".")
         )
-        if shown:
-            sentences.append(f"The largest is {shown[0]['name']}: {_MEANINGS[shown[0]['name']]}.")
+        if losses:
+            sentences.append(f"The largest loss is {losses[0]['name']}: {LOSSES[losses[0]['name']]}.")
     return tuple(sentences)
 
 
-_MEANINGS = {
-    "imbalance": "the slowest stage has more to do than the mean of all, and the others wait for it",
-    "bubble": "stages wait for the first micro-batch, and have nothing left to do after the last",
-    "repeated work": "what each worker does and one alone would do once, or faster in larger pieces",
-    "smaller pieces": "micro-batches take longer than their share of the whole batch on one device",
-    "split backward": "a backward in two halves takes longer than in one piece",
-    "recomputation": "forward passes are run again",
-    "transfer": "messages between stages that computing does not hide",
-    "collectives": "sums over workers that computing does not hide",
-    "overhead": "the executor's own work, adding up gradients, and cores that slow each other down",
-    "unexplained": "time that was measured and that no forecast has; on a busy machine, what others take",
-}
-
-
-# What a part below nothing means.
+_FASTER_MICROBATCHES = "micro-batches ran faster than their share of the whole batch on one device"
 _GAINS = {
-    "repeated work": "smaller pieces took less than their share of the whole batch on one device",
-    "smaller pieces": "micro-batches took less than their share of the whole batch on one device",
+    "repeated work": _FASTER_MICROBATCHES,
+    "micro-batching overhead": _FASTER_MICROBATCHES,
+    "smaller pieces": _FASTER_MICROBATCHES,
     "unexplained": "faster than forecast",
 }
+"""What a negative part means."""
 
 
 def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
-        mine = None if why is None else _run_of(why, runs[mode])
-        if why is None or mine is None:
+        run = None if why is None else _explained_run(why, runs[mode])
+        if why is None or run is None:
             continue
         sentences.append(
-            f"A step of {mode} with {mine.num_stages} stages hands {format_bytes(mine.sent_bytes)} to its links, in "
-            f"{options['microbatches']} micro-batches over {mine.num_stages - 1} "
-            f"cut{'s' if mine.num_stages > 2 else ''}; serial sends nothing."
+            f"{mode.capitalize()} with {run.num_stages} stages sends {format_bytes(run.sent_bytes)} per step, in "
+            f"{options['microbatches']} micro-batches over {counted(run.num_stages - 1, 'cut')}; the baseline sends "
+            "nothing."
         )
-        serial = why["serial_shares"][0]
-        each = "; ".join(f"worker {one['worker']} {_share_text(one)}" for one in why["shares"])
-        sentences.append(f"Of its time, {each}. Serial: {_share_text(serial)}.")
-    return tuple(sentences) or ("Not known: no pipeline was measured.",)
+        workers = "; ".join(f"worker {share['worker']}: {_breakdown(share)}" for share in why["shares"])
+        sentences.append(f"Time of a step: {workers}; baseline: {_breakdown(why['serial_shares'][0])}.")
+    return tuple(sentences) or ("Unknown: no pipeline was measured.",)
 
 
-_SHARES = {
-    "compute": "computes",
-    "transfer": "handles messages",
-    "collective": "is in collectives",
-    "bubble": "waits as the schedule makes it",
-    "wait": "waits for a late peer",
-    "overhead": "is the engine's own",
+_CATEGORIES = {
+    "compute": "compute",
+    "transfer": "sends and receives",
+    "collective": "collectives",
+    "bubble": "pipeline bubble",
+    "wait": "waiting for a late peer",
+    "overhead": "engine overhead",
 }
 
 
-def _share_text(share: Mapping[str, Any]) -> str:
-    """ "computes 81 %, handles messages 5.0 %, …": parts of a hundredth and more."""
-    parts = {name: share[f"{name}_s"] / share["step_s"] for name in _SHARES}
-    return joined(f"{_SHARES[name]} {percent(part)}" for name, part in parts.items() if part >= 0.005)
+def _breakdown(share: Mapping[str, Any]) -> str:
+    """Write "compute 81 %, sends and receives 5.0 %, …" with every category of 0.5 % and more."""
+    shares = {name: share[f"{name}_s"] / share["step_s"] for name in _CATEGORIES}
+    return ", ".join(f"{_CATEGORIES[name]} {percent(part)}" for name, part in shares.items() if part >= 0.005)
 
 
-def _improve(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _improvements(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
             continue
-        change = why["change"]
+        best = why["change"]
+        tested = "other cuts, micro-batches, schedules and data parallel"
         sentences.append(
-            f"{mode.capitalize()}: none of the changes that were tried (cuts, micro-batches, schedules, data parallel) "
-            "is forecast to gain 1 %."
-            if change is None
-            else f"{mode.capitalize()}: {change['what']} is forecast to give {percent(change['gain'])} more samples/s, "
-            "the most of the changes that were tried (cuts, micro-batches, schedules, data parallel)."
+            f"{mode.capitalize()}: of the changes that were forecast ({tested}), none gains 1 % or more."
+            if best is None
+            else f"{mode.capitalize()}: {best['what']} is forecast to gain {percent(best['gain'])} samples/s, the "
+            f"most of the changes that were forecast ({tested})."
         )
-    return tuple(sentences) or ("Not known: no pipeline was taken apart.",)
+    return tuple(sentences) or ("Unknown: no pipeline was explained.",)

@@ -1,7 +1,7 @@
-"""What the runs and forecasts of the study *stages* say, brought together. Pure.
+"""The measured runs and forecasts of the study *stages*, grouped by split. Pure.
 
-A speed-up is the median over rounds of (pipeline's samples/s ÷ serial's samples/s of the same round); with several
-rounds its range is known, and two splits whose ranges overlap are not told apart.
+A speed-up is the median over rounds of (the pipeline's samples/s ÷ the baseline's samples/s in the same round). With
+several rounds its range is known, and two splits whose ranges overlap are not distinguishable.
 """
 
 from __future__ import annotations
@@ -11,10 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PUBLISHED", "MeasuredRun", "forecast_speedup", "forecasts_of", "groups_of", "measured_runs", "serial_rate"]
+from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+
+__all__ = [
+    "PUBLISHED",
+    "MeasuredRun",
+    "baseline_rate",
+    "forecast_speedup",
+    "forecasts_of",
+    "groups_of",
+    "measured_runs",
+]
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
-"""Speed-ups that were published for an image model in stages on 4 machines, inference (PiPPy)."""
+"""Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,33 +32,33 @@ class MeasuredRun:
     """The runs of one split, one in each round."""
 
     policy: str
-    """The policy that chose the split, and later ones that chose the same."""
+    """The policy that chose the split."""
     also: tuple[str, ...]
+    """Later policies that chose the same split."""
     num_stages: int
-    """Stages."""
     samples_per_s: float
     """Median over rounds."""
     speedups: tuple[float, ...]
-    """Over serial, of each round; none where a run is not equal to serial."""
+    """Over the single-device baseline in each round; empty if a run failed its parity check."""
     shared: bool
     """Whether stages shared a device."""
     sent_bytes: int
-    """Bytes that a step sends over all cuts."""
+    """Bytes sent per step over all cuts."""
     run: str
-    """The run folder of the last round: the newest serial run beside it is of the same one."""
+    """The run folder of the last round; the newest baseline next to it is of the same round."""
 
     @property
     def speedup(self) -> float | None:
-        """The median; None where a run is not equal to serial."""
+        """The median; None if a run failed its parity check."""
         return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def policies(self) -> str:
-        """All policies of this split."""
+        """All policies that chose this split."""
         return ", ".join((self.policy, *self.also))
 
-    def is_apart_from(self, other: MeasuredRun) -> bool:
-        """Whether all rounds of one are faster than all of the other; with one round, by 5 % or more."""
+    def differs_from(self, other: MeasuredRun) -> bool:
+        """Whether every round of one is faster than every round of the other; with one round, by 5 % or more."""
         if not self.speedups or not other.speedups:
             return False
         if len(self.speedups) == 1 or len(other.speedups) == 1:
@@ -57,46 +67,41 @@ class MeasuredRun:
 
 
 def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> list[MeasuredRun]:
-    """Every split that was run, in the order of stages and policies."""
-    rounds = range(1, options["rounds"] + 1)
-    serial = {turn: results.get(f"run-{mode}-serial-{turn}") for turn in rounds}
-    found = []
+    """List every split that was run, in the order of stages and policies."""
+    rounds = options["rounds"]
+    baselines = read_rounds(results, f"run-{mode}-serial", rounds)
+    measured = []
     for count in options["stages"]:
         for policy in options["policies"]:
-            rows = {turn: results.get(f"run-{mode}-{count}-{policy}-{turn}") for turn in rounds}
-            pairs = [(row, serial[turn]) for turn, row in rows.items() if row is not None and "samples_per_s" in row]
-            if not pairs:
+            runs = read_rounds(results, f"run-{mode}-{count}-{policy}", rounds)
+            if not runs:
                 continue
             also = tuple(
-                other
-                for other in options["policies"]
+                later
+                for later in options["policies"]
                 if any(
-                    (results.get(f"run-{mode}-{count}-{other}-{turn}") or {}).get("same_as") == policy
-                    for turn in rounds
+                    (results.get(f"run-{mode}-{count}-{later}-{number}") or {}).get("same_as") == policy
+                    for number in range(1, rounds + 1)
                 )
             )
-            whole = all(row["equal"] for row, _ in pairs)
-            found.append(
+            first, last = runs[min(runs)], runs[max(runs)]
+            measured.append(
                 MeasuredRun(
                     policy=policy,
                     also=also,
                     num_stages=count,
-                    samples_per_s=statistics.median(row["samples_per_s"] for row, _ in pairs),
-                    speedups=tuple(
-                        row["samples_per_s"] / alone["samples_per_s"] for row, alone in pairs if alone is not None
-                    )
-                    if whole
-                    else (),
-                    shared=bool(pairs[0][0].get("shared")),
-                    sent_bytes=sum(pairs[0][0]["link_bytes"].values()),
-                    run=pairs[-1][0]["run"],
+                    samples_per_s=median_rate(runs),
+                    speedups=speedups_by_round(runs, baselines),
+                    shared=bool(first.extra.get("shared")),
+                    sent_bytes=sum(first.link_bytes.values()),
+                    run=str(last.run),
                 )
             )
-    return found
+    return measured
 
 
 def groups_of(splits: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Policies that cut at the same places, together: their names and the split."""
+    """Group policies with the same cuts: their names and the split."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for policy, split in splits.items():
         if "error" not in split:
@@ -105,33 +110,30 @@ def groups_of(splits: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def forecasts_of(results: Mapping[str, Any], mode: str, count: int) -> list[tuple[str, Mapping[str, Any]]]:
-    """Forecasts of one number of stages, policies of the same split together."""
-    saved, forecast = results.get(f"profile-{mode}"), results.get(f"forecast-{mode}")
-    if saved is None or forecast is None:
+    """List the forecasts for a number of stages, with policies of the same split together."""
+    saved, forecasts = results.get(f"profile-{mode}"), results.get(f"forecast-{mode}")
+    if saved is None or forecasts is None:
         return []
-    found = []
-    for names, split in groups_of(saved["splits"][str(count)]):
-        one = forecast[str(count)][split["policy"]]
-        if "speedup" in one:
-            found.append((names, one))
-    return found
+    groups = [
+        (names, forecasts[str(count)][split["policy"]]) for names, split in groups_of(saved["splits"][str(count)])
+    ]
+    return [(names, forecast) for names, forecast in groups if "speedup" in forecast]
 
 
-def serial_rate(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> float | None:
-    """Serial's samples/s, the median over rounds."""
-    rounds = range(1, options["rounds"] + 1)
-    rates = [row["samples_per_s"] for turn in rounds if (row := results.get(f"run-{mode}-serial-{turn}")) is not None]
-    return statistics.median(rates) if rates else None
+def baseline_rate(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> float | None:
+    """The throughput of the single-device baseline, median over rounds."""
+    runs = read_rounds(results, f"run-{mode}-serial", options["rounds"])
+    return median_rate(runs) if runs else None
 
 
 def forecast_speedup(
     results: Mapping[str, Any], options: Mapping[str, Any], mode: str, forecast: Mapping[str, Any]
 ) -> float:
-    """A forecast over what serial was measured to do, as measured speed-ups are; on another cluster over its own.
+    """Divide a forecast by the measured baseline, like measured speed-ups; on another cluster, by its own baseline.
 
-    Serial takes its batch in one piece, which is faster than the micro-batches that a forecast adds up.
+    The measured baseline runs its batch undivided, which is faster than the micro-batches that the forecast adds up.
     """
-    alone = serial_rate(results, options, mode)
-    if alone is None or options["cluster"] is not None:
+    baseline = baseline_rate(results, options, mode)
+    if baseline is None or options["cluster"] is not None:
         return float(forecast["speedup"])
-    return float(forecast["samples_per_s"]) / alone
+    return float(forecast["samples_per_s"]) / baseline

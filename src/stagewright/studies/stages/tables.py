@@ -1,4 +1,4 @@
-"""The tables and figures of the study *stages*. Pure but for the drawing itself."""
+"""Tables and figures of the study *stages*."""
 
 from __future__ import annotations
 
@@ -9,141 +9,125 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent, spread
-from stagewright.studies.framework.study import Drawing, Results, Table
+from stagewright.studies.framework.study import Figure, Results
+from stagewright.studies.framework.tables import study_table
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
+    baseline_rate,
     forecast_speedup,
     forecasts_of,
     groups_of,
-    serial_rate,
 )
+from stagewright.table import Table
 
-__all__ = ["drawings", "tables"]
+__all__ = ["figures", "tables"]
 
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
 
 def tables(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Table, ...]:
     """Cuts, speed-ups, and what lies between these and n."""
-    found = [_cut_table(results, options), _speedup_table(results, options, runs)]
-    found += [_why_table(results[f"why-{mode}"], mode) for mode in options["modes"] if f"why-{mode}" in results]
-    return tuple(found)
+    explained = [_loss_table(results[f"why-{mode}"], mode) for mode in options["modes"] if f"why-{mode}" in results]
+    return (_cut_table(results, options), _speedup_table(results, options, runs), *explained)
 
 
-def drawings(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Drawing, ...]:
-    """Speed-ups over stages, and the waterfall of each mode's best run."""
-    found = [
-        Drawing(
-            name="speedups",
-            caption="Speed-up over serial by number of stages and policy; rings are forecast.",
-            draw=partial(_draw_speedups, results, options, runs),
-        )
-    ]
-    found += [
-        Drawing(
+def figures(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Figure, ...]:
+    """Speed-up by number of stages, and the waterfall of each mode's best run."""
+    speedups = Figure(
+        name="speedups",
+        caption="Speed-up over one device by number of stages and policy; rings are forecasts.",
+        draw=partial(_draw_speedups, results, options, runs),
+    )
+    waterfalls = [
+        Figure(
             name=f"why-{mode}",
-            caption=f"{mode}: what lies between serial ÷ n and the measured step.",
-            draw=partial(_draw_why, results[f"why-{mode}"], f"{options['model']}, {mode}"),
+            caption=f"{mode}: from the ideal step (baseline ÷ n) to the measured step.",
+            draw=partial(_draw_waterfall, results[f"why-{mode}"], f"{options['model']}, {mode}"),
         )
         for mode in options["modes"]
         if f"why-{mode}" in results
     ]
-    return tuple(found)
+    return (speedups, *waterfalls)
 
 
 def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
-    rows = []
-    for mode in options["modes"]:
-        saved = results.get(f"profile-{mode}")
-        if saved is None:
-            continue
-        for count in options["stages"]:
-            for names, split in groups_of(saved["splits"][str(count)]):
-                rows.append(
-                    (
-                        mode,
-                        str(count),
-                        names,
-                        ", ".join(split["cut_names"]),
-                        format_s(split["bottleneck_s"]),
-                        f"{split['balance']:.2f}",
-                        format_bytes(split["sends_bytes"]),
-                        f"{split['speedup_bound']:.2f}",
-                    )
-                )
-    return Table(
-        title="Where each policy cuts",
-        columns=("mode", "stages", "policy", "cut after", "slowest stage", "balance", "sends", "at best ×"),
-        rows=tuple(rows),
-        note="Of one micro-batch, from measured units. Balance: mean of the stages ÷ the slowest. At best: with free "
-        "links; for inference of an endless stream, for training of one step with its fill and drain.",
+    rows = [
+        (
+            mode,
+            str(count),
+            names,
+            ", ".join(split["cut_names"]),
+            format_s(split["bottleneck_s"]),
+            f"{split['balance']:.2f}",
+            format_bytes(split["sends_bytes"]),
+            f"{split['speedup_bound']:.2f}",
+        )
+        for mode in options["modes"]
+        if (saved := results.get(f"profile-{mode}")) is not None
+        for count in options["stages"]
+        for names, split in groups_of(saved["splits"][str(count)])
+    ]
+    return study_table(
+        "Cuts of each policy",
+        ("mode", "stages", "policy", "cut after", "bottleneck stage", "balance", "sent", "upper bound ×"),
+        rows,
+        "For one micro-batch, from profiled units. Balance: mean time of the stages ÷ time of the bottleneck stage. "
+        "Upper bound: the speed-up with free links; in inference for an endless stream of batches, in training for one "
+        "step with its pipeline bubble.",
     )
 
 
 def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> Table:
     rows = []
     for mode in options["modes"]:
-        serial = serial_rate(results, options, mode)
-        if serial is not None:
-            rows.append((mode, "1", "serial", f"{serial:.1f}", "1.00", "", "measured", "–", "–"))
+        baseline = baseline_rate(results, options, mode)
+        if baseline is not None:
+            rows.append((mode, "1", "serial", f"{baseline:.1f}", "1.00", "", "measured", "–", "–"))
         for count in options["stages"]:
-            shown = str(PUBLISHED[count]) if mode == "inference" and count in PUBLISHED else "–"
-            mine = [one for one in runs[mode] if one.num_stages == count]
-            for one in mine:
-                how = "measured, devices shared" if one.shared else "measured"
-                rows.append(
-                    (
-                        mode,
-                        str(count),
-                        one.policies,
-                        f"{one.samples_per_s:.1f}",
-                        f"{one.speedup:.2f}" if one.speedup is not None else "–",
-                        spread(one.speedups) if one.speedup is not None else "not equal to serial",
-                        how,
-                        _forecast_text(results, options, mode, count, one.policy),
-                        shown,
-                    )
+            published = str(PUBLISHED[count]) if mode == "inference" and count in PUBLISHED else "–"
+            measured = [run for run in runs[mode] if run.num_stages == count]
+            rows += [
+                (
+                    mode,
+                    str(count),
+                    run.policies,
+                    f"{run.samples_per_s:.1f}",
+                    f"{run.speedup:.2f}" if run.speedup is not None else "–",
+                    spread(run.speedups) if run.speedup is not None else "parity check failed",
+                    "measured, devices shared" if run.shared else "measured",
+                    _forecast_text(results, options, mode, count, run.policy),
+                    published,
                 )
-            if not mine:
-                for names, forecast in forecasts_of(results, mode, count):
-                    speedup = f"{forecast_speedup(results, options, mode, forecast):.2f}"
-                    rows.append(
-                        (
-                            mode,
-                            str(count),
-                            names,
-                            f"{forecast['samples_per_s']:.1f}",
-                            speedup,
-                            "",
-                            "forecast",
-                            speedup,
-                            shown,
-                        )
-                    )
-    return Table(
-        title="Speed-up over serial",
-        columns=("mode", "stages", "policy", "samples/s", "speed-up", "range", "how", "forecast", "published"),
-        rows=tuple(rows),
-        note="Speed-up: median over rounds of the ratio to serial of the same round; every measured row was first "
-        "proven equal to serial. Rows that say forecast were not run, for lack of devices: they are of "
-        + (
-            "the given cluster"
-            if options["cluster"]
-            else "as many devices like these, which slow each other down as two of them do here, with such links; over "
-            "the same serial"
-        )
-        + ". Published: another model, 4 machines, inference.",
+                for run in measured
+            ]
+            for names, forecast in [] if measured else forecasts_of(results, mode, count):
+                speedup = f"{forecast_speedup(results, options, mode, forecast):.2f}"
+                rate = f"{forecast['samples_per_s']:.1f}"
+                rows.append((mode, str(count), names, rate, speedup, "", "forecast", speedup, published))
+    machine = (
+        "the given cluster"
+        if options["cluster"]
+        else "as many devices as stages, with the links and the contention measured between two devices here, relative "
+        "to the same baseline"
+    )
+    return study_table(
+        "Speed-up over one device",
+        ("mode", "stages", "policy", "samples/s", "speed-up", "range", "source", "forecast", "published"),
+        rows,
+        "Speed-up: median over rounds of the ratio to the single-device baseline (serial) of the same round; every "
+        "measured row first passed its parity check. Rows whose source is forecast were not run, for lack of devices: "
+        f"they assume {machine}. Published: another model, 4 machines, inference.",
     )
 
 
 def _forecast_text(results: Results, options: Mapping[str, Any], mode: str, count: int, policy: str) -> str:
-    found = (results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
-    return f"{forecast_speedup(results, options, mode, found):.2f}" if "speedup" in found else "–"
+    forecast = (results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
+    return f"{forecast_speedup(results, options, mode, forecast):.2f}" if "speedup" in forecast else "–"
 
 
-def _why_table(why: Mapping[str, Any], mode: str) -> Table:
-    rows = [("serial ÷ n", format_s(why["ideal_s"]), percent(why["ideal_s"] / why["step_s"]), "")]
+def _loss_table(why: Mapping[str, Any], mode: str) -> Table:
+    rows = [("baseline ÷ n", format_s(why["ideal_s"]), percent(why["ideal_s"] / why["step_s"]), "")]
     rows += [
         (
             part["name"],
@@ -154,12 +138,12 @@ def _why_table(why: Mapping[str, Any], mode: str) -> Table:
         for part in why["parts"]
     ]
     rows.append(("step", format_s(why["step_s"]), "100 %", ""))
-    return Table(
-        title=f"Why {why['stages']} stages give {why['speedup']:.2f} and not {why['num_devices']}: {mode}",
-        columns=("part", "time", "of the step", "speed-up lost"),
-        rows=tuple(rows),
-        note=f"The run {why['run']}, cut by {why['policy']}, with its stages' own times. What was measured but not "
-        "forecast is unexplained; below zero: it was faster than forecast.",
+    return study_table(
+        f"Why {why['stages']} stages reach {why['speedup']:.2f} × and not {why['num_devices']} ×: {mode}",
+        ("part", "time", "of the step", "speed-up lost"),
+        rows,
+        f"The run {why['run']}, cut by {why['policy']}, with the measured times of its stages. Unexplained: the "
+        "difference between the measured and the forecast step; negative if the run was faster than forecast.",
     )
 
 
@@ -170,29 +154,30 @@ def _draw_speedups(results: Results, options: Mapping[str, Any], runs: Runs, pat
     for mode in options["modes"]:
         points = panels.setdefault(mode, [])
         for count in options["stages"]:
-            mine = [one for one in runs[mode] if one.num_stages == count]
-            for one in mine:
-                if one.speedup is not None:
-                    about: dict[str, Any] = {"num_stages": count, "speedup": one.speedup, "is_measured": True}
-                    about |= {"low": min(one.speedups), "high": max(one.speedups)}
-                    points += [SpeedupPoint(policy=policy, **about) for policy in (one.policy, *one.also)]
-            for names, forecast in [] if mine else forecasts_of(results, mode, count):
-                at = forecast_speedup(results, options, mode, forecast)
-                about = {"num_stages": count, "speedup": at, "low": at, "high": at, "is_measured": False}
+            measured = [run for run in runs[mode] if run.num_stages == count]
+            for run in measured:
+                if run.speedup is not None:
+                    about: dict[str, Any] = {"num_stages": count, "speedup": run.speedup, "is_measured": True}
+                    about |= {"low": min(run.speedups), "high": max(run.speedups)}
+                    points += [SpeedupPoint(policy=policy, **about) for policy in (run.policy, *run.also)]
+            for names, forecast in [] if measured else forecasts_of(results, mode, count):
+                speedup = forecast_speedup(results, options, mode, forecast)
+                about = {"num_stages": count, "speedup": speedup, "is_measured": False}
+                about |= {"low": speedup, "high": speedup}
                 points += [SpeedupPoint(policy=policy, **about) for policy in names.split(", ")]
-        order = {policy: place for place, policy in enumerate(options["policies"])}
+        order = {policy: index for index, policy in enumerate(options["policies"])}
         points.sort(key=lambda point: order[point.policy])
-    draw_speedups(panels, PUBLISHED, path, title=f"{options['model']}: speed-up over serial")
+    draw_speedups(panels, PUBLISHED, path, title=f"{options['model']}: speed-up over one device")
 
 
-def _draw_why(why: Mapping[str, Any], title: str, path: Path) -> None:
+def _draw_waterfall(why: Mapping[str, Any], title: str, path: Path) -> None:
     from stagewright.report.figures.waterfall import draw_waterfall
-    from stagewright.simulator.what_if import Part, Parts
+    from stagewright.simulator.what_if import SpeedupBreakdown, SpeedupLoss
 
-    parts = Parts(
+    breakdown = SpeedupBreakdown(
         num_devices=why["num_devices"],
         serial_s=why["serial_s"],
         step_s=why["step_s"],
-        parts=tuple(Part(name=part["name"], seconds=part["seconds"]) for part in why["parts"]),
+        parts=tuple(SpeedupLoss(name=part["name"], seconds=part["seconds"]) for part in why["parts"]),
     )
-    draw_waterfall(parts, path, title=title, caption=f"{why['stages']} stages, cut by {why['policy']}")
+    draw_waterfall(breakdown, path, title=title, caption=f"{why['stages']} stages, cut by {why['policy']}")

@@ -1,4 +1,4 @@
-"""The answers of the study *strategies*: sentences made of its numbers. Pure."""
+"""Answers of the study *strategies*, in sentences with their numbers. Pure."""
 
 from __future__ import annotations
 
@@ -7,277 +7,289 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined, spread, times
-from stagewright.studies.parts.training_recipe import Lesson
+from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
 from stagewright.studies.framework.study import Answer, Results
-from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredWay
-from stagewright.studies.strategies.tables import baseline, large_rows
+from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment
+from stagewright.studies.strategies.tables import data_on_2, large_rows
 
 __all__ = ["QUESTIONS", "answers"]
 
-Ways = Mapping[str, Sequence[MeasuredWay]]
+Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 QUESTIONS = (
-    "What was learned?",
+    "What was trained?",
     "Pipeline or data parallel: which is faster?",
-    "Is the accuracy of a pipeline that of data parallel?",
+    "Does a pipeline reach the accuracy of data parallel?",
     "What do more micro-batches change?",
-    "Cut evenly, or first and last units at a client?",
-    "What do more workers give?",
-    "What runs out of memory under data parallel and still runs as a pipeline?",
+    "Equal stages, or the first and last units at a client?",
+    "What do more workers gain?",
+    "Which batches run out of memory under data parallel but run as a pipeline?",
 )
-_NOT_KNOWN = ("Not known: nothing was measured.",)
+_UNKNOWN = ("Unknown: nothing was measured.",)
+_SAME_SPEED = "The difference is within the variation between runs."
+_FORECAST = "forecast with one device per worker"
 
 
-def answers(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[Answer, ...]:
-    """One for each question."""
-    found = (
-        _lessons(results, options),
-        _faster(options, ways),
-        _accuracy(options, ways),
-        _pieces(options, ways),
-        _cuts(results, options, ways),
-        _workers(options, ways),
-        _large(results, options),
+def answers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Answer, ...]:
+    """Answer each question."""
+    replies = (
+        _training(results, options),
+        _faster(options, experiments),
+        _accuracy(options, experiments),
+        _microbatches(options, experiments),
+        _cuts(results, options, experiments),
+        _workers(options, experiments),
+        _large_batches(results, options),
     )
     return tuple(
-        Answer(question=question, sentences=sentences or _NOT_KNOWN)
-        for question, sentences in zip(QUESTIONS, found, strict=True)
+        Answer(question=question, sentences=sentences or _UNKNOWN)
+        for question, sentences in zip(QUESTIONS, replies, strict=True)
     )
 
 
-def _lessons(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _training(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     sentences = []
-    for task, lesson in options["lessons"].items():
+    for task, recipe in options["recipes"].items():
         samples = results.get(f"data-{task}")
-        taken = (
-            f"{samples['train']} of {samples['of'][0]} samples, judged by {samples['judged']} of {samples['of'][1]}"
+        used = (
+            f"{samples['train']} of {samples['of'][0]} samples, evaluated on {samples['judged']} of {samples['of'][1]}"
             if samples is not None and samples["of"] is not None
             else "all samples"
         )
-        weights = "pretrained" if lesson.weights else "random"
-        size = f" at {lesson.size} {'tokens' if lesson.kind == 'bert' else 'pixels'}" if lesson.size else ""
-        epochs = f"{options['epochs']} epoch{'s' if options['epochs'] != 1 else ''}"
-        seeds = f"{len(options['seeds'])} seed{'s' if len(options['seeds']) != 1 else ''}"
+        weights = "pretrained" if recipe.weights else "random"
+        size = f" at {recipe.size} {'tokens' if recipe.kind == 'bert' else 'pixels'}" if recipe.size else ""
+        epochs, seeds = counted(options["epochs"], "epoch"), counted(len(options["seeds"]), "seed")
         sentences.append(
-            f"{lesson.shown_data} by {lesson.model}{size}: {taken}, {epochs}, {seeds}, from {weights} weights."
+            f"{recipe.model} on {recipe.shown_data}{size}: {used}, {epochs}, {seeds}, starting from {weights} weights."
         )
         if task == "digits" and options["data"] is None:
-            sentences.append("No data was given: these are the embedded digits, not what was published.")
+            sentences.append("No data was given: these are the embedded digits, not the published data sets.")
     return tuple(sentences)
 
 
-def _told(one: MeasuredWay) -> str:
-    text = f"{one.way.shown} {times(one.speedup or 0.0)}"
-    return text + (f" ({spread(one.speedups)})" if len(one.speedups) > 1 else "")
-
-
-def _faster(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
-    sentences = []
-    for task, every in ways.items():
-        name = options["lessons"][task].shown_data
+def _groups(
+    options: Mapping[str, Any], experiments: Experiments, field: str
+) -> list[tuple[str, int, MeasuredExperiment, list[MeasuredExperiment]]]:
+    """(data set, workers, data parallel, pipelines) of each group in which both have a value of `field`."""
+    groups = []
+    for task, measured in experiments.items():
         for count in options["workers"]:
-            mine = [one for one in every if one.way.workers == count and one.speedup is not None]
-            data = next((one for one in mine if one.way.strategy == "data"), None)
-            pipelines = [one for one in mine if one.way.strategy == "pipeline"]
-            # A client has its own question.
-            pipelines = [one for one in pipelines if one.way.cut == "even"] or pipelines
-            if data is None or not pipelines:
-                continue
-            best = max(pipelines, key=lambda one: one.speedup or 0.0)
-            how = "measured" if data.is_measured and best.is_measured else "forecast, with a device for each worker"
-            sentences.append(
-                f"{name}, {count} workers, {how}: {_told(data)}, {_told(best)} with {best.way.microbatches} "
-                f"micro-batches. {_verdict(data, best)}"
-            )
-    above = [
-        one
-        for every in ways.values()
-        for one in every
-        if one.is_measured and one.speedup is not None and one.speedup > one.way.workers
-    ]
-    if above:
-        texts = joined(f"{one.way.shown} {times(one.speedup or 0.0)} on {one.way.workers}" for one in above)
+            rows = [row for row in measured if row.experiment.workers == count and getattr(row, field) is not None]
+            data = next((row for row in rows if row.experiment.strategy == "data"), None)
+            pipelines = [row for row in rows if row.experiment.strategy == "pipeline"]
+            if data is not None and pipelines:
+                groups.append((options["recipes"][task].shown_data, count, data, pipelines))
+    return groups
+
+
+def _speedup_text(row: MeasuredExperiment) -> str:
+    text = f"{row.experiment.shown} {times(row.speedup or 0.0)}"
+    return text + (f" ({spread(row.speedups)})" if len(row.speedups) > 1 else "")
+
+
+def _faster(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
+    sentences = []
+    for name, count, data, pipelines in _groups(options, experiments, "speedup"):
+        # Client and server have their own question.
+        pipelines = [row for row in pipelines if row.experiment.cut == "even"] or pipelines
+        best = max(pipelines, key=lambda row: row.speedup or 0.0)
+        source = "measured" if data.is_measured and best.is_measured else _FORECAST
         sentences.append(
-            f"More than the workers can give: {texts}. Either a share of the batch runs better than all of it does, or "
-            "something else used this machine while serial was timed: more --rounds tell."
+            f"{name}, {count} workers, {source}: {_speedup_text(data)}, {_speedup_text(best)} with "
+            f"{best.experiment.microbatches} micro-batches. {_verdict(data, best)}"
+        )
+    superlinear = [
+        row
+        for measured in experiments.values()
+        for row in measured
+        if row.is_measured and row.speedup is not None and row.speedup > row.experiment.workers
+    ]
+    if superlinear:
+        texts = joined(
+            f"{row.experiment.shown} {times(row.speedup or 0.0)} on {row.experiment.workers} workers"
+            for row in superlinear
+        )
+        sentences.append(
+            f"Superlinear speed-up: {texts}. Either a share of the batch runs more efficiently than the whole, or "
+            "other programs slowed the baseline down; more --rounds show which."
         )
     if sentences:
         sentences.append(
-            "Published, on 2 GPUs: the pipeline has 0.61 (CIFAR-10) and 0.80 (RTE) of data parallel's speed; on 4 it "
-            "is slower on CIFAR-10 (1.07 against 1.66) and faster on RTE (1.40 against 1.25)."
+            "Published: on 2 GPUs the pipeline reaches 0.61 (CIFAR-10) and 0.80 (RTE) of the speed of data parallel; "
+            "on 4 GPUs it is slower on CIFAR-10 (1.07 and 1.66) and faster on RTE (1.40 and 1.25)."
         )
     return tuple(sentences)
 
 
-def _verdict(data: MeasuredWay, best: MeasuredWay) -> str:
-    """Which is faster; from three rounds on, whether it was in each of them, where both had the same serial."""
-    ratio = (best.speedup or 0.0) / (data.speedup or 1.0)
+def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
+    """Which is faster; with three rounds or more, whether it is in every round, relative to the same baseline."""
+    ratio = (pipeline.speedup or 0.0) / (data.speedup or 1.0)
     rounds = len(data.speedups)
-    if rounds == len(best.speedups) > 2:
-        ratios = [one / other for one, other in zip(best.speedups, data.speedups, strict=True)]
-        if max(ratios) < 1 or min(ratios) > 1:
-            faster = "The pipeline" if min(ratios) > 1 else "Data parallel"
-            return (
-                f"{faster} is faster in each of {rounds} rounds: {times(statistics.median(ratios))} "
-                f"({spread(ratios)}) is the pipeline over data."
-            )
-        return "They are no more apart than two runs of one are."
-    if rounds > 1 and len(best.speedups) > 1:
-        apart = min(data.speedups) > max(best.speedups) or max(data.speedups) < min(best.speedups)
+    if rounds == len(pipeline.speedups) > 2:
+        ratios = [mine / theirs for mine, theirs in zip(pipeline.speedups, data.speedups, strict=True)]
+        if not (max(ratios) < 1 or min(ratios) > 1):
+            return _SAME_SPEED
+        faster = "The pipeline" if min(ratios) > 1 else "Data parallel"
+        return (
+            f"{faster} is faster in each of {rounds} rounds: the pipeline runs at {times(statistics.median(ratios))} "
+            f"({spread(ratios)}) the speed of data parallel."
+        )
+    if rounds > 1 and len(pipeline.speedups) > 1:
+        is_different = min(data.speedups) > max(pipeline.speedups) or max(data.speedups) < min(pipeline.speedups)
     else:
-        apart = abs(ratio - 1) >= 0.05
-    if not apart:
-        return "They are no more apart than two runs of one are."
-    return f"{'The pipeline' if ratio > 1 else 'Data parallel'} is faster: {ratio:.2f} × is the pipeline over data."
+        is_different = abs(ratio - 1) >= 0.05
+    if not is_different:
+        return _SAME_SPEED
+    faster = "The pipeline" if ratio > 1 else "Data parallel"
+    return f"{faster} is faster: the pipeline runs at {times(ratio)} the speed of data parallel."
 
 
-def _accuracy(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
+def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
     sentences = []
-    for task, every in ways.items():
-        name = options["lessons"][task].shown_data
-        for count in options["workers"]:
-            mine = [one for one in every if one.way.workers == count and one.mean is not None]
-            data = next((one for one in mine if one.way.strategy == "data"), None)
-            pipelines = [one for one in mine if one.way.strategy == "pipeline"]
-            if data is None or not pipelines:
-                continue
-            assert data.mean is not None
-            texts = []
-            outside = []
-            for one in pipelines:
-                assert one.mean is not None
-                label = f"{one.way.shown} ({one.way.microbatches})"
-                texts.append(f"{label} {one.shown_accuracy}")
-                if abs(one.mean - data.mean) > 2 * max(data.deviation or 0.0, one.deviation or 0.0):
-                    outside.append((label, one.mean - data.mean))
-            text = f"{name}, {count} workers: data {data.shown_accuracy}, {joined(texts)}."
-            if data.deviation is None:
-                text += " With one seed their spread is not known."
-            elif not outside:
-                text += " All are within twice the spread over seeds: no difference is shown."
-            else:
-                moved = joined(f"{label} by {points:+.1f}".replace("-", "−") for label, points in outside)
-                text += f" Outside of twice the spread over seeds: {moved} points."
-            sentences.append(text)
+    for name, count, data, pipelines in _groups(options, experiments, "mean"):
+        assert data.mean is not None
+        texts, different = [], []
+        for row in pipelines:
+            assert row.mean is not None
+            label = f"{row.experiment.shown} ({row.experiment.microbatches})"
+            texts.append(f"{label} {row.shown_accuracy}")
+            if abs(row.mean - data.mean) > 2 * max(data.deviation or 0.0, row.deviation or 0.0):
+                different.append(f"{label} by {signed(row.mean - data.mean)}")
+        if data.deviation is None:
+            verdict = "With one seed the variation between seeds is unknown."
+        elif not different:
+            verdict = "All are within two standard deviations over seeds: no significant difference."
+        else:
+            verdict = f"More than two standard deviations over seeds apart: {joined(different)} points."
+        sentences.append(f"{name}, {count} workers: data {data.shown_accuracy}, {joined(texts)}. {verdict}")
     return tuple(sentences)
 
 
-def _pieces(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
+def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
     sentences = []
-    for task, every in ways.items():
+    for task, measured in experiments.items():
         for count in options["workers"]:
-            mine = [
-                one for one in every if one.way.workers == count and one.way.cut == "even" and one.speedup is not None
+            rows = [
+                row
+                for row in measured
+                if row.experiment.workers == count and row.experiment.cut == "even" and row.speedup is not None
             ]
-            if len(mine) < 2:
+            if len(rows) < 2:
                 continue
-            how = "measured" if all(one.is_measured for one in mine) else "forecast"
-            rates = joined(f"{one.way.microbatches} give {times(one.speedup or 0.0)}" for one in mine)
-            most = times(max(one.speedup or 0.0 for one in mine))
-            best = joined(str(one.way.microbatches) for one in mine if times(one.speedup or 0.0) == most)
+            source = "measured" if all(row.is_measured for row in rows) else "forecast"
+            rates = joined(f"{row.experiment.microbatches} reach {times(row.speedup or 0.0)}" for row in rows)
+            most = times(max(row.speedup or 0.0 for row in rows))
+            best = joined(str(row.experiment.microbatches) for row in rows if times(row.speedup or 0.0) == most)
             sentences.append(
-                f"{options['lessons'][task].shown_data}, {count} workers ({how}): {rates}; best are {best}: more of "
-                "them fill the pipeline better, smaller ones run less well."
+                f"{options['recipes'][task].shown_data}, {count} workers ({source}): {rates}; best: {best}. More "
+                "micro-batches shrink the pipeline bubble, but smaller ones run less efficiently."
             )
     if not sentences and len(options["microbatches"]) < 2:
         return ("Only one number of micro-batches was studied.",)
     return tuple(sentences)
 
 
-def _cuts(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
+def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
     sentences = []
-    for task, every in ways.items():
+    for task, measured in experiments.items():
         cuts = (results.get(f"profile-{task}") or {"cuts": {}})["cuts"]
-        evenly = {one.way.microbatches: one for one in every if one.way.cut == "even" and one.way.workers == 2}
+        on_two = [row for row in measured if row.experiment.workers == 2]
+        even = {row.experiment.microbatches: row for row in on_two if row.experiment.cut == "even"}
         sentences += [
-            f"{options['lessons'][task].shown_data}, {one.way.microbatches} micro-batches: "
-            + _beside(one, evenly.get(one.way.microbatches), cuts.get(one.way.name, ()))
-            for one in every
-            if one.way.cut == "client" and one.speedup is not None
+            f"{options['recipes'][task].shown_data}, {row.experiment.microbatches} micro-batches: "
+            + _client_and_even(row, even.get(row.experiment.microbatches), cuts.get(row.experiment.name, ()))
+            for row in measured
+            if row.experiment.cut == "client" and row.speedup is not None
         ]
     if sentences:
-        sentences.append("Published: 0.61 of data parallel's speed by the rule, 0.85 cut evenly; 1641 and 5039 MiB.")
+        sentences.append(
+            "Published: 0.61 of the speed of data parallel with client and server, 0.85 with equal stages; 1641 and "
+            "5039 MiB."
+        )
     elif len(options["cuts"]) < 2:
         return ("Only one way to cut was studied.",)
     return tuple(sentences)
 
 
-def _beside(client: MeasuredWay, even: MeasuredWay | None, cuts: Sequence[str]) -> str:
-    """Client and server beside an even cut with as many micro-batches."""
-    where = f" (cut after {joined(cuts)})" if cuts else ""
-    text = f"client and server reach {times(client.speedup or 0.0)}{where}"
+def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None, cuts: Sequence[str]) -> str:
+    """Compare client and server with equal stages and as many micro-batches."""
+    after = f" (cut after {joined(cuts)})" if cuts else ""
+    text = f"client and server reach {times(client.speedup or 0.0)}{after}"
     if even is not None and even.speedup is not None:
-        text += f", an even cut {times(even.speedup)}"
+        text += f", equal stages {times(even.speedup)}"
     if len(client.peak_bytes) == 2:
-        text += f"; the client needs {format_bytes(client.peak_bytes[0])}"
-        text += f", the server {format_bytes(client.peak_bytes[1])}"
-    if even is not None and len(even.peak_bytes) == 2:
-        text += f", evenly cut {format_bytes(even.peak_bytes[0])} and {format_bytes(even.peak_bytes[1])}"
+        text += f"; memory: client {format_bytes(client.peak_bytes[0])}, server {format_bytes(client.peak_bytes[1])}"
+        if even is not None and len(even.peak_bytes) == 2:
+            text += f"; equal stages {format_bytes(even.peak_bytes[0])} and {format_bytes(even.peak_bytes[1])}"
     return text + "."
 
 
-def _workers(options: Mapping[str, Any], ways: Ways) -> tuple[str, ...]:
+def _workers(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
     sentences = []
-    for task, every in ways.items():
-        first = baseline(every)
+    for task, measured in experiments.items():
+        reference = data_on_2(measured)
         for count in options["workers"]:
-            mine = [one for one in every if one.way.workers == count and one.samples_per_s is not None and one.equal]
-            if count == 2 or not mine or first is None or not first.samples_per_s:
+            rows = [
+                row
+                for row in measured
+                if row.experiment.workers == count and row.samples_per_s is not None and row.equal
+            ]
+            if count == 2 or not rows or reference is None or not reference.samples_per_s:
                 continue
             rates = joined(
-                f"{one.way.shown}{f' ({one.way.microbatches})' if one.way.cut else ''} "
-                f"{(one.samples_per_s or 0.0) / first.samples_per_s:.2f}"
-                for one in mine
+                f"{row.experiment.shown}{f' ({row.experiment.microbatches})' if row.experiment.cut else ''} "
+                f"{(row.samples_per_s or 0.0) / reference.samples_per_s:.2f}"
+                for row in rows
             )
-            how = "measured" if all(one.is_measured for one in mine) else "forecast, with a device for each worker"
+            is_measured = all(row.is_measured for row in rows)
+            source = "measured" if is_measured else _FORECAST
             sentences.append(
-                f"{options['lessons'][task].shown_data}, {count} workers, {how}, over data parallel on 2: {rates}."
+                f"{options['recipes'][task].shown_data}, {count} workers, {source}, relative to data parallel on 2: "
+                f"{rates}."
             )
-            if not all(one.is_measured for one in mine):
-                devices = len(set(options["devices"]))
-                shared = "1 device" if devices == 1 else f"{devices} devices"
+            if not is_measured:
+                devices = counted(len(set(options["devices"])), "device")
                 sentences.append(
-                    f"Here {count} workers shared {shared} while they learned, so their own speed says "
-                    "nothing; the accuracy is as good."
+                    f"During training {count} workers shared {devices}: their measured speed is meaningless, their "
+                    "accuracy is valid."
                 )
     if not sentences and tuple(options["workers"]) == (2,):
         return ("Only 2 workers were studied.",)
     return tuple(sentences)
 
 
-def _large(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    tried = large_rows(results, options)
+def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+    runs = large_rows(results, options)
     limit = results.get("large-limit")
-    if not tried or limit is None:
-        return ("Large batches were not studied.",) if not options["large_batches"] else _NOT_KNOWN
-    lesson: Lesson = options["lessons"][options["tasks"][0]]
-    ran = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in tried}
-    sentences = []
-    rescued = [
+    if not runs or limit is None:
+        return ("Large batches were not studied.",) if not options["large_batches"] else _UNKNOWN
+    recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
+    passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
+    only_pipeline = [
         batch
         for batch in options["large_batches"]
-        if ran.get(("data", batch)) is False and ran.get(("pipeline", batch))
+        if passed.get(("data", batch)) is False and passed.get(("pipeline", batch))
     ]
-    held = f"{lesson.model} on two devices of {format_bytes(limit['memory_bytes'])}"
-    sentences.append(
-        f"{held}: batch {joined(str(batch) for batch in rescued)} runs out of memory under data parallel and runs as a "
-        "pipeline."
-        if rescued
-        else f"{held}: no batch that was tried runs as a pipeline alone."
-    )
-    for kind, name in (("data", "data parallel"), ("pipeline", "the pipeline")):
+    head = f"{recipe.model} on two devices of {format_bytes(limit['memory_bytes'])}"
+    sentences = [
+        f"{head}: batch {joined(str(batch) for batch in only_pipeline)} runs out of memory under data parallel and "
+        "runs as a pipeline."
+        if only_pipeline
+        else f"{head}: no tested batch runs only as a pipeline."
+    ]
+    for kind, name in (("data", "Data parallel"), ("pipeline", "Pipeline")):
         texts = [
             f"{batch} " + (f"({format_bytes(max(row['peak_memory_bytes']))})" if row["ran"] else "out of memory")
-            for one, batch, row in tried
-            if one == kind
+            for row_kind, batch, row in runs
+            if row_kind == kind
         ]
         if texts:
-            sentences.append(f"{name.capitalize()}: {joined(texts)}.")
-    pieces = [batch for batch in rescued if ran.get(("accumulated", batch))]
-    if pieces:
+            sentences.append(f"{name}, batch and peak memory: {joined(texts)}.")
+    accumulated = [str(batch) for batch in only_pipeline if passed.get(("accumulated", batch))]
+    if accumulated:
         sentences.append(
-            f"Data parallel that takes its share in pieces of {options['piece']} samples and adds up gradients runs "
-            f"{joined(str(batch) for batch in pieces)} too: it is the pieces that save the memory."
+            f"Data parallel with gradient accumulation over micro-batches of {options['piece']} samples runs "
+            f"{joined(accumulated)} too: the micro-batches save the memory."
         )
     return (*sentences, PUBLISHED_LARGE)

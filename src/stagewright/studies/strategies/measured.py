@@ -1,8 +1,8 @@
-"""What the runs of the study *strategies* say, brought together. Pure.
+"""The experiments of the study *strategies*, with their measured speed and accuracy. Pure.
 
-Way      pipeline-2-4-even: a strategy, its workers, micro-batches and how it is cut
-speed    ratio to serial of the same round; where workers would share a device, forecast
-accuracy of each seed; sharing a device does not change it
+experiment    pipeline-2-4-even: a strategy, its workers, micro-batches and cut
+speed         ratio to the single-device baseline of the same round; forecast where workers would share a device
+accuracy      of each seed; sharing a device does not change it
 """
 
 from __future__ import annotations
@@ -12,10 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LARGE_KINDS", "PUBLISHED", "PUBLISHED_LARGE", "MeasuredWay", "Way", "measured_ways", "ways_of"]
+from stagewright.studies.framework.phrases import mean_and_deviation
+from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+
+__all__ = [
+    "LARGE_KINDS",
+    "PUBLISHED",
+    "PUBLISHED_LARGE",
+    "Experiment",
+    "MeasuredExperiment",
+    "list_experiments",
+    "measured_experiments",
+]
 
 LARGE_KINDS = ("data", "accumulated", "pipeline")
-"""What large batches run as: replicas with their share in one piece, replicas in pieces, a pipeline in pieces."""
+"""How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
 
 PUBLISHED: tuple[tuple[str, ...], ...] = (
     ("pipeline", "CIFAR-10", "MobileNetV2", "2", "64 (4)", "0.005", "95.89 ± 0.07", "228.57", "0.607"),
@@ -33,23 +44,21 @@ PUBLISHED: tuple[tuple[str, ...], ...] = (
 """On GPUs; the speed-up is over data parallel on 2."""
 
 PUBLISHED_LARGE = (
-    "Published, ResNet-101 on GPUs, speed-up over data parallel on 2: data 256 on 2 1, 1k on 8 3.365, 4k on 8 out of "
-    "memory; pipeline 256 on 2 0.651, 1k on 8 1.634, 4k on 8 2.100."
+    "Published, ResNet-101 on GPUs, speed-up over data parallel on 2 GPUs: data parallel with batch 256 on 2: 1, 1k on "
+    "8: 3.365, 4k on 8: out of memory; pipeline with batch 256 on 2: 0.651, 1k on 8: 1.634, 4k on 8: 2.100."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One experiment."""
+class Experiment:
+    """A strategy on a number of workers."""
 
     strategy: str
     """data or pipeline."""
     workers: int
-    """Workers."""
     microbatches: int = 1
-    """Pieces of a batch; 1 of data parallel."""
     cut: str = ""
-    """even, or client: the first and last units on one worker, the rest on the other."""
+    """Of a pipeline: even, or client (the first and last units on one worker, the rest on the other)."""
 
     @property
     def name(self) -> str:
@@ -59,112 +68,107 @@ class Way:
 
     @property
     def shown(self) -> str:
-        """data, pipeline, pipeline (client/server)."""
+        """data, pipeline, or pipeline, client/server."""
         return "pipeline, client/server" if self.cut == "client" else self.strategy
 
 
-def ways_of(workers: Sequence[int], microbatches: Sequence[int], cuts: Sequence[str]) -> tuple[Way, ...]:
-    """Every experiment: data and pipelines on each number of workers; client and server are two."""
-    found = []
+def list_experiments(
+    workers: Sequence[int], microbatches: Sequence[int], cuts: Sequence[str]
+) -> tuple[Experiment, ...]:
+    """List data parallel and all pipelines on each number of workers; client and server are always two."""
+    experiments = []
     for count in workers:
-        found.append(Way(strategy="data", workers=count))
-        found += [
-            Way(strategy="pipeline", workers=count, microbatches=pieces, cut=cut)
+        experiments.append(Experiment(strategy="data", workers=count))
+        experiments += [
+            Experiment(strategy="pipeline", workers=count, microbatches=number, cut=cut)
             for cut in ("even", "client")
             if cut in cuts and (cut == "even" or count == 2)
-            for pieces in microbatches
+            for number in microbatches
         ]
-    return tuple(found)
+    return tuple(experiments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredWay:
+class MeasuredExperiment:
     """One experiment on one task."""
 
-    way: Way
-    """What it is."""
+    experiment: Experiment
     batch: int
-    """Samples in a step, and the rate."""
+    """Samples per step."""
     learning_rate: float
     values: tuple[float, ...]
-    """Accuracy after the last epoch in %, of each seed."""
+    """Accuracy in % after the last epoch, of each seed."""
     samples_per_s: float | None
-    """Measured, the median over rounds, or forecast; None: not known."""
+    """Measured (median over rounds) or forecast; None: unknown."""
     speedups: tuple[float, ...]
-    """Over serial: of each round, or the forecast's; none where a run is not equal to serial."""
+    """Over one device: of each round, or the forecast's; empty if a run failed its parity check."""
     forecast: float | None
-    """What was forecast over serial; None: nothing."""
+    """The forecast speed-up; None: unknown."""
     is_measured: bool
     """Whether it was run with a device for each worker."""
     equal: bool
-    """Whether what was run was serial's."""
+    """Whether every run passed its parity check."""
     peak_bytes: tuple[int, ...]
-    """The most of each worker; empty where it was not run."""
+    """Peak memory of each worker; empty if it was not run."""
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """Mean accuracy over seeds."""
         return statistics.fmean(self.values) if self.values else None
 
     @property
     def deviation(self) -> float | None:
-        """Over seeds; None with one."""
+        """Standard deviation over seeds; None with one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def speedup(self) -> float | None:
-        """The median; None where it is not known."""
+        """The median; None if it is unknown."""
         return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def shown_accuracy(self) -> str:
-        """As tables have it: 95.9 ± 0.14."""
-        if self.mean is None:
-            return "–"
-        return f"{self.mean:.1f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
+        """95.9 ± 0.14."""
+        return mean_and_deviation(self.mean, self.deviation)
 
     @property
     def shown_batch(self) -> str:
-        """64 (4)."""
-        return f"{self.batch} ({self.way.microbatches})" if self.way.strategy == "pipeline" else str(self.batch)
+        """64 (4): batch and micro-batches."""
+        microbatches = self.experiment.microbatches
+        return f"{self.batch} ({microbatches})" if self.experiment.strategy == "pipeline" else str(self.batch)
 
 
-def measured_ways(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredWay]:
-    """Every experiment of a task of which anything is known, in order."""
-    lesson = options["lessons"][task]
+def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
+    """List the experiments of a task that were trained, timed or forecast, in order."""
+    recipe = options["recipes"][task]
     forecasts = results.get(f"forecast-{task}") or {}
-    found = []
-    for way in ways_of(options["workers"], options["microbatches"], options["cuts"]):
-        trained = [results.get(f"train-{task}-{way.name}-{seed}") for seed in options["seeds"]]
-        values = tuple(100 * one["epochs"][-1][one["metric"]] for one in trained if one is not None)
-        pairs = []
-        for turn in range(1, options["rounds"] + 1):
-            row = results.get(f"speed-{task}-{way.name}-{turn}")
-            alone = results.get(f"speed-{task}-serial-{way.workers}-{turn}")
-            if row is not None:
-                pairs.append((row, alone))
-        forecast = forecasts.get(way.name)
-        if not values and not pairs and forecast is None:
+    measured = []
+    for experiment in list_experiments(options["workers"], options["microbatches"], options["cuts"]):
+        trained = [results.get(f"train-{task}-{experiment.name}-{seed}") for seed in options["seeds"]]
+        values = tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
+        runs = read_rounds(results, f"speed-{task}-{experiment.name}", options["rounds"])
+        baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", options["rounds"])
+        forecast = forecasts.get(experiment.name)
+        if not values and not runs and forecast is None:
             continue
-        equal = all(row["equal"] for row, _ in pairs)
-        if pairs:
-            rate: float | None = statistics.median(row["samples_per_s"] for row, _ in pairs)
-            speedups = tuple(row["samples_per_s"] / one["samples_per_s"] for row, one in pairs if one is not None)
+        if runs:
+            rate: float | None = median_rate(runs)
+            speedups = speedups_by_round(runs, baselines)
         else:
             rate = forecast["samples_per_s"] if forecast is not None else None
             speedups = (forecast["speedup"],) if forecast is not None else ()
-        found.append(
-            MeasuredWay(
-                way=way,
-                batch=lesson.batch * way.workers // 2,
-                learning_rate=lesson.learning_rate * way.workers / 2,
+        measured.append(
+            MeasuredExperiment(
+                experiment=experiment,
+                batch=recipe.batch * experiment.workers // 2,
+                learning_rate=recipe.learning_rate * experiment.workers / 2,
                 values=values,
                 samples_per_s=rate,
-                speedups=speedups if equal else (),
+                speedups=speedups,
                 forecast=forecast["speedup"] if forecast is not None else None,
-                is_measured=bool(pairs),
-                equal=equal,
-                peak_bytes=tuple(pairs[-1][0]["peak_memory_bytes"]) if pairs else (),
+                is_measured=bool(runs),
+                equal=all(run.equal for run in runs.values()),
+                peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
             )
         )
-    return found
+    return measured

@@ -1,4 +1,4 @@
-"""The tables and figures of the study *strategies*. Pure but for the drawing itself."""
+"""Tables and figures of the study *strategies*."""
 
 from __future__ import annotations
 
@@ -8,114 +8,104 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.parts.training_recipe import Lesson
-from stagewright.studies.framework.study import Drawing, Results, Table
-from stagewright.studies.strategies.measured import LARGE_KINDS, PUBLISHED, PUBLISHED_LARGE, MeasuredWay
+from stagewright.studies.framework.study import Figure, Results
+from stagewright.studies.framework.tables import study_table
+from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.strategies.measured import LARGE_KINDS, PUBLISHED, PUBLISHED_LARGE, MeasuredExperiment
+from stagewright.table import Table
 
-__all__ = ["baseline", "drawings", "large_rows", "tables"]
+__all__ = ["data_on_2", "figures", "large_rows", "tables"]
 
-Ways = Mapping[str, Sequence[MeasuredWay]]
+Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 
-def tables(results: Results, options: Mapping[str, Any], ways: Ways) -> tuple[Table, ...]:
-    """Experiments as published, the published ones, and large batches."""
-    found = [_experiments(options, ways)]
-    named = {options["lessons"][task].shown_data for task in ways}
-    published = tuple(row for row in PUBLISHED if row[1] in named)
+def tables(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Table, ...]:
+    """The experiments, the published ones, and large batches."""
+    shown = [_experiment_table(options, experiments)]
+    data_sets = {options["recipes"][task].shown_data for task in experiments}
+    published = tuple(row for row in PUBLISHED if row[1] in data_sets)
     if published:
         columns = ("experiment", "data set", "backbone", "GPUs", "batch (micro-batches)", "learning rate", "accuracy %")
-        found.append(
-            Table(
-                title="Published",
-                columns=(*columns, "samples/s", "speed-up over data on 2"),
-                rows=published,
-                note="By others, on GPUs, with whole data sets and larger text models. Compare ratios.",
+        shown.append(
+            study_table(
+                "Published",
+                (*columns, "samples/s", "speed-up over data on 2"),
+                published,
+                "By others, on GPUs, with whole data sets and larger text models. Compare ratios.",
             )
         )
     if options["large_batches"]:
-        found.append(_large(results, options))
-    return tuple(found)
+        shown.append(_large_table(results, options))
+    return tuple(shown)
 
 
-def drawings(options: Mapping[str, Any], ways: Ways) -> tuple[Drawing, ...]:
-    """Speed-up and accuracy of every experiment, one panel a task."""
-    if not any(ways.values()):
+def figures(options: Mapping[str, Any], experiments: Experiments) -> tuple[Figure, ...]:
+    """Speed-up and accuracy of every experiment, one panel per task."""
+    if not any(experiments.values()):
         return ()
     return (
-        Drawing(
+        Figure(
             name="strategies",
-            caption="Speed-up over serial of every experiment (hatched: forecast), and its accuracy over seeds.",
-            draw=partial(_draw, dict(ways), dict(options["lessons"])),
+            caption="Speed-up over one device of every experiment (hatched: forecast), and its accuracy over seeds.",
+            draw=partial(_draw, dict(experiments), dict(options["recipes"])),
         ),
     )
 
 
-def baseline(every: Sequence[MeasuredWay]) -> MeasuredWay | None:
-    """Data parallel on 2 workers, over which the published speed-ups are."""
-    return next((one for one in every if one.way.name == "data-2" and one.samples_per_s), None)
+def data_on_2(measured: Sequence[MeasuredExperiment]) -> MeasuredExperiment | None:
+    """Data parallel on 2 workers, to which published speed-ups refer."""
+    return next((row for row in measured if row.experiment.name == "data-2" and row.samples_per_s), None)
 
 
-def _origin(one: MeasuredWay) -> str:
-    if one.is_measured:
-        return "measured" if one.equal else "not equal to serial"
-    return "–" if one.samples_per_s is None else "forecast"
+def _source(row: MeasuredExperiment) -> str:
+    if row.is_measured:
+        return "measured" if row.equal else "parity check failed"
+    return "–" if row.samples_per_s is None else "forecast"
 
 
-def _experiments(options: Mapping[str, Any], ways: Ways) -> Table:
+def _experiment_table(options: Mapping[str, Any], experiments: Experiments) -> Table:
     rows = []
-    for task, every in ways.items():
-        lesson: Lesson = options["lessons"][task]
-        first = baseline(every)
-        for one in every:
-            over = (
-                f"{one.samples_per_s / first.samples_per_s:.2f}"
-                if first is not None and first.samples_per_s and one.samples_per_s and one.equal
+    for task, measured in experiments.items():
+        recipe: TrainingRecipe = options["recipes"][task]
+        reference = data_on_2(measured)
+        for row in measured:
+            over_data = (
+                f"{row.samples_per_s / reference.samples_per_s:.2f}"
+                if reference is not None and reference.samples_per_s and row.samples_per_s and row.equal
                 else "–"
             )
             rows.append(
                 (
-                    one.way.shown,
-                    lesson.shown_data,
-                    lesson.model,
-                    str(one.way.workers),
-                    one.shown_batch,
-                    f"{one.learning_rate:g}",
-                    one.shown_accuracy,
-                    f"{one.samples_per_s:.1f}" if one.samples_per_s is not None else "–",
-                    f"{one.speedup:.2f}" if one.speedup is not None else "–",
-                    over,
-                    f"{one.forecast:.2f}" if one.forecast is not None else "–",
-                    _origin(one),
+                    row.experiment.shown,
+                    recipe.shown_data,
+                    recipe.model,
+                    str(row.experiment.workers),
+                    row.shown_batch,
+                    f"{row.learning_rate:g}",
+                    row.shown_accuracy,
+                    f"{row.samples_per_s:.1f}" if row.samples_per_s is not None else "–",
+                    f"{row.speedup:.2f}" if row.speedup is not None else "–",
+                    over_data,
+                    f"{row.forecast:.2f}" if row.forecast is not None else "–",
+                    _source(row),
                 )
             )
-    metric = ", for CoLA Matthews × 100" if "cola" in ways else ""
-    return Table(
-        title="Pipeline against data parallel",
-        columns=(
-            "experiment",
-            "data set",
-            "backbone",
-            "workers",
-            "batch (micro-batches)",
-            "learning rate",
-            "accuracy %",
-            "samples/s",
-            "speed-up",
-            "over data on 2",
-            "forecast",
-            "speed is",
-        ),
-        rows=tuple(rows),
-        note=f"Accuracy: mean ± deviation over {len(options['seeds'])} seeds{metric}, always of a real training; "
-        "workers that share a device compute the same. Speed-up: over serial with the same batch, median over rounds "
-        "of the ratio within a round; every plan was first proven equal to serial. Forecast: the speed-up from the "
-        "profile, made before anything ran; where there are fewer devices than workers it stands for the speed, as if "
-        "each had its own.",
+    metric = ", for CoLA Matthews × 100" if "cola" in experiments else ""
+    columns = ("experiment", "data set", "backbone", "workers", "batch (micro-batches)", "learning rate", "accuracy %")
+    return study_table(
+        "Pipeline and data parallel",
+        (*columns, "samples/s", "speed-up", "over data on 2", "forecast", "source of speed"),
+        rows,
+        f"Accuracy: mean ± standard deviation over {len(options['seeds'])} seeds{metric}, always from real training; "
+        "workers that share a device compute the same. Speed-up: over one device with the same batch, median over "
+        "rounds of the ratio within a round; every plan first passed its parity check. Forecast: the speed-up from the "
+        "profile, made before any run; where there are fewer devices than workers, it replaces the measured speed, as "
+        "if each worker had its own device.",
     )
 
 
 def large_rows(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[tuple[str, int, Mapping[str, Any]]]:
-    """(kind, batch, what came of it) of every large batch that was tried."""
+    """List (kind, batch, result) of every large batch that was run."""
     return [
         (kind, batch, row)
         for kind in LARGE_KINDS
@@ -124,53 +114,53 @@ def large_rows(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[t
     ]
 
 
-def _large(results: Results, options: Mapping[str, Any]) -> Table:
+def _large_table(results: Results, options: Mapping[str, Any]) -> Table:
     limit = results.get("large-limit")
-    tried = large_rows(results, options)
-    first = next((row["samples_per_s"] for kind, _, row in tried if kind == "data" and row["ran"]), None)
+    runs = large_rows(results, options)
+    reference = next((row["samples_per_s"] for kind, _, row in runs if kind == "data" and row["ran"]), None)
+    names = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
     rows = []
-    for kind, batch, row in tried:
-        needs = "–" if limit is None else format_bytes(limit["needs"][kind][str(batch)])
-        name = {"data": "data", "accumulated": "data, in pieces", "pipeline": "pipeline"}[kind]
-        good = row["ran"] and row["equal"]
+    for kind, batch, row in runs:
+        passed = row["ran"] and row["equal"]
         rows.append(
             (
-                name,
+                names[kind],
                 str(batch),
                 str(row["microbatches"]),
-                "ran" if good else "not equal to serial" if row["ran"] else "out of memory",
+                "ran" if passed else "parity check failed" if row["ran"] else "out of memory",
                 format_bytes(max(row["peak_memory_bytes"])) if row["ran"] else "–",
-                needs,
-                f"{row['samples_per_s']:.1f}" if good else "–",
-                f"{row['samples_per_s'] / first:.2f}" if good and first else "–",
+                "–" if limit is None else format_bytes(limit["needs"][kind][str(batch)]),
+                f"{row['samples_per_s']:.1f}" if passed else "–",
+                f"{row['samples_per_s'] / reference:.2f}" if passed and reference else "–",
             )
         )
-    lesson: Lesson = options["lessons"][options["tasks"][0]]
-    held = format_bytes(limit["memory_bytes"]) if limit is not None else "a limit that is not known"
-    how = " (between what data parallel needs for the two largest)" if limit is not None and limit["is_chosen"] else ""
-    return Table(
-        title=f"Large batches of {lesson.model} on two devices of {held}",
-        columns=("experiment", "batch", "pieces", "came of it", "peak", "forecast", "samples/s", "speed-up"),
-        rows=tuple(rows),
-        note=f"The limit is {held} a device{how}; a worker that needs more ends the run. Pieces have "
+    recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
+    memory = format_bytes(limit["memory_bytes"]) if limit is not None else "an unknown size"
+    is_chosen = limit is not None and limit["is_chosen"]
+    choice = " (between what data parallel needs for the two largest batches)" if is_chosen else ""
+    return study_table(
+        f"Large batches of {recipe.model} on two devices of {memory}",
+        ("experiment", "batch", "micro-batches", "result", "peak memory", "forecast", "samples/s", "speed-up"),
+        rows,
+        f"Memory limit: {memory} per device{choice}; a worker that exceeds it ends the run. Micro-batches have "
         f"{options['piece']} samples. Speed-up: over data parallel with the smallest batch. {PUBLISHED_LARGE}",
     )
 
 
-def _draw(ways: Ways, lessons: Mapping[str, Lesson], path: Path) -> None:
+def _draw(experiments: Experiments, recipes: Mapping[str, TrainingRecipe], path: Path) -> None:
     from stagewright.report.figures.strategies import StrategyBar, draw_strategies
 
     panels = {
-        f"{lessons[task].shown_data}, {lessons[task].model}": [
+        f"{recipes[task].shown_data}, {recipes[task].model}": [
             StrategyBar(
-                label=f"{one.way.shown}, {one.way.workers} workers, {one.shown_batch}",
-                strategy=one.way.strategy,
-                speedup=one.speedup,
-                is_measured=one.is_measured,
-                accuracy=one.shown_accuracy,
+                label=f"{row.experiment.shown}, {row.experiment.workers} workers, {row.shown_batch}",
+                strategy=row.experiment.strategy,
+                speedup=row.speedup,
+                is_measured=row.is_measured,
+                accuracy=row.shown_accuracy,
             )
-            for one in every
+            for row in measured
         ]
-        for task, every in ways.items()
+        for task, measured in experiments.items()
     }
-    draw_strategies(panels, path, title="Pipeline against data parallel")
+    draw_strategies(panels, path, title="Pipeline and data parallel")

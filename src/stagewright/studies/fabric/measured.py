@@ -1,0 +1,25 @@
+"""The runs of the study *fabric*, and whether each diagnosis matches the emulated fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["is_correct", "measured_runs"]
+
+
+def measured_runs(
+    results: Mapping[str, Any], options: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str, Mapping[str, Any]]]:
+    """Yield (model, its name in parts, network, result) of every run that has trials."""
+    for model, part_name, network in options["sent"]:
+        row = results.get(f"sent-{part_name}-{network}")
+        if row is not None and row["trials"]:
+            yield model, part_name, network, row
+
+
+def is_correct(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether the diagnosis names the emulated fault and its host."""
+    verdict = row["verdict"]
+    truth = ("none", None) if row["made"] == "clean" else (row["made"], options["wrong_host"])
+    return (verdict["kind"], verdict["rank"]) == truth

@@ -1,0 +1,127 @@
+"""Options of the study *fabric*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagewright.errors import UnknownName, UsageError
+from stagewright.quantity import parse_rate, parse_s
+from stagewright.studies.framework.options import Note, option, parse_words, setting
+
+__all__ = ["NETWORKS", "Options", "has_lab"]
+
+NETWORKS = ("clean", "slow-link", "lossy-link", "late-host")
+_ON_LOOPBACK = ("clean", "late-host")
+
+
+def _show_s(seconds: float) -> str:
+    return f"{seconds / 60:g}min" if seconds % 60 == 0 else f"{seconds:g}s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All-reduce a model's gradients over 4 emulated hosts: latency of each layer, tails and their cause."""
+
+    model: str = option("mlp-mnist", "Model whose gradients are reduced layer by layer.")
+    bucket_model: str | None = option("deit-small", "Model whose gradients are reduced in buckets, as DDP does.")
+    quick: bool = setting(False)
+    """Whether the defaults are the quick ones."""
+    where: str = option(
+        "lab",
+        "Use this host's loopback instead of the lab, which needs root.",
+        flag="--loopback",
+        typed=bool,
+        parse=lambda loopback: "loopback" if loopback else None,
+        show=lambda where: "",
+        panel="Execution",
+    )
+    """lab or loopback."""
+    hosts: int = option(4, "Emulated hosts.")
+    rate: str = option("1gbit", "Bandwidth of each link.")
+    networks: tuple[str, ...] = option(NETWORKS, "Networks to test.", parse=parse_words)
+    bucket_networks: tuple[str, ...] = option(
+        ("clean", "slow-link"), "Networks to test with the buckets.", parse=parse_words, quick=("clean",)
+    )
+    wrong_host: int = option(2, "Host whose link is slow or lossy, or which is late.")
+    slow_rate: str = setting("100mbit")
+    loss: str = setting("1%")
+    late_s: float = setting(0.02)
+    trials: int = option(
+        938,
+        "All-reduces of each layer; 938 is an epoch of MNIST with batches of 64.",
+        minimum=1,
+        quick=120,
+        panel="Execution",
+    )
+    bucket_trials: int = option(30, "All-reduces of each bucket.", minimum=1, quick=5, panel="Execution")
+    bucket_bytes: int = setting(25 * 2**20)
+    time_limit_s: float = option(
+        120.0,
+        "Time limit for each network.",
+        flag="--time-limit",
+        metavar="TIME",
+        parse=parse_s,
+        show=_show_s,
+        quick=20.0,
+        panel="Execution",
+    )
+    algorithm: str = setting("ring")
+    """All-reduce algorithm."""
+    seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
+
+    def __post_init__(self) -> None:
+        from stagewright.fabric.collectives.algorithms import ALL_REDUCE
+        from stagewright.zoo.named import catalog
+
+        if self.where not in ("lab", "loopback"):
+            raise UsageError(f"this study can't run on {self.where!r}: use lab or loopback")
+        if not 2 <= self.hosts <= 16:
+            raise UsageError(f"this study can't emulate {self.hosts} hosts: use 2 to 16")
+        if not 0 <= self.wrong_host < self.hosts:
+            raise UsageError(f"there is no host {self.wrong_host} of {self.hosts}: use 0 to {self.hosts - 1}")
+        for name in (*self.networks, *self.bucket_networks):
+            if name not in NETWORKS:
+                raise UnknownName("network", name, NETWORKS)
+        if self.algorithm not in ALL_REDUCE:
+            raise UnknownName("all-reduce algorithm", self.algorithm, ALL_REDUCE)
+        if not any(self.networks_of(model) for model in self.models):
+            raise UsageError(
+                f"the loopback can't emulate {', '.join(self.networks) or 'a network'}: put sudo before the command, "
+                f"or use --networks {','.join(_ON_LOOPBACK)}"
+            )
+        for model in self.models:
+            if ":" not in model:
+                catalog.entry(model)
+        parse_rate(self.rate)
+        parse_rate(self.slow_rate)
+
+    @classmethod
+    def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
+        """Use the loopback where this process can't create a lab."""
+        if given.get("where") is None and not has_lab():
+            note("the lab needs root (put sudo before the command): using this host's loopback instead")
+            return {"where": "loopback"}
+        return {}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models whose gradients are reduced."""
+        return (self.model,) if self.bucket_model is None else (self.model, self.bucket_model)
+
+    def networks_of(self, model: str) -> tuple[str, ...]:
+        """The networks that are tested with a model, as far as they can be emulated."""
+        wanted = self.networks if model == self.model else self.bucket_networks
+        return tuple(name for name in wanted if self.where == "lab" or name in _ON_LOOPBACK)
+
+
+def has_lab() -> bool:
+    """Whether this process can create a lab."""
+    from stagewright.fabric.lab.kernel import check_root
+
+    try:
+        check_root()
+    except UsageError:
+        return False
+    return True

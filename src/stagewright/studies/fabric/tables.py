@@ -1,0 +1,93 @@
+"""Tables and figures of the study *fabric*."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stagewright.quantity import format_s
+from stagewright.studies.fabric.measured import is_correct, measured_runs
+from stagewright.studies.framework.phrases import percent
+from stagewright.studies.framework.study import Figure, Results
+from stagewright.studies.framework.tables import study_table
+from stagewright.table import Table
+
+__all__ = ["figures", "tables"]
+
+
+def tables(results: Results, options: Mapping[str, Any]) -> tuple[Table, ...]:
+    """Latency of each layer, and the diagnosis of each network."""
+    return _latency_table(results, options), _diagnosis_table(results, options)
+
+
+def figures(results: Results, options: Mapping[str, Any]) -> tuple[Figure, ...]:
+    """The distribution of latencies on each network."""
+    return tuple(
+        Figure(
+            name=f"{part_name}-{network}",
+            caption=f"{model}, {network}: latency of each layer, and when the slow all-reduces happened.",
+            draw=partial(_draw, row, f"{model}: {network}"),
+        )
+        for model, part_name, network, row in measured_runs(results, options)
+    )
+
+
+def _time(seconds: float | None) -> str:
+    return "–" if seconds is None else format_s(seconds)
+
+
+def _latency_table(results: Results, options: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            model,
+            network,
+            layer["name"],
+            str(layer["bytes"]),
+            str(layer["samples"]),
+            *(_time(layer[name]) for name in ("p50_s", "p95_s", "p99_s", "max_s", "ideal_s")),
+            percent(layer["share_of_ideal"]) if layer["share_of_ideal"] else "–",
+            str(layer["retransmits"]),
+        )
+        for model, _, network, row in measured_runs(results, options)
+        for layer in row["layers"]
+    ]
+    hosts = "in the lab" if options["where"] == "lab" else "on this host's loopback"
+    columns = ("model", "network", "layer", "bytes", "trials", "p50", "p95", "p99", "max", "ideal", "% of ideal speed")
+    return study_table(
+        "All-reduce latency of each layer",
+        (*columns, "retransmits"),
+        rows,
+        f"{options['algorithm']} all-reduce between {options['hosts']} hosts {hosts}, last layer first, as backward "
+        "produces the gradients. A percentile is shown if at least two trials lie beyond it. Ideal: from the bandwidth "
+        "and latency of the best pair of hosts alone. Every result was checked.",
+    )
+
+
+def _diagnosis_table(results: Results, options: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            model,
+            network if network == "clean" else f"{network} of host {options['wrong_host']}",
+            row["verdict"]["sentence"],
+            "yes" if is_correct(row, options) else "no",
+            _time(row["total"]["p50_s"]),
+            _time(row["total"]["max_s"]),
+        )
+        for model, _, network, row in measured_runs(results, options)
+    ]
+    return study_table(
+        "Diagnosis",
+        ("model", "emulated fault", "diagnosis", "correct", "all-reduces of a step, p50", "max"),
+        rows,
+        "The diagnosis uses only the measured trials; the emulated fault is known.",
+    )
+
+
+def _draw(row: Mapping[str, Any], title: str, path: Path) -> None:
+    import numpy as np
+
+    from stagewright.report.figures.fabric import draw_fabric
+
+    draw_fabric(row, [np.asarray(times) for times in row["times_s"]], path, title=title)

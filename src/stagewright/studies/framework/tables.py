@@ -1,0 +1,33 @@
+"""Tables of a study: cells are text; columns of numbers are aligned to the right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stagewright.table import Column, Table
+
+__all__ = ["study_table", "table_to_dict"]
+
+
+def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
+    """Build a table with one note below it."""
+    numeric = [
+        bool(rows) and all(row[index][:1].isdigit() or row[index] in ("", "–") for row in rows)
+        for index in range(len(columns))
+    ]
+    return Table(
+        title=title,
+        columns=tuple(
+            Column(name, "right" if right else "left", wrap=not right)
+            for name, right in zip(columns, numeric, strict=True)
+        ),
+        rows=tuple(tuple(row) for row in rows),
+        notes=(note,) if note else (),
+    )
+
+
+def table_to_dict(table: Table) -> dict[str, Any]:
+    """Write a table as `--json` prints it: one note instead of a list."""
+    data = table.to_dict()
+    return {**{name: data[name] for name in ("title", "columns", "rows")}, "note": " ".join(data["notes"])}

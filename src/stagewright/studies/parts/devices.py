@@ -1,0 +1,16 @@
+"""The devices that a study uses where none are named."""
+
+from __future__ import annotations
+
+__all__ = ["choose_devices"]
+
+
+def choose_devices(most: int) -> tuple[str, ...]:
+    """Choose at most `most` devices: GPUs where there are two or more, else CPU cores."""
+    import torch
+
+    from stagewright.machine.machine import separate_cores
+
+    if torch.cuda.is_available() and torch.cuda.device_count() >= 2:
+        return tuple(f"cuda:{index}" for index in range(min(most, torch.cuda.device_count())))
+    return tuple(f"cpu:{core}" for core in separate_cores()[:most])

@@ -1,0 +1,131 @@
+"""Options that the studies which train share: tasks, data, weights, samples, epochs and seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stagewright.errors import UsageError
+from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, setting
+from stagewright.studies.parts.devices import choose_devices
+from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe, data_folder, tasks_in
+
+__all__ = ["TrainingOptions", "choose_tasks", "parse_samples", "samples_option"]
+
+
+def parse_samples(text: str) -> tuple[int, int]:
+    """Read `320,300` as training and evaluation samples; one number is used for both."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)?", text.replace(" ", "")):
+        raise UsageError(f"{text!r} is not two numbers of samples; write like 320,300: for training, for evaluation")
+    first, _, second = text.replace(" ", "").partition(",")
+    return int(first), int(second or first)
+
+
+def samples_option(**quick: int) -> Any:
+    """Declare --samples, which sets `train_samples` and `judged_samples`."""
+    return option(
+        None,
+        "Samples for training and for evaluation.",
+        flag="--samples",
+        metavar="N,N",
+        parse=parse_samples,
+        also=("judged_samples",),
+        show=lambda counts: ",".join(map(str, counts)),
+        default_text="all",
+        **quick,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What a study trains; studies add their own options and defaults."""
+
+    QUICK_TASKS: ClassVar[tuple[str, ...]] = ("cifar10",)
+    FULL_TASKS: ClassVar[tuple[str, ...]] = ("cifar10", "rte")
+
+    tasks: tuple[str, ...] = option(
+        ("digits",),
+        "cifar10, rte, cola or digits, each with its own backbone.",
+        parse=parse_words,
+        default_text="the tasks found in --data, else digits",
+    )
+    data: str | None = option(
+        None,
+        "Folder with cifar10/, glue/rte/ … as parquet files.",
+        metavar="DIR",
+        default_text="$STAGEWRIGHT_DATA, else the embedded digits",
+    )
+    weights: str | None = option(
+        None,
+        "Folder with pretrained backbones, in it or in its subfolders.",
+        metavar="DIR",
+        parse=lambda text: str(Path(text).resolve()),
+        default_text="searched in --data, else random weights",
+    )
+    quick: bool = setting(False)
+    """Whether the defaults are the quick ones."""
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), "Train once with each seed.", parse=parse_numbers, quick=(0, 1), panel="Execution"
+    )
+    train_samples: int | None = samples_option()
+    judged_samples: int | None = setting(None)
+    epochs: int = option(3, "Passes over the training samples.", minimum=1, quick=1)
+    batch: int | None = option(None, "Samples per step.", typed=int, minimum=2, default_text="the task's")
+    learning_rate: float | None = option(None, "For AdamW.", typed=float, default_text="the task's")
+    size: int | None = option(
+        None, "Image size in pixels, or tokens per sample.", typed=int, minimum=1, default_text="the task's"
+    )
+    devices: tuple[str, ...] = option(
+        ("cpu:0", "cpu:1"),
+        "How many, or names: cpu:0,cpu:1.",
+        panel="Execution",
+        default_text="all GPUs if there are two or more, else CPU cores",
+    )
+    """One device per worker."""
+
+    @property
+    def recipes(self) -> dict[str, TrainingRecipe]:
+        """The recipe of each task."""
+        return {task: self.recipe(task) for task in self.tasks}
+
+    def recipe(self, task: str) -> TrainingRecipe:
+        """How a task is trained."""
+        return choose_recipe(
+            task,
+            data=self.data,
+            weights=self.weights,
+            quick=self.quick,
+            size=self.size,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+        )
+
+    @classmethod
+    def most_devices(cls, given: Mapping[str, Any]) -> int:
+        """How many devices the study can use."""
+        return 2
+
+    @classmethod
+    def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
+        """Choose what was not given: tasks by the data that exists, devices by this machine."""
+        wanted = cls.QUICK_TASKS if quick else cls.FULL_TASKS
+        data, tasks = choose_tasks(given.get("tasks"), given.get("data"), wanted, note)
+        devices = given.get("devices") or choose_devices(cls.most_devices(given))
+        return {"data": data, "tasks": tasks, "devices": devices}
+
+
+def choose_tasks(
+    named: tuple[str, ...] | None, data: str | None, wanted: tuple[str, ...], note: Note
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the data folder, and the tasks that were named or those of the wanted ones that are in it."""
+    folder = data_folder(data)
+    if named is not None:
+        return folder, named
+    tasks = tasks_in(folder, wanted)
+    if tasks == ("digits",):
+        reason = f"{folder} has none of {', '.join(wanted)}" if folder is not None else "no data was given"
+        note(f"{reason}: training digits-vit on the embedded digits instead (--data DIR names a folder with data sets)")
+    return folder, tasks

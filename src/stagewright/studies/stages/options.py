@@ -1,0 +1,116 @@
+"""Options of the study *stages*, and the plan of each of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, quick_values, setting
+from stagewright.studies.parts.devices import choose_devices
+
+__all__ = ["Options"]
+
+_MODES = ("inference", "training")
+_QUICK_PIXELS = 128  # image size of the quick model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Split a model into 2 to 6 pipeline stages by every policy: speed-ups, the best policy, what limits it."""
+
+    model: str = option("deit-small", "Any model.", quick="deit-tiny")
+    quick: bool = setting(False)
+    """Whether the defaults are the quick ones."""
+    stages: tuple[int, ...] = option((2, 3, 4, 6), "Numbers of stages.", parse=parse_numbers)
+    policies: tuple[str, ...] = option(
+        ("parameters", "macs", "blocks", "time", "optimal"), "Split policies.", parse=parse_words
+    )
+    modes: tuple[str, ...] = option(_MODES, parse=parse_words)
+    batch: int = option(32, "Samples per step.", minimum=1, quick=32)
+    microbatches: int = option(16, "Micro-batches of a pipeline.", minimum=1, quick=8)
+    rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")
+    steps: int = option(5, "Timed steps per run.", minimum=1, quick=4, panel="Execution")
+    warmup: int = setting(2, quick=1)
+    """Untimed steps before them."""
+    repeats: int = setting(5, quick=3)
+    """Measurements of each unit."""
+    devices: tuple[str, ...] = option(
+        ("cpu:0", "cpu:1"),
+        "How many, or names: cpu:0,cpu:1.",
+        panel="Execution",
+        default_text="all GPUs if there are two or more, else CPU cores",
+    )
+    """One device per worker."""
+    oversubscribe: bool = option(
+        False, "Also run more stages than devices; stages then share devices, and are marked.", panel="Execution"
+    )
+    cluster: str | None = option(
+        None, "Forecast for this cluster instead of this machine.", metavar="FILE", panel="Execution"
+    )
+    image_size: int | None = option(None, "Image size in pixels.", typed=int, minimum=1)
+    sequence_length: int | None = option(None, "Tokens per sample.", typed=int, minimum=1)
+    seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
+
+    def __post_init__(self) -> None:
+        unknown = [mode for mode in self.modes if mode not in _MODES]
+        if unknown or not self.modes:
+            raise UsageError(
+                f"modes are inference and training, not {', '.join(unknown) or 'none'}: use one, or both with a comma"
+            )
+        if not self.stages or min(self.stages) < 2:
+            given = ", ".join(map(str, self.stages)) or "no"
+            raise UsageError(f"{given} stages are not a pipeline: give numbers from 2 up, like 2,4")
+        if self.microbatches < max(self.stages):
+            raise UsageError(
+                f"{self.microbatches} micro-batches can't fill {max(self.stages)} stages: use --microbatches "
+                f"{max(self.stages)} or more, or fewer --stages"
+            )
+        if len(self.devices) < 2 and not self.oversubscribe:
+            raise UsageError(
+                f"{len(self.devices)} device can't run a pipeline: give two, like --devices cpu:0,cpu:1, or "
+                "--oversubscribe"
+            )
+        if self.batch < self.microbatches:
+            raise UsageError(
+                f"a batch of {self.batch} can't be split into {self.microbatches} micro-batches: use --batch "
+                f"{self.microbatches} or more, or fewer --microbatches"
+            )
+
+    @classmethod
+    def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
+        """Choose the devices where none are given."""
+        return {"devices": given.get("devices") or choose_devices(max(given.get("stages") or (6,)))}
+
+    def plan(self, mode: str, num_stages: int, cuts: tuple[str, ...] = ()) -> Plan:
+        """The plan of a run: the single-device baseline runs the whole batch at once, a pipeline in micro-batches."""
+        return Plan(
+            model=ModelSpec(
+                name=self.model,
+                image_size=self.pixels,
+                sequence_length=self.sequence_length,
+                seed=self.seed,
+            ),
+            batch=self.batch,
+            mesh=Mesh(pipeline=num_stages),
+            microbatches=self.microbatches if num_stages > 1 else 1,
+            cuts=cuts,
+            training=mode == "training",
+            devices=tuple(self.devices[worker % len(self.devices)] for worker in range(num_stages)),
+            seed=self.seed,
+            steps=self.steps,
+            warmup=self.warmup,
+        )
+
+    @property
+    def pixels(self) -> int | None:
+        """Image size: small for the quick model unless given; None: the model's default."""
+        is_quick_model = self.quick and self.model == quick_values(Options)["model"]
+        return _QUICK_PIXELS if self.image_size is None and is_quick_model else self.image_size
+
+    @property
+    def run_stages(self) -> tuple[int, ...]:
+        """Numbers of stages that are run; the others are only forecast."""
+        return tuple(count for count in self.stages if self.oversubscribe or count <= len(self.devices))

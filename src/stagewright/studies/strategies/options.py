@@ -1,0 +1,150 @@
+"""Options of the study *strategies*, and the plan of each experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from stagewright.errors import UsageError
+from stagewright.quantity import parse_bytes
+from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
+from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
+from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting, show_bytes
+from stagewright.studies.parts.training_options import TrainingOptions, samples_option
+from stagewright.studies.strategies.measured import Experiment, list_experiments
+
+__all__ = ["Options"]
+
+CUTS = ("even", "client")
+
+
+def _parse_batches(text: str) -> tuple[int, ...]:
+    batches = parse_numbers(text)
+    return () if batches == (0,) else batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(TrainingOptions):
+    """Pipeline or data parallel on 2 and 4 workers: accuracy over seeds, throughput, speed-up; large batches."""
+
+    workers: tuple[int, ...] = option((2, 4), "Numbers of workers.", parse=parse_numbers, quick=(2,))
+    microbatches: tuple[int, ...] = option((2, 4, 8), "Micro-batches of pipelines.", parse=parse_numbers, quick=(4,))
+    cuts: tuple[str, ...] = option(
+        CUTS,
+        "How to cut pipelines: into equal stages, or with the first and last units at a client.",
+        parse=parse_words,
+        quick=("even",),
+    )
+    train_samples: int | None = samples_option(quick=192)
+    judged_samples: int | None = setting(None, quick=100)
+    batch_norm: Literal["plain", "deferred"] = option(
+        "deferred",
+        "Update running statistics once with the whole batch (deferred), or with each micro-batch and replica (plain).",
+    )
+    """Deferred is the same under every strategy. With plain, models that learned the same are evaluated differently."""
+    batch: int | None = option(
+        None,
+        "Samples per step on 2 workers; 4 workers use twice as many.",
+        typed=int,
+        minimum=2,
+        default_text="the task's",
+        quick=32,
+    )
+    rounds: int = option(3, "Repeat every timed run this many times.", minimum=1, quick=1, panel="Execution")
+    steps: int = option(5, "Timed steps per run.", minimum=1, quick=3, panel="Execution")
+    warmup: int = setting(2, quick=1)
+    """Untimed steps before them."""
+    repeats: int = setting(3, quick=1)
+    """Measurements of each unit."""
+    large_batches: tuple[int, ...] = option(
+        (256, 1024, 4096),
+        "Batches to run under a memory limit on 2 devices; 0: none.",
+        parse=_parse_batches,
+        quick=(48, 96),
+    )
+    memory_bytes: int | None = option(
+        None,
+        "Memory limit of each device for large batches.",
+        flag="--memory",
+        parse=parse_bytes,
+        show=show_bytes,
+        default_text="between what data parallel needs for the two largest",
+    )
+    piece: int = setting(32, quick=16)
+    """Samples per micro-batch of the large batches."""
+
+    def __post_init__(self) -> None:
+        if not self.tasks or not self.seeds:
+            raise UsageError("nothing to study: give at least one task and one seed")
+        if len(self.devices) < 2:
+            raise UsageError(f"{len(self.devices)} device is not enough: give two, like --devices cpu:0,cpu:1")
+        if not self.workers or any(count < 2 or count % 2 for count in self.workers):
+            given = ", ".join(map(str, self.workers)) or "no"
+            raise UsageError(f"{given} workers can't be compared: give even numbers, like 2,4")
+        if not self.microbatches or min(self.microbatches) < 1:
+            given = ", ".join(map(str, self.microbatches)) or "no"
+            raise UsageError(f"{given} micro-batches are impossible: give numbers from 1 up, like 2,4,8")
+        check_choice("batch norm mode", self.batch_norm, BATCH_NORMS)
+        unknown = [cut for cut in self.cuts if cut not in CUTS]
+        if unknown:
+            raise UsageError(f"unknown cut {unknown[0]!r}: use even, client, or both")
+        for recipe in self.recipes.values():
+            if max(self.microbatches) > recipe.batch:
+                raise UsageError(
+                    f"{max(self.microbatches)} micro-batches are more than the {recipe.batch} samples of a batch: use "
+                    "fewer --microbatches, or a larger --batch"
+                )
+
+    @classmethod
+    def most_devices(cls, given: Mapping[str, Any]) -> int:
+        """How many devices the study can use."""
+        return max(given.get("workers") or (4,))
+
+    @property
+    def experiments(self) -> tuple[Experiment, ...]:
+        """Every experiment."""
+        return list_experiments(self.workers, self.microbatches, self.cuts)
+
+    def is_run(self, workers: int) -> bool:
+        """Whether there is a device for each worker."""
+        return workers <= len(set(self.devices))
+
+    def plan(
+        self, task: str, experiment: Experiment | None, seed: int, cuts: tuple[str, ...] = (), *, workers: int = 2
+    ) -> Plan:
+        """The plan of an experiment; None: the single-device baseline with the batch of `workers` workers."""
+        recipe = self.recipe(task)
+        count = experiment.workers if experiment is not None else workers
+        num_workers = experiment.workers if experiment is not None else 1
+        mesh = Mesh() if experiment is None else Mesh(**{experiment.strategy: num_workers})
+        is_client = experiment is not None and experiment.cut == "client"
+        microbatches = experiment.microbatches if experiment is not None else 1
+        num_stages = (num_workers + 1 if is_client else num_workers) if mesh.pipeline > 1 else 1
+        return Plan(
+            model=recipe.model_spec(seed),
+            batch=recipe.batch * count // 2,
+            mesh=mesh,
+            microbatches=microbatches,
+            schedule="1f1b" if microbatches >= num_stages else "gpipe",
+            split="client-server" if is_client else "time",
+            batch_norm=self.batch_norm,
+            cuts=cuts,
+            placement="client-server" if is_client else "auto",
+            optimizer=OptimizerSpec(name="adamw", learning_rate=recipe.learning_rate * count / 2),
+            devices=tuple(self.devices[worker % len(self.devices)] for worker in range(num_workers)),
+            seed=seed,
+            steps=self.steps,
+            warmup=self.warmup,
+        )
+
+    def large_plan(self, kind: str, batch: int, cuts: tuple[str, ...]) -> Plan:
+        """The plan of a large batch on two devices."""
+        strategy = "pipeline" if kind == "pipeline" else "data"
+        share = batch if kind == "pipeline" else batch // 2
+        microbatches = 1 if kind == "data" else max(2, share // self.piece)
+        experiment = Experiment(
+            strategy=strategy, workers=2, microbatches=microbatches, cut="even" if strategy == "pipeline" else ""
+        )
+        plan = self.plan(self.tasks[0], experiment, self.seeds[0], cuts if strategy == "pipeline" else ())
+        return replace(plan, batch=batch, steps=1 if self.quick else self.steps, warmup=0 if self.quick else 1)

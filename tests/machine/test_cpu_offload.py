@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from stagewright import zoo
 from stagewright.cluster.device import Device
 from stagewright.graph import capture
-from stagewright.machine import cpu_offload as hosted
-from stagewright.profiler.saved_activations import watch_kept
+from stagewright.machine import cpu_offload
+from stagewright.profiler.saved_activations import measure_saved_activations
 
 HERE = torch.device("cpu")
 
@@ -26,7 +26,7 @@ HERE = torch.device("cpu")
 @pytest.fixture
 def visits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every parameter counts as one that stayed on the host."""
-    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr(cpu_offload, "is_offloaded", lambda module, place: True)
 
 
 class Scaled(nn.Module):
@@ -85,7 +85,7 @@ def test_a_visited_model_computes_what_the_plain_one_does(name: str, visits: Non
     torch.manual_seed(1)
     expected = loss(plain(*args))
     expected.backward()  # type: ignore[no-untyped-call]
-    with hosted.visiting(module, HERE):
+    with cpu_offload.offloaded(module, HERE):
         torch.manual_seed(1)
         found = loss(module(*args))
         found.backward()  # type: ignore[no-untyped-call]
@@ -99,9 +99,9 @@ def test_a_visited_model_computes_what_the_plain_one_does(name: str, visits: Non
 def test_autograd_keeps_the_parameter_and_not_its_copy(visits: None) -> None:
     layer = nn.Linear(300, 300)
     kept: list[torch.Tensor] = []
-    mode = hosted._Visits(HERE)
+    mode = cpu_offload._TemporaryCopies(HERE)
 
-    def pack(tensor: torch.Tensor) -> hosted._Packed:
+    def pack(tensor: torch.Tensor) -> cpu_offload._Packed:
         kept.append(mode.pack(tensor).tensor)
         return mode.pack(tensor)
 
@@ -115,7 +115,7 @@ def test_autograd_keeps_the_parameter_and_not_its_copy(visits: None) -> None:
 
 def test_a_question_for_the_device_is_answered_with_the_device() -> None:
     layer = nn.Linear(2, 2)
-    with hosted._visits(torch.device("meta")):
+    with cpu_offload._copying(torch.device("meta")):
         assert layer.weight.device.type == "meta"
         assert layer(torch.ones(1, 2, device="meta")).device.type == "meta"
         assert layer.weight.shape == (2, 2)
@@ -124,7 +124,7 @@ def test_a_question_for_the_device_is_answered_with_the_device() -> None:
 
 def test_an_attribute_that_is_a_view_is_one_of_the_visitor() -> None:
     layer = nn.Linear(2, 2)
-    with hosted._visits(torch.device("meta")):
+    with cpu_offload._copying(torch.device("meta")):
         assert {getattr(layer.weight, name).device.type for name in ("T", "mT", "H", "mH")} == {"meta"}
         assert not layer.weight.is_cpu
         with torch.no_grad():
@@ -152,7 +152,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("way", WRITES)
 def test_a_write_reaches_the_parameter_itself(way: str, visits: None) -> None:
     layer = nn.Linear(2, 2)
-    with hosted.visiting(layer, HERE), torch.no_grad():
+    with cpu_offload.offloaded(layer, HERE), torch.no_grad():
         WRITES[way](layer.weight)
     assert torch.equal(layer.weight, torch.full((2, 2), 3.0))
 
@@ -180,7 +180,7 @@ def test_weights_visit_where_a_checkpoint_runs_again(way: str, visits: None) -> 
     weights = list(module.parameters())
     expected = torch.autograd.grad(module(values).sum(), weights)
     module.visited.clear()
-    with hosted.visiting(module, HERE):
+    with cpu_offload.offloaded(module, HERE):
         total = module(values).sum()
         if way == "backward":
             total.backward()
@@ -194,15 +194,15 @@ def test_weights_visit_where_a_checkpoint_runs_again(way: str, visits: None) -> 
 def test_a_limit_is_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(total_memory=100))
     place = torch.device("cuda", 0)
-    assert [hosted.room_of(place, limit) for limit in (None, 40, 1000)] == [100, 40, 100]
+    assert [cpu_offload.room_of(place, limit) for limit in (None, 40, 1000)] == [100, 40, 100]
 
 
 @pytest.mark.parametrize("units", ["auto", "leaf"])
 def test_a_visited_model_is_captured_as_the_plain_one(units: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, args, _ = model_of("digits-vit")
     plain = capture(module, args, units=units)
-    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
-    with hosted.visiting(module, HERE):
+    monkeypatch.setattr(cpu_offload, "is_offloaded", lambda module, place: True)
+    with cpu_offload.offloaded(module, HERE):
         found = capture(module, args, units=units)
     assert [call.name for call in found.calls] == [call.name for call in plain.calls]
     assert [cut.crossing for cut in found.cuts] == [cut.crossing for cut in plain.cuts]
@@ -212,33 +212,33 @@ def test_a_visited_model_is_captured_as_the_plain_one(units: str, monkeypatch: p
 def test_copies_of_parameters_do_not_count_as_kept(name: str) -> None:
     module, args, _ = model_of(name)
     graph = capture(module, args)
-    plain = watch_kept(graph, args, {})
-    with hosted._visits(HERE):
-        found = watch_kept(graph, args, {})
-    assert [one.kept_bytes for one in found] == [one.kept_bytes for one in plain]
+    plain = measure_saved_activations(graph, args, {})
+    with cpu_offload._copying(HERE):
+        found = measure_saved_activations(graph, args, {})
+    assert [one.saved_bytes for one in found] == [one.saved_bytes for one in plain]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here")
 def test_a_resident_part_goes_home_unchanged() -> None:
     layer = nn.Linear(3, 3)
     before = layer.weight.data
-    with hosted.resident(layer, torch.device("cuda")):
+    with cpu_offload.resident(layer, torch.device("cuda")):
         assert layer.weight.is_cuda
     assert layer.weight.data.data_ptr() == before.data_ptr()
 
 
 def test_a_cpu_needs_no_visits() -> None:
     layer = nn.Linear(3, 3)
-    assert hosted.settle(layer, Device.parse("cpu:0").torch_device()) is layer
-    assert not hosted.is_hosted(layer, HERE)
+    assert cpu_offload.move_or_offload(layer, Device.parse("cpu:0").torch_device()) is layer
+    assert not cpu_offload.is_offloaded(layer, HERE)
 
 
 def test_parameters_without_room_stay_and_buffers_go() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     place = torch.device("meta")
     num_bytes = sum(one.numel() * one.element_size() for one in module.parameters())
-    hosted.settle(module, place, hosted.ROOM * num_bytes - 1)
-    assert hosted.is_hosted(module, place)
+    cpu_offload.move_or_offload(module, place, cpu_offload.ROOM * num_bytes - 1)
+    assert cpu_offload.is_offloaded(module, place)
     assert {one.device.type for one in module.buffers()} == {"meta"}
-    hosted.settle(module, place, hosted.ROOM * num_bytes)
-    assert not hosted.is_hosted(module, place)
+    cpu_offload.move_or_offload(module, place, cpu_offload.ROOM * num_bytes)
+    assert not cpu_offload.is_offloaded(module, place)

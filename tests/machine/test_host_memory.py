@@ -40,23 +40,23 @@ def test_this_machine_tells() -> None:
 
 
 def test_models_without_room() -> None:
-    host_memory.check_host_room("m", 9 * GIB // 2, 2, 9 * GIB)
+    host_memory.check_model_memory("m", 9 * GIB // 2, 2, 9 * GIB)
     with pytest.raises(
         UsageError, match=r"^each of 4 workers here builds m .*: 4 × 3.00 GiB = 12.0 GiB needed, "
     ) as few:
-        host_memory.check_host_room("m", 3 * GIB, 4, 9 * GIB)
+        host_memory.check_model_memory("m", 3 * GIB, 4, 9 * GIB)
     assert str(few.value).endswith("9.00 GiB available; use at most 3 of them here or more machines")
     with pytest.raises(UsageError, match=r"9.00 GiB available; use a smaller model or more machines$"):
-        host_memory.check_host_room("m", 10 * GIB, 2, 9 * GIB)
+        host_memory.check_model_memory("m", 10 * GIB, 2, 9 * GIB)
     with pytest.raises(UsageError, match=r"m takes 10.0 GiB to build, but this machine has 9.00 GiB of memory"):
-        host_memory.check_host_room("m", 10 * GIB, 1, 9 * GIB)
+        host_memory.check_model_memory("m", 10 * GIB, 1, 9 * GIB)
 
 
 def test_without_numbers_nothing_is_refused() -> None:
-    host_memory.check_host_room("m", 2**60, 4, None)
+    host_memory.check_model_memory("m", 2**60, 4, None)
 
 
 def test_processes_that_the_system_killed(system: Path) -> None:
-    assert host_memory.kills_for_memory() == 0
+    assert host_memory.oom_kills() == 0
     (system / "vmstat").write_text("pgfault 12\noom_kill 3\n")
-    assert host_memory.kills_for_memory() == 3
+    assert host_memory.oom_kills() == 3

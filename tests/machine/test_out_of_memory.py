@@ -7,7 +7,7 @@ import torch
 
 from stagewright.errors import RunError
 from stagewright.machine import out_of_memory as refusal
-from stagewright.machine.out_of_memory import refusal_of, refusals
+from stagewright.machine.out_of_memory import oom_error, explain_oom
 
 GIB = 2**30
 OF_TORCH = (
@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_a_device_that_is_full() -> None:
-    with pytest.raises(RunError) as caught, refusals("worker 3", lambda: "serial reference", 40 * GIB):
+    with pytest.raises(RunError) as caught, explain_oom("worker 3", lambda: "serial reference", 40 * GIB):
         raise torch.OutOfMemoryError(OF_TORCH)
     assert str(caught.value) == (
         "worker 3 is out of memory during serial reference: 2.50 GiB more wanted on cuda:1, of whose 80.0 GiB this "
@@ -44,7 +44,7 @@ def test_a_device_that_tells_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
-    told = refusal_of(torch.OutOfMemoryError("out of memory"), who="worker 0", doing="capture")
+    told = oom_error(torch.OutOfMemoryError("out of memory"), who="worker 0", doing="capture")
     assert str(told).startswith("worker 0 is out of memory during capture: more wanted on cuda:0; use a smaller batch")
 
 
@@ -55,12 +55,12 @@ def test_a_host_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(
             RunError, match=r"worker 0 .* during load model: 364 TiB more wanted on the host, where 3.00 GiB are"
         ),
-        refusals("worker 0", lambda: "load model"),
+        explain_oom("worker 0", lambda: "load model"),
     ):
         torch.empty(10**14)
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    assert refusal_of(RuntimeError("shapes can't be multiplied"), who="worker 0", doing="capture") is None
-    with pytest.raises(ValueError, match="no"), refusals("worker 0", lambda: "capture"):
+    assert oom_error(RuntimeError("shapes can't be multiplied"), who="worker 0", doing="capture") is None
+    with pytest.raises(ValueError, match="no"), explain_oom("worker 0", lambda: "capture"):
         raise ValueError("no")

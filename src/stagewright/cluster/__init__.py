@@ -1,4 +1,4 @@
-"""Devices, links, and this machine as a cluster."""
+"""Devices, links and clusters."""
 
 from __future__ import annotations
 

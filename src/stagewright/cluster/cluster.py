@@ -1,7 +1,7 @@
-"""A cluster: the devices that there are, or that one thinks of buying, and the links between them.
+"""A cluster, real or hypothetical: devices and the links between them.
 
-Devices come in groups of the same kind on the same host; a link is what two devices on one host, or on two, have
-between them. A message of n bytes takes latency + n / bandwidth.
+Devices come in groups of the same kind on the same host; a link connects two devices of one host or of two hosts. A
+message of n bytes takes latency + n / bandwidth.
 """
 
 from __future__ import annotations
@@ -17,28 +17,27 @@ __all__ = ["Cluster", "DeviceGroup", "Link", "Links"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """Devices that are all alike."""
+    """Identical devices."""
 
     kind: Literal["cpu", "cuda"]
-    """What they are; a CPU device is a pinned set of cores."""
+    """A CPU device is a pinned set of cores."""
     count: int
-    """How many there are."""
+    """Devices on each host."""
     memory_bytes: int | None = None
-    """Memory of each; None: not limited."""
+    """Memory of each device; None: unlimited."""
     speed: float = 1.0
-    """How fast each is, relative to the device that was profiled."""
+    """Speed of each device, relative to the profiled one."""
     cores: int = 1
     """Cores of each CPU device."""
     host: str = "local"
-    """The host that they are on."""
     hosts: int = 1
-    """How many such hosts there are, each with `count` devices."""
+    """Identical hosts, each with `count` devices."""
     hardware: str | None = None
-    """The processor's or the GPU's name, for the reader."""
+    """Name of the processor or GPU."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
-            raise UsageError(f'a device of kind {self.kind!r} is not known: use "cpu" or "cuda"')
+            raise UsageError(f'unknown kind of device {self.kind!r}: use "cpu" or "cuda"')
         for name, value in (
             ("count", self.count),
             ("cores", self.cores),
@@ -53,12 +52,11 @@ class DeviceGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What two devices have between them, in each direction."""
+    """A connection between two devices, in each direction."""
 
     bandwidth_bytes_per_s: float
-    """Bytes that it carries in a second."""
     latency_s: float
-    """Time that a message takes beside its bytes."""
+    """Time of an empty message."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:
@@ -67,7 +65,7 @@ class Link:
             raise UsageError(f"latency = {self.latency_s} s, but must be at least 0")
 
     def message_s(self, num_bytes: float) -> float:
-        """Time of a message."""
+        """Return the time of a message."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
 
@@ -81,12 +79,11 @@ class Links:
     intra_host: Link = FREE
     """Between two devices of one host."""
     inter_host: Link | None = None
-    """Between two devices of different hosts; None where there is one host."""
+    """Between two devices of different hosts; None for a single host."""
     collective: Link | None = None
-    """What a step of a collective among devices of one host gets; None: what a message gets."""
+    """Link as seen by a step of a collective on one host; None: as for messages."""
     sums: tuple[tuple[int, float], ...] = ()
-    """What an all-reduce of two devices of one host was measured to take: bytes and seconds, rising; (): by the line.
-    """
+    """Measured all-reduces of two devices of one host: bytes and seconds, ascending; (): from ``collective``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +91,7 @@ class Cluster:
     """Devices and links."""
 
     devices: tuple[DeviceGroup, ...]
-    """Groups of devices that are alike."""
     links: Links = Links()
-    """What is between them."""
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -110,7 +105,7 @@ class Cluster:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all groups."""
+        """Number of devices in all groups."""
         return sum(group.count * group.hosts for group in self.devices)
 
     @property
@@ -120,13 +115,13 @@ class Cluster:
 
     @property
     def places(self) -> tuple[tuple[str, int], ...]:
-        """The host of each device, in order: its name, and its number where several are alike."""
+        """The host of each device, in order: its name, and its index among identical hosts."""
         return tuple(
             (group.host, number) for group in self.devices for number in range(group.hosts) for _ in range(group.count)
         )
 
     def link(self, first: int, second: int) -> Link:
-        """What is between two devices, by their places in `members`."""
+        """Return the link between two devices, by their indices in `members`."""
         places = self.places
         if first == second:
             return FREE

@@ -1,8 +1,8 @@
-"""A device: what one worker computes on, `cuda:0` or a pinned set of cores such as `cpu:0-1`.
+"""A device of one worker: `cuda:0`, or a pinned set of cores such as `cpu:0-1`.
 
-Without pinning, a "one-thread" run may wander over every core and share caches with whatever else runs, so a
-CPU device pins all threads of the process and sets torch's number of threads to the number of cores.
-Where the system has no affinity (macOS), the number of threads is set and `pinned()` yields False.
+Without pinning, a single-threaded run moves between cores and shares caches with other processes, so a CPU device pins
+all threads of the process and sets torch's number of threads to the number of cores. Where the system has no affinity
+(macOS), only the number of threads is set and `pinned()` yields False.
 Importing this module does not import torch: `pin_process` must run before torch starts its threads.
 """
 
@@ -42,25 +42,24 @@ _ARM_PARTS = {
     ("0xc0", "0xac3"): "Ampere-1",
 }
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-_keeps_freed_memory = False  # glibc does not tell
+_keeps_freed_memory = False  # glibc has no query for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one worker computes on."""
+    """The device of one worker."""
 
     text: str
-    """As it was written: "cpu:0-1", "cuda:0"."""
+    """As in the plan: "cpu:0-1", "cuda:0"."""
     kind: Literal["cpu", "cuda"]
-    """Kind of device."""
     cores: tuple[int, ...] = ()
-    """The cores of a CPU device, rising; empty for CUDA."""
+    """Cores of a CPU device, ascending; empty for CUDA."""
     index: int = 0
-    """The number of a CUDA device; 0 for a CPU device."""
+    """Index of a CUDA device; 0 for a CPU device."""
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Reads `cpu`, `cpu:0`, `cpu:0-1`, `cpu:0,2`, `cuda` or `cuda:0`; `cpu` means all cores available."""
+        """Parse `cpu`, `cpu:0`, `cpu:0-1`, `cpu:0,2`, `cuda` or `cuda:0`; `cpu` means all cores available."""
         kind, colon, rest = text.strip().partition(":")
         if kind == "cpu":
             cores = _cores(text, rest) if colon else tuple(sorted(available_cores()))
@@ -74,11 +73,11 @@ class Device:
 
     @property
     def num_threads(self) -> int:
-        """Threads that compute: one for each core; 1 for CUDA, where the host only launches."""
+        """Compute threads: one for each core; 1 for CUDA, where the host only launches kernels."""
         return max(1, len(self.cores))
 
     def torch_device(self) -> torch.device:
-        """The torch device where tensors live; a CUDA device that is not there is an error."""
+        """Return the torch device; a missing CUDA device is an error."""
         import torch
 
         if self.kind == "cpu":
@@ -86,13 +85,13 @@ class Device:
         num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.index >= num_devices:
             seen = f"{num_devices} GPU{'s' if num_devices != 1 else ''}" if num_devices else "no GPU"
-            raise UsageError(f"{self.text} is asked for, but torch sees {seen} here; use another device, like cpu:0")
-        # Autograd's own thread says so once in each process, and then does what is right.
+            raise UsageError(f"the plan uses {self.text}, but torch sees {seen} here; use another device, like cpu:0")
+        # Autograd's thread warns once in each process and then creates the context.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         return torch.device("cuda", self.index)
 
-    def give_back(self) -> None:
-        """Lets others have the GPU memory that torch holds for nobody; a CPU's is kept."""
+    def release_memory(self) -> None:
+        """Release unused GPU memory of torch's allocator; does nothing for a CPU."""
         if self.kind == "cuda":
             import torch
 
@@ -100,7 +99,7 @@ class Device:
             torch.cuda.empty_cache()
 
     def hardware_name(self) -> str:
-        """The processor's or the GPU's name, as its vendor writes it."""
+        """Return the vendor's name of the processor or GPU."""
         if self.kind == "cpu":
             return _processor_name()
         import torch
@@ -109,9 +108,9 @@ class Device:
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[bool]:
-        """Makes this process compute as a worker does, until the block ends: pinned, with as many threads as cores.
+        """Compute as a worker does inside the block: pinned, one thread for each core, freed memory kept.
 
-        Freed memory is kept, too. Yields whether threads are pinned: False for CUDA and where the system can't pin.
+        Yields whether threads are pinned: False for CUDA and where the system can't pin.
         """
         if self.kind != "cpu":
             yield False
@@ -129,17 +128,16 @@ class Device:
         finally:
             keep_freed_memory(kept_before)
             _set_num_threads(num_threads_before)
-            own = masks_before.get(os.getpid())
+            main_mask = masks_before.get(os.getpid())
             for thread in _masks():
-                # Threads that were started meanwhile go where the main thread goes.
-                _set_mask(thread, masks_before.get(thread, own))
+                # Threads that were started meanwhile get the main thread's cores.
+                _set_mask(thread, masks_before.get(thread, main_mask))
 
 
 def pin_process(device: Device) -> bool:
-    """Pins this process to a CPU device for good; to be called before torch is imported.
+    """Pin this process to a CPU device permanently; call it before torch is imported.
 
-    Also sets the variables from which the libraries take their number of threads. Returns whether threads are
-    pinned: False for CUDA and where the system can't pin.
+    Also sets the environment variables for the libraries' number of threads. Returns whether threads are pinned: False for CUDA and where the system can't pin.
     """
     if device.kind != "cpu":
         return False
@@ -153,29 +151,29 @@ def pin_process(device: Device) -> bool:
 
 
 def _set_num_threads(count: int) -> None:
-    """How many threads torch computes with.
+    """Set torch's number of threads.
 
-    On Arm processors torch calls a library that goes on with as many as there were cores when it was loaded: on one
-    core they would take turns, and wait for each other. OpenMP lets no thread compute beside one.
+    On Arm processors torch calls a library that keeps one thread for each core it saw when it was loaded: on one core
+    they would wait for each other. An OpenMP limit of nested parallel regions prevents that.
     """
     import torch
 
     torch.set_num_threads(count)
-    with contextlib.suppress(OSError, AttributeError):  # elsewhere OpenMP has another name, and libraries obey torch
+    with contextlib.suppress(OSError, AttributeError):  # another OpenMP runtime: its libraries follow torch
         ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD).omp_set_max_active_levels(0 if count == 1 else 1)
 
 
 def keep_freed_memory(keep: bool = True) -> bool:
-    """Lets glibc keep what tensors give back, or return it as it usually does; whether it did so before.
+    """Make glibc keep freed memory, or return it to the system (its default); return the previous setting.
 
-    Else every step asks the kernel for the same pages again, zeroed: up to a third of a small model's time.
+    By default every step requests the same pages, zeroed, from the kernel: up to a third of a small model's time.
     """
     global _keeps_freed_memory
     before, _keeps_freed_memory = _keeps_freed_memory, keep
     if sys.platform == "linux" and keep != before:
         with contextlib.suppress(OSError, AttributeError):  # another C library
             libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20 if keep else 2**17)  # the most that glibc takes; its default
+            libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20 if keep else 2**17)  # glibc's maximum; its default
             libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1 if keep else 2**17)
             if not keep:
                 libc.malloc_trim(0)
@@ -183,39 +181,39 @@ def keep_freed_memory(keep: bool = True) -> bool:
 
 
 def can_pin() -> bool:
-    """Whether this system lets a process choose its cores."""
+    """Whether this system supports CPU affinity."""
     return hasattr(os, "sched_setaffinity")
 
 
 def has_gpu() -> bool:
-    """Whether the system shows an NVIDIA GPU; asked without torch, which would start CUDA."""
+    """Whether there is an NVIDIA GPU; checked without torch, which would initialize CUDA."""
     return any(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def available_cores() -> frozenset[int]:
-    """The cores that this process runs on now."""
+    """Return the cores that this process runs on now."""
     if not can_pin():
         return frozenset(range(os.cpu_count() or 1))
     return frozenset(os.sched_getaffinity(0))
 
 
 def usable_cores() -> frozenset[int]:
-    """The cores that this process may move to, whatever it is pinned to now."""
+    """Return the cores that this process may use, whatever it is pinned to now."""
     available = available_cores()
     if not can_pin():
         return available
-    found: set[int] = set()
+    cores: set[int] = set()
 
     def probe() -> None:
-        # In a thread of its own, which ends with its mask: the system drops cores that are out of reach.
+        # In a separate thread, whose mask is discarded: the system drops cores that are not allowed.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(max(os.cpu_count() or 1, max(available) + 1)))
-        found.update(os.sched_getaffinity(0))
+        cores.update(os.sched_getaffinity(0))
 
     thread = threading.Thread(target=probe)
     thread.start()
     thread.join()
-    return frozenset(found)
+    return frozenset(cores)
 
 
 def _cores(text: str, ranges: str) -> tuple[int, ...]:
@@ -228,13 +226,13 @@ def _cores(text: str, ranges: str) -> tuple[int, ...]:
         cores.update(range(first, min(last, 1 << 16) + 1))
     usable = usable_cores()
     if not cores <= usable:
-        missing, there = _ranges(cores - usable), _ranges(usable)
-        raise UsageError(f"{text!r} asks for core {missing}, but the cores here are {there}; try cpu:{there}")
+        missing, present = _ranges(cores - usable), _ranges(usable)
+        raise UsageError(f"{text!r} asks for core {missing}, but the cores here are {present}; try cpu:{present}")
     return tuple(sorted(cores))
 
 
 def _ranges(cores: Iterable[int]) -> str:
-    """The cores as text: "0-3,8"."""
+    """Format cores: "0-3,8"."""
     ranges: list[list[int]] = []
     for core in sorted(cores):
         if ranges and ranges[-1][1] == core - 1:
@@ -245,7 +243,7 @@ def _ranges(cores: Iterable[int]) -> str:
 
 
 def _masks() -> dict[int, frozenset[int]]:
-    """The cores of every thread of this process; empty where the system has no such thing."""
+    """Return the cores of every thread of this process; empty without CPU affinity."""
     if not can_pin():
         return {}
     try:
@@ -277,17 +275,17 @@ def _pin(device: Device) -> None:
 
 
 def _processor_name() -> str:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, colon, value = line.partition(":")
             if colon:
-                found.setdefault(key.strip(), value.strip())
-    if "model name" in found:
-        return found["model name"]
+                fields.setdefault(key.strip(), value.strip())
+    if "model name" in fields:
+        return fields["model name"]
     general = platform.processor() or platform.machine()
-    if "CPU part" not in found:
+    if "CPU part" not in fields:
         return general
-    # Arm processors have numbers alone, and are as different as their names.
-    maker, part = found.get("CPU implementer", "?"), found["CPU part"]
+    # Arm processors report numbers only.
+    maker, part = fields.get("CPU implementer", "?"), fields["CPU part"]
     return _ARM_PARTS.get((maker, part), f"{general} {maker} {part}")

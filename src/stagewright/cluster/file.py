@@ -8,7 +8,7 @@
     host = "a"                       bandwidth = "100Gbit/s"
                                      latency = "50us"
 
-A bare number is bytes, bytes a second or seconds. Without links, what crosses them costs nothing.
+A bare number is bytes, bytes per second or seconds. Without links, communication is free.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ _CLUSTER: dict[str, Reader] = {
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster in a file."""
+    """Read a cluster file."""
     if not Path(path).exists():
         raise UsageError(f"there is no cluster file {path}; `stagewright doctor -o {path}` writes this machine's")
     values = read_table(load_toml(path), _CLUSTER, str(path), required=["[[devices]]"])
-    return _made(Cluster, values, str(path))
+    return _build(Cluster, values, str(path))
 
 
 def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None:
-    """Writes the file at once, with a comment at its top."""
+    """Write a cluster file atomically, with a comment at its top."""
     save_text(cluster_to_toml(cluster, comment), path)
 
 
 def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
-    """The cluster as the text of its file."""
+    """Format a cluster as TOML."""
     links = {
         name: {"bandwidth": write_rate(link.bandwidth_bytes_per_s), "latency": write_seconds(link.latency_s)}
         for name, link in (
@@ -109,16 +109,16 @@ def _group(value: object, where: str) -> DeviceGroup:
     values = read_table(value, _DEVICES, where, required=['kind = "cuda"', "count = 8"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
-    return _made(DeviceGroup, values, where)
+    return _build(DeviceGroup, values, where)
 
 
 def _link(value: object, where: str) -> Link:
     values = read_table(value, _LINK, where, required=['bandwidth = "25GB/s"'])
-    return _made(Link, {"bandwidth_bytes_per_s": values["bandwidth"], "latency_s": values.get("latency", 0.0)}, where)
+    return _build(Link, {"bandwidth_bytes_per_s": values["bandwidth"], "latency_s": values.get("latency", 0.0)}, where)
 
 
-def _made(kind: Callable[..., Value], values: dict[str, Any], where: str) -> Value:
-    """The value, where its own rules' errors name the place in the file."""
+def _build(kind: Callable[..., Value], values: dict[str, Any], where: str) -> Value:
+    """Build a value; its errors name the position in the file."""
     try:
         return kind(**values)
     except UsageError as error:

@@ -1,14 +1,14 @@
-"""Weights that stay on the host and visit a device: how a model is run once where it does not fit.
+"""CPU offload: run a model once on a device that it does not fit on.
 
-A plan for a model that is larger than a device still has to be captured, measured and proven before each worker keeps
-its part. Its parameters then stay in the host's memory; an operation on the device that needs one gets a copy, which
-is gone when the operation is done. Gradients come back to the host; what autograd keeps is moved there, too.
+A model that is larger than a device still has to be captured, profiled and checked for parity before each worker keeps
+its part. Its parameters then stay in host memory; an operation on the device gets a temporary copy of each parameter
+that it needs. Gradients return to the host, and tensors that autograd saves are moved there too.
 
-    settle(module, place)            the module on a device; parameters stay on the host where there is no room for them
-    with visiting(module, place):    run it there: a parameter comes for each operation that needs it
-    with resident(module, place):    a part of it (a unit, a stage) is on the device in full, e.g. to be timed
+    move_or_offload(module, device)            move a module; offload its parameters where they do not fit
+    with offloaded(module, device):    run it there; each operation gets copies of its parameters
+    with resident(module, device):    hold a part of it (a unit, a stage) on the device, e.g. to time it
 
-Slow, for weights cross the bus at each use; so it is for what is done once, never for a step that counts.
+It is slow, because weights cross the bus at each use: for work that is done once, never for a timed step.
 """
 
 from __future__ import annotations
@@ -27,119 +27,130 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["ROOM", "is_hosted", "is_visitor", "may_stay", "resident", "room_of", "settle", "visiting"]
+__all__ = [
+    "ROOM",
+    "is_offloaded",
+    "is_temporary",
+    "move_or_offload",
+    "offloaded",
+    "resident",
+    "room_of",
+    "was_offloaded",
+]
 
 ROOM = 4
-"""A model moves to a device that has so many times its bytes: its weights, twice their gradients (capture compares
-those of the graph with the model's), and what an example batch needs."""
+"""A model is moved to a device with this many times its bytes: weights, gradients twice (capture compares those of the
+graph with the model's), and an example batch."""
 
-# Questions about a tensor, which its home can answer, and what must reach the parameter itself.
-_QUESTIONS = """
+# Queries that the host tensor can answer, and calls that must reach the parameter itself.
+_QUERIES = """
     __get__ __set__ __delete__ __hash__ __len__ __repr__ _is_view data_ptr dim element_size has_names is_complex
     is_contiguous is_floating_point is_pinned is_same_size ndimension nelement numel register_hook
     register_post_accumulate_grad_hook requires_grad_ retain_grad size storage storage_offset stride untyped_storage
 """
-_LEFT_ALONE = frozenset(_QUESTIONS.split())
-# Attributes that tell the place, and those that are views: of the visitor, not of the parameter at home.
-_PLACES = tuple(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
+_ON_HOST_TENSOR = frozenset(_QUERIES.split())
+# Attributes for the device, and views: those of the temporary copy, not of the host parameter.
+_DEVICE_ATTRIBUTES = tuple(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu"))
 _VIEWS = tuple(getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
-_DIFFERENTIATE = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+_AUTOGRAD_CALLS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-def room_of(place: torch.device, limit_bytes: int | None = None) -> int:
-    """Bytes that a device has, or may give."""
-    total = torch.cuda.get_device_properties(place).total_memory if place.type == "cuda" else sys.maxsize
+def room_of(device: torch.device, limit_bytes: int | None = None) -> int:
+    """Return the bytes of a device, or the limit."""
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else sys.maxsize
     return int(total if limit_bytes is None else min(total, limit_bytes))
 
 
-def settle(module: nn.Module, place: torch.device, room_bytes: int | None = None) -> nn.Module:
-    """Move a module to a device; its parameters stay on the host where the device (or ``room_bytes``) has no room."""
-    if place.type == "cpu":
+def move_or_offload(module: nn.Module, device: torch.device, room_bytes: int | None = None) -> nn.Module:
+    """Move a module to a device, or offload its parameters where the device (or ``room_bytes``) is too small."""
+    if device.type == "cpu":
         return module
-    if ROOM * sum(one.numel() * one.element_size() for one in module.parameters()) <= room_of(place, room_bytes):
-        return module.to(place)
-    for one in module.modules():
-        for name, buffer in one._buffers.items():
+    if ROOM * sum(parameter.nbytes for parameter in module.parameters()) <= room_of(device, room_bytes):
+        return module.to(device)
+    for submodule in module.modules():
+        for name, buffer in submodule._buffers.items():
             if buffer is not None:
-                one._buffers[name] = buffer.to(place)
-    _without_room.add(module)
+                submodule._buffers[name] = buffer.to(device)
+    _offloaded.add(module)
     return module
 
 
-_without_room: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_offloaded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def may_stay(module: nn.Module) -> bool:
-    """Whether ``settle`` found no room for a module: where others have parameters on the host, they were forgotten."""
-    return module in _without_room
+def was_offloaded(module: nn.Module) -> bool:
+    """Whether ``move_or_offload`` offloaded a module; parameters of other modules on the host are a mistake."""
+    return module in _offloaded
 
 
-def is_hosted(module: nn.Module, place: torch.device) -> bool:
-    """Whether parameters of a module stayed on the host, though it runs on a device."""
-    return place.type != "cpu" and any(one.device.type == "cpu" for one in module.parameters())
+def is_offloaded(module: nn.Module, device: torch.device) -> bool:
+    """Whether a module has parameters on the host though it runs on another device."""
+    return device.type != "cpu" and any(parameter.device.type == "cpu" for parameter in module.parameters())
 
 
 @contextlib.contextmanager
-def visiting(module: nn.Module, place: torch.device) -> Iterator[None]:
-    """Run a module on a device; parameters that stayed on the host come for each operation that needs them."""
-    if not is_hosted(module, place):
+def offloaded(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Run a module on a device; operations get temporary copies of offloaded parameters."""
+    if not is_offloaded(module, device):
         yield
         return
-    with _visits(place):
+    with _copying(device):
         yield
 
 
 @contextlib.contextmanager
-def resident(module: nn.Module, place: torch.device) -> Iterator[None]:
-    """Have all of a module's parameters on a device meanwhile; they must not change there."""
-    away = [(one, one.data) for one in module.parameters() if one.device != place] if place.type != "cpu" else []
+def resident(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Hold all of a module's parameters on a device meanwhile; they must not change there."""
+    moved = []
+    if device.type != "cpu":
+        moved = [(parameter, parameter.data) for parameter in module.parameters() if parameter.device != device]
     try:
-        for one, home in away:
-            one.data = home.to(place)
+        for parameter, on_host in moved:
+            parameter.data = on_host.to(device)
         yield
     finally:
-        for one, home in away:
-            one.data = home
+        for parameter, on_host in moved:
+            parameter.data = on_host
 
 
-def is_visitor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that autograd is about to keep is the copy of a parameter, which will come again."""
-    return any(mode.origin_of(tensor) is not None for mode in _open)
+def is_temporary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that autograd saves is the temporary copy of a parameter, which can be copied again."""
+    return any(mode.origin_of(tensor) is not None for mode in _active)
 
 
-_open: list[_Visits] = []
+_active: list[_TemporaryCopies] = []
 
 
 @contextlib.contextmanager
-def _visits(place: torch.device) -> Iterator[None]:
-    mode = _Visits(place)
-    _open.append(mode)
+def _copying(device: torch.device) -> Iterator[None]:
+    mode = _TemporaryCopies(device)
+    _active.append(mode)
     try:
         with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
             yield
     finally:
-        _open.remove(mode)
+        _active.remove(mode)
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """What autograd keeps."""
+    """A tensor that autograd saves."""
 
     tensor: torch.Tensor
     """A tensor on the host, or a parameter."""
-    place: torch.device | None = None
-    """Where it comes from; None: as it is."""
+    device: torch.device | None = None
+    """The device to restore it to; None: unchanged."""
     view: tuple[Any, ...] | None = None
-    """Of a parameter's copy: shape, strides and offset of what was kept."""
+    """For the copy of a parameter: shape, strides and offset of the saved view."""
 
 
-class _Visits(TorchFunctionMode):
-    """Gives every operation copies of the host's parameters, on a device."""
+class _TemporaryCopies(TorchFunctionMode):
+    """Passes copies of host parameters to every operation on a device."""
 
-    def __init__(self, place: torch.device) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._place = place
-        # Of each copy that is there, by its address: its storage and its parameter. Its views may outlive an operation.
+        self._place = device
+        # By the address of each live copy: its storage and its parameter. Its views may outlive an operation.
         self._origins: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def __torch_function__(
@@ -149,69 +160,69 @@ class _Visits(TorchFunctionMode):
         # Operators are named with their overloads: add_.Tensor.
         name = getattr(function, "__name__", "").partition(".")[0]
         first = next(iter((*args, *kwargs.values())), None)
-        if function in _PLACES and _is_at_home(first):
+        if function in _DEVICE_ATTRIBUTES and _is_offloaded_parameter(first):
             return function(torch.empty(0, device=self._place))
-        if function in _DIFFERENTIATE:
+        if function in _AUTOGRAD_CALLS:
             return self._differentiate(function, *args, **kwargs)
         writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if (name in _LEFT_ALONE and function not in _VIEWS) or (writes and _is_at_home(first)):
+        if (name in _ON_HOST_TENSOR and function not in _VIEWS) or (writes and _is_offloaded_parameter(first)):
             return function(*args, **kwargs)
         copies: dict[int, torch.Tensor] = {}
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda one: self._copy(one, copies), (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: self._copy(tensor, copies), (args, kwargs))
         return function(*args, **kwargs)
 
     def _differentiate(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run autograd with visits in its threads, too: a checkpoint runs a part of the model again there.
+        """Run autograd with copies in its threads too: activation checkpointing recomputes there.
 
-        Edges of the graph stand for tensors, of which torch would ask this mode again, without end.
+        Graph edges replace tensors, for which torch would call this mode again, endlessly.
         """
         if function == torch.Tensor.backward:
             function, kwargs["grad_tensors"] = torch.autograd.backward, kwargs.pop("gradient", None)
-        if kwargs.get("materialize_grads"):  # torch has zeros for tensors alone
+        if kwargs.get("materialize_grads"):  # torch materializes zeros for tensors only
             return function(*args, **kwargs)
         if kwargs.get("inputs") is not None:
             kwargs["inputs"] = _edges(kwargs["inputs"])
-        edges = [_edges(one) for one in args]
+        edges = [_edges(argument) for argument in args]
         with self:
             return function(*edges, **kwargs)
 
     def _copy(self, tensor: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-        if not _is_at_home(tensor):
+        if not _is_offloaded_parameter(tensor):
             return tensor
         if id(tensor) not in copies:
             copies[id(tensor)] = copy = tensor.to(self._place, copy=not isinstance(tensor, FakeTensor))
             if not isinstance(copy, FakeTensor):
                 storage = copy.untyped_storage()
-                self._origins = {key: one for key, one in self._origins.items() if not one[0].expired()}
+                self._origins = {key: entry for key, entry in self._origins.items() if not entry[0].expired()}
                 self._origins[storage.data_ptr()] = (StorageWeakRef(storage), tensor)  # type: ignore[no-untyped-call]
         return copies[id(tensor)]
 
     def origin_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The parameter of which a tensor is the copy, or a view of the copy, that visits now; changed, it is none."""
+        """Return the parameter whose unmodified copy, or a view of it, a tensor is."""
         if not self._origins or isinstance(tensor, FakeTensor):
             return None
         storage, origin = self._origins.get(tensor.untyped_storage().data_ptr(), (None, None))
         return None if storage is None or storage.expired() or tensor._version else origin
 
     def pack(self, tensor: torch.Tensor) -> _Packed:
-        """Keep a parameter's copy as the parameter, anything else on the host."""
+        """Save the copy of a parameter as the parameter, and anything else on the host."""
         if isinstance(tensor, FakeTensor):
             return _Packed(tensor)
         origin = self.origin_of(tensor)
         if origin is not None and origin.dtype == tensor.dtype:
             return _Packed(origin, self._place, (tensor.shape, tensor.stride(), tensor.storage_offset()))
-        # Attention keeps the state of its dropout on the host, and wants it there.
+        # Attention saves its dropout state on the host and expects it there.
         return _Packed(tensor) if tensor.device.type == "cpu" else _Packed(tensor.cpu(), tensor.device)
 
-    def unpack(self, kept: _Packed) -> torch.Tensor:
-        """What was kept, where it was."""
-        back = kept.tensor if kept.place is None else kept.tensor.detach().to(kept.place)
-        return back if kept.view is None else back.as_strided(*kept.view)
+    def unpack(self, saved: _Packed) -> torch.Tensor:
+        """Restore a saved tensor on its device."""
+        back = saved.tensor if saved.device is None else saved.tensor.detach().to(saved.device)
+        return back if saved.view is None else back.as_strided(*saved.view)
 
 
 def _edges(tensors: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.autograd.graph.get_gradient_edge, tensors)
 
 
-def _is_at_home(value: Any) -> bool:
+def _is_offloaded_parameter(value: Any) -> bool:
     return isinstance(value, nn.Parameter) and value.device.type == "cpu"

@@ -1,13 +1,12 @@
-"""Gloo's threads on the core of the worker that they serve.
+"""SCHED_BATCH for Gloo's threads, which share the core of a pinned worker.
 
-Gloo has threads of its own beside the one that computes, and a pinned worker has one core for all of them. Its thread
-for sockets does not wait for a connection that another thread holds: it asks again and again. Where it wakes up while
-that other thread sends, the kernel lets it take the core, and it asks until the kernel's next tick, 4 ms later, gives
-the core back. A sum of a few bytes then takes 4 ms instead of 0.4.
+A pinned worker has one core for compute and for Gloo's threads. Gloo's socket thread busy-waits for a connection that
+another thread holds: if it wakes up while that thread sends, it preempts it and spins until the kernel's next tick, 4
+ms later. A small all-reduce then takes 4 ms instead of 0.4.
 
-    SCHED_BATCH    a thread that wakes up does not take the core from another; it gets its share of it all the same
+    SCHED_BATCH    a thread that wakes up does not preempt another; it still gets its share of the core
 
-Nobody needs a privilege for that, and threads have it from the thread that starts them.
+This needs no privilege, and threads inherit it from the thread that starts them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["patient_threads"]
+__all__ = ["sched_batch_threads"]
 
 
 @contextlib.contextmanager
-def patient_threads() -> Iterator[None]:
-    """Threads that are started in here, as groups are made, take no core from who computes; this thread does, after it.
+def sched_batch_threads() -> Iterator[None]:
+    """Start threads in here, such as those of a process group, with SCHED_BATCH; this thread keeps its policy.
 
-    Where the system has no such thing, or this thread's priority is somebody's choice, they are as always.
+    Does nothing where the system has no SCHED_BATCH or this thread has another policy already.
     """
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield

@@ -1,7 +1,7 @@
-"""The memory of this machine: how much is left, and whether models have room that each worker builds for itself.
+"""Host memory: how much is available, and whether it is enough for the models that workers build.
 
-A worker builds its model whole, in the host's memory, before it keeps its part of it: n workers of a machine hold it n
-times at that moment, also where a model is too large for the devices that they will use.
+A worker builds the whole model in host memory before it keeps its part: n workers of a machine hold it n times at that
+moment, even where the model is too large for their devices.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from pathlib import Path
 from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes
 
-__all__ = ["available_bytes", "check_host_room", "kills_for_memory"]
+__all__ = ["available_bytes", "check_model_memory", "oom_kills"]
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """What processes can still be given without others' being ended: of the machine, or of this container."""
-    found = []
+    """Return the bytes available on the machine, or in this container; None where it is unknown."""
+    limits = []
     lines = _numbers(_PROC / "meminfo")
     if "MemAvailable:" in lines:
-        found.append((lines["MemAvailable:"] + lines.get("SwapFree:", 0)) * 1024)
+        limits.append((lines["MemAvailable:"] + lines.get("SwapFree:", 0)) * 1024)
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        found.append(limit - used + _numbers(_CGROUP / "memory.stat").get("inactive_file", 0))
-    return max(0, min(found)) if found else None
+        limits.append(limit - used + _numbers(_CGROUP / "memory.stat").get("inactive_file", 0))
+    return max(0, min(limits)) if limits else None
 
 
-def check_host_room(model: str, model_bytes: int, num_workers: int, available: int | None) -> None:
-    """Refuse a model that so many workers of this machine can't build at once in the memory that was available."""
+def check_model_memory(model: str, model_bytes: int, num_workers: int, available: int | None) -> None:
+    """Refuse a model that ``num_workers`` workers can't build at once in the available memory."""
     needed = num_workers * model_bytes
     if available is None or needed <= available:
         return
@@ -48,17 +48,17 @@ def check_host_room(model: str, model_bytes: int, num_workers: int, available: i
     )
 
 
-def kills_for_memory() -> int:
-    """How many processes the system has ended because no memory was left, since it began; 0 where it does not tell."""
+def oom_kills() -> int:
+    """Return how many processes the OOM killer has ended since boot; 0 where it is unknown."""
     return _numbers(_PROC / "vmstat").get("oom_kill", 0)
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The second word of each line, by the first."""
-    found = {}
+    """Read lines of a name and a number."""
+    numbers = {}
     with contextlib.suppress(OSError):
         for line in path.read_text().splitlines():
             with contextlib.suppress(ValueError, IndexError):
                 name, number, *_ = line.split()
-                found[name] = int(number)
-    return found
+                numbers[name] = int(number)
+    return numbers

@@ -1,7 +1,7 @@
-"""From times of messages to a link: latency and bandwidth of the line t(n) = latency + n / bandwidth.
+"""Fit a link to message times: latency and bandwidth of t(n) = latency + n / bandwidth.
 
-The latency is that of the smallest messages, as measured. The bandwidth is fitted over the larger ones with the latency
-held, each point weighing by its relative error: otherwise the largest message alone would decide.
+The latency is that of the smallest message, as measured. The bandwidth is fitted to the larger ones with the latency
+fixed; errors are relative, otherwise the largest message alone would decide.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stagewright.cluster.cluster import Link
 
 __all__ = ["LinkPoint", "MeasuredLink", "fit_collective", "fit_link"]
 
-_LARGE_BYTES = 256 * 1024  # from here on the bytes, not the message, take the time
+_LARGE_BYTES = 256 * 1024  # above this size bandwidth dominates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,38 +22,34 @@ class LinkPoint:
     """The time of messages of one size."""
 
     num_bytes: int
-    """The size."""
     median_s: float
-    """One way, the median."""
+    """Median time one way."""
     spread_s: float
-    """The interquartile range."""
+    """Interquartile range."""
     num_messages: int
-    """How many were timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLink:
-    """A link, and what it was fitted to."""
+    """A link and the measurements behind it."""
 
     link: Link
-    """The line."""
     points: tuple[LinkPoint, ...]
-    """The measurements, by rising size."""
+    """Measurements by ascending size."""
     error: float
-    """The largest relative distance of a large message's time from the line."""
+    """Largest relative error of the fit for large messages."""
     pinned: bool
-    """Whether both ends were pinned to cores of their own."""
+    """Whether both ends were pinned to separate cores."""
     backend: str = "gloo"
-    """What it went through."""
     collective: Link | None = None
-    """What one step of a collective of both gets; None: not measured."""
+    """Link as seen by one step of a collective; None: not measured."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def fit_link(points: Sequence[LinkPoint], *, pinned: bool = False, backend: str = "gloo") -> MeasuredLink:
-    """The line through the points, rounded to four digits: more was not measured."""
+    """Fit a link to the points, rounded to four significant digits."""
     points = sorted(points, key=lambda point: point.num_bytes)
     assert len(points) >= 2, "a line needs two sizes"
     smallest = points[0]
@@ -69,9 +65,9 @@ def fit_link(points: Sequence[LinkPoint], *, pinned: bool = False, backend: str 
 
 
 def fit_collective(points: Sequence[LinkPoint]) -> Link:
-    """What a step of a collective gets, from halves of all-reduces between two.
+    """Fit the link of a collective's step to half the times of all-reduces between two devices.
 
-    On a ring of two, an all-reduce of n bytes takes two steps of half of them: 2 · latency + n / bandwidth.
+    On a ring of two, an all-reduce of n bytes takes two steps of n / 2 bytes: 2 · latency + n / bandwidth.
     """
     half = fit_link(points).link
     return Link(bandwidth_bytes_per_s=_rounded(half.bandwidth_bytes_per_s / 2), latency_s=half.latency_s)

@@ -5,10 +5,10 @@
     end 0   send n ──►            ──► receive n          half of a round trip is one message
     end 1        receive n ──► send n
 
-Then the same with sums of both ends' tensors (all-reduce), whose two steps are counted as there and back.
+Then the same with all-reduces, whose two steps count as a round trip.
 
-All sizes take turns in several rounds, so that whatever else runs for a moment spoils no size alone. Before each round
-end 0 says how many round trips there will be, none when the time is up; it prints the times as one line of JSON.
+All sizes are measured in several interleaved rounds, so that a disturbance does not affect one size only. Before each
+round end 0 sends the number of round trips, 0 when the time is up; it prints the times as one line of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stagewright.cluster.device import Device, pin_process
-from stagewright.machine.gloo_threads import patient_threads
+from stagewright.machine.gloo_threads import sched_batch_threads
 
 if TYPE_CHECKING:
     import torch
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 __all__ = ["measure", "quartiles"]
 
 SIZES_BYTES = (8, 4 * 2**10, 64 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-_ROUNDS = 10  # about so many fit into the time
+_ROUNDS = 10  # about this many fit into the time
 _LEAST_ROUNDS = 3
 _MOST = 200  # round trips of one size in a round
 
 
 def measure(
-    rank: int, trip: Callable[[torch.Tensor], None], place: torch.device, budget_s: float
+    rank: int, trip: Callable[[torch.Tensor], None], target: torch.device, budget_s: float
 ) -> list[dict[str, Any]]:
-    """Times of messages at every size, each for its share of the time; `trip` sends a tensor there and back."""
+    """Measure message times at every size, each for its share of the time; `trip` is one round trip of a tensor."""
     import torch
 
-    tensors = [torch.zeros(num_bytes, dtype=torch.uint8, device=place) for num_bytes in SIZES_BYTES]
-    counts = torch.ones(len(tensors), dtype=torch.int64, device=place)
+    tensors = [torch.zeros(num_bytes, dtype=torch.uint8, device=target) for num_bytes in SIZES_BYTES]
+    counts = torch.ones(len(tensors), dtype=torch.int64, device=target)
     for tensor in (*tensors, counts):
         trip(tensor)
     times_s: list[list[float]] = [[] for _ in tensors]
     until_s = time.perf_counter() + budget_s
     for completed in itertools.count():
-        trip(counts)  # end 1 receives end 0's numbers over its own
+        trip(counts)  # end 1 receives end 0's counts
         numbers = counts.tolist()
         if not any(numbers):
             break
@@ -74,23 +74,23 @@ def measure(
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median, the upper quartile."""
+    """Return lower quartile, median and upper quartile."""
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
     return lower, median, upper
 
 
 def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: float) -> None:
-    """Pins this process, meets the other end and measures."""
+    """Pin this process, connect to the other end and measure."""
     device = Device.parse(device_text)
     pinned = pin_process(device)
     import torch
     from torch import distributed
 
-    place = device.torch_device()
-    if place.type == "cuda":
-        torch.cuda.set_device(place)
+    target = device.torch_device()
+    if target.type == "cuda":
+        torch.cuda.set_device(target)
     store = distributed.FileStore(meeting, 2)  # type: ignore[attr-defined]
-    with patient_threads():
+    with sched_batch_threads():
         distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))
 
     def trip(tensor: torch.Tensor) -> None:
@@ -100,24 +100,24 @@ def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: floa
         else:
             distributed.recv(tensor, 0)
             distributed.send(tensor, 0)
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
+        if target.type == "cuda":
+            torch.cuda.synchronize(target)
 
-    def both_sum(tensor: torch.Tensor) -> None:
+    def all_reduce(tensor: torch.Tensor) -> None:
         if tensor.dtype == torch.uint8:
             distributed.all_reduce(tensor.view(torch.float32))
-        else:  # how many round trips there will be: both do as many
+        else:  # the number of round trips, which both ends need
             distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
-        if place.type == "cuda":
-            torch.cuda.synchronize(place)
+        if target.type == "cuda":
+            torch.cuda.synchronize(target)
 
-    points = measure(rank, trip, place, budget_s)
-    sums = measure(rank, both_sum, place, budget_s / 2)
+    points = measure(rank, trip, target, budget_s)
+    sums = measure(rank, all_reduce, target, budget_s / 2)
     if rank == 0:
         sys.stdout.write(json.dumps({"points": points, "sums": sums, "pinned": pinned}) + "\n")
         sys.stdout.flush()
     distributed.barrier()
-    with contextlib.suppress(RuntimeError):  # the other end may have left already
+    with contextlib.suppress(RuntimeError):  # the other end may have ended already
         distributed.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
-"""This machine: cores, memory, GPUs, what processes talk through, versions.
+"""This machine: cores, memory, GPUs, communication backends, versions.
 
-Reads what the system tells; measures nothing (links are measured by `probe`). Torch is imported when GPUs and backends
-are asked for, so pin first where that matters.
+Nothing is measured here (`probe_links` measures links). Torch is imported where GPUs and backends are queried, so pin
+the process first where that matters.
 """
 
 from __future__ import annotations
@@ -30,79 +30,75 @@ class Gpu:
     """One GPU."""
 
     index: int
-    """Its number for torch."""
+    """Index in torch."""
     name: str
-    """As its vendor writes it."""
     memory_bytes: int
-    """All of its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this machine has."""
+    """Hardware and software of this machine."""
 
     system: str
-    """The system and its release."""
+    """Operating system and release."""
     processor: str
-    """The processor, as its vendor writes it."""
     cores: tuple[int, ...]
-    """The cores that this process may use, by the system's numbers."""
+    """Cores that this process may use."""
     separate_cores: tuple[int, ...]
-    """Those of them that share no core with an earlier one: hyper-threads are counted once."""
+    """Physical cores: the first hyper-thread of each."""
     core_quota: float | None
-    """Cores' worth of time that a container may use; None: all."""
+    """CPU quota of the container, in cores; None: unlimited."""
     can_pin: bool
-    """Whether processes can be pinned to cores."""
     memory_bytes: int | None
-    """Memory that this process may use; None where the system does not tell."""
+    """Memory that this process may use; None where it is unknown."""
     gpus: tuple[Gpu, ...]
     """GPUs that torch can use."""
     backends: tuple[str, ...]
-    """What workers can talk through: gloo, nccl, mpi."""
+    """Communication backends: gloo, nccl, mpi."""
     versions: dict[str, str]
-    """Versions of Python, the packages and CUDA; a package that is not installed is left out."""
+    """Versions of Python, installed packages and CUDA."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What will disturb measurements or runs, a sentence each."""
-        found = []
+        """Warnings about measurements and runs on this machine, one sentence each."""
+        warnings = []
         if not self.can_pin:
-            found.append("This system can't pin processes to cores: times of CPU devices will wander.")
+            warnings.append("This system can't pin processes to cores: times of CPU devices will vary.")
         if len(self.separate_cores) < 2 and not self.gpus:
-            found.append("There is one core: two workers will share it, so no speed-up can be seen here.")
+            warnings.append("There is one core: two workers will share it, so no speed-up can be seen here.")
         if len(self.separate_cores) < len(self.cores):
-            found.append(
+            warnings.append(
                 f"{len(self.cores)} hyper-threads are {len(self.separate_cores)} cores: "
                 f"use one CPU device a core ({', '.join(f'cpu:{core}' for core in self.separate_cores[:3])} …)."
             )
         if self.core_quota is not None and self.core_quota < len(self.separate_cores):
-            found.append(
+            warnings.append(
                 f"The container may use {self.core_quota:g} of {len(self.separate_cores)} cores' time: "
                 f"use at most {max(1, int(self.core_quota))} CPU devices."
             )
         if "gloo" not in self.backends:
-            found.append("This torch has no Gloo: CPU devices can't talk to each other.")
+            warnings.append("This torch has no Gloo: CPU devices can't communicate.")
         if self.gpus and "nccl" not in self.backends:
-            found.append("This torch has no NCCL: GPUs can't talk to each other.")
+            warnings.append("This torch has no NCCL: GPUs can't communicate.")
         if "pyarrow" not in self.versions:
-            found.append("pyarrow is not installed: events are written as JSON lines; try pip install pyarrow.")
-        return tuple(found)
+            warnings.append("pyarrow is not installed: events are written as JSON lines; try pip install pyarrow.")
+        return tuple(warnings)
 
 
 def probe_machine() -> Machine:
-    """Looks at this machine."""
+    """Read the hardware and software of this machine."""
     import torch
     from torch import distributed
 
     cores = tuple(sorted(usable_cores()))
-    there = distributed.is_available()
+    available = distributed.is_available()
     backends = {
-        "gloo": there and distributed.is_gloo_available(),
-        "nccl": there and distributed.is_nccl_available() and torch.cuda.is_available(),
-        "mpi": there and distributed.is_mpi_available(),
+        "gloo": available and distributed.is_gloo_available(),
+        "nccl": available and distributed.is_nccl_available() and torch.cuda.is_available(),
+        "mpi": available and distributed.is_mpi_available(),
     }
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -119,24 +115,24 @@ def probe_machine() -> Machine:
 
 
 def separate_cores(cores: Iterable[int] | None = None) -> tuple[int, ...]:
-    """Of these cores (all usable ones), the first hyper-thread of each; all of them where the system does not tell."""
+    """Return the first hyper-thread of each physical core; all cores where the topology is unknown."""
     first: dict[tuple[str, str] | int, int] = {}
     for core in sorted(usable_cores() if cores is None else cores):
-        place: tuple[str, str] | int = core
+        position: tuple[str, str] | int = core
         with contextlib.suppress(OSError):
             topology = _CPUS / f"cpu{core}" / "topology"
-            place = (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
-        first.setdefault(place, core)
+            position = (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
+        first.setdefault(position, core)
     return tuple(first.values())
 
 
 def spread_cores() -> tuple[int, ...]:
-    """The usable cores in the order in which workers take them: one of each core first, then their hyper-threads."""
+    """Return the usable cores in the order in which workers use them: physical cores first, then hyper-threads."""
     return tuple(dict.fromkeys((*separate_cores(), *sorted(usable_cores()))))
 
 
 def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]:
-    """One device a worker: GPUs where there are enough, else a core each; `share` lets workers share cores."""
+    """Return a device for each worker: GPUs if there are enough, else one core each; with `share`, shared cores."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.device_count() >= num_workers:
@@ -146,12 +142,8 @@ def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]
         raise UsageError(
             f"{num_workers} devices were asked for, but this machine has {len(cores)} cores; use {len(cores)} or "
             "fewer, or name cores more than once to share them, which gains no time: --devices "
-            f"{','.join(f'cpu:{cores[at % len(cores)]}' for at in range(min(num_workers, 2 * len(cores), 8)))}"
-            + (
-                ""
-                if num_workers <= 8
-                else ",… (what more devices would give is forecast: `stagewright plan --cluster`)"
-            )
+            f"{','.join(f'cpu:{cores[worker % len(cores)]}' for worker in range(min(num_workers, 2 * len(cores), 8)))}"
+            + ("" if num_workers <= 8 else ",… (to forecast more devices: `stagewright plan --cluster`)")
         )
     return tuple(f"cpu:{cores[worker % len(cores)]}" for worker in range(num_workers))
 
@@ -161,7 +153,7 @@ def _versions(torch_version: str, cuda_version: str | None) -> dict[str, str]:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    versions["torch"] = torch_version  # tells builds apart: 2.13.0+cpu
+    versions["torch"] = torch_version  # with the build: 2.13.0+cpu
     return versions | ({"cuda": cuda_version} if cuda_version else {})
 
 
@@ -173,22 +165,22 @@ def _gpus() -> tuple[Gpu, ...]:
     properties: Mapping[int, Any] = {
         index: torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())
     }
-    return tuple(Gpu(index=index, name=one.name, memory_bytes=one.total_memory) for index, one in properties.items())
+    return tuple(Gpu(index=index, name=gpu.name, memory_bytes=gpu.total_memory) for index, gpu in properties.items())
 
 
 def _memory_bytes() -> int | None:
-    """The machine's memory, or the container's limit where that is less."""
-    found = []
+    """Return the machine's memory, or the container's limit where it is smaller."""
+    limits = []
     with contextlib.suppress(OSError, ValueError):
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
-            found.append(int((_CGROUP / name).read_text()))
-    return min(found, default=None)
+            limits.append(int((_CGROUP / name).read_text()))
+    return min(limits, default=None)
 
 
 def _core_quota() -> float | None:
-    """The container's share of time, in cores."""
+    """Return the container's CPU quota in cores."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (_CGROUP / "cpu.max").read_text().split()
         return int(quota) / int(period)

@@ -1,10 +1,10 @@
-"""Memory that a device, or the host, has not: torch's error as one sentence, whoever asked for it.
+"""Out-of-memory errors of a device or the host, explained in one sentence.
 
     worker 0 is out of memory during serial reference: 2.00 GiB more wanted on cuda:0, of whose 79.2 GiB this process
     holds 70.1 GiB and others 8.00 GiB; use …
 
-What a worker's own steps need is told better by its tracker (``engine.memory``), which knows what filled the memory.
-This is for everything else: loading, capturing, measuring, the serial reference.
+During a worker's steps its tracker (``engine/worker/memory.py``) says more, because it knows the memory by category.
+This is for everything else: loading, capturing, profiling, the single-device baseline.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from stagewright.errors import RunError
 from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes, parse_bytes
 
-__all__ = ["refusal_of", "refusals", "wanted_of"]
+__all__ = ["describe_request", "explain_oom", "oom_error"]
 
 _FIX = "use a smaller batch, more micro-batches or shorter samples, or a device with more memory"
 _ON_HOST = "DefaultCPUAllocator: "  # what follows depends on the system
 
 
 @contextlib.contextmanager
-def refusals(who: str, doing: Callable[[], str], limit_bytes: int | None = None) -> Iterator[None]:
-    """Tell of an allocation that is refused inside: who asked, doing what, how much there is."""
+def explain_oom(who: str, doing: Callable[[], str], limit_bytes: int | None = None) -> Iterator[None]:
+    """Turn an out-of-memory error inside into one that says who, doing what, and how much memory there is."""
     try:
         yield
     except Exception as error:
-        told = refusal_of(error, who=who, doing=doing(), limit_bytes=limit_bytes)
-        if told is None:
+        explained = oom_error(error, who=who, doing=doing(), limit_bytes=limit_bytes)
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
-def refusal_of(error: BaseException, *, who: str, doing: str, limit_bytes: int | None = None) -> RunError | None:
-    """What to tell of an error that says that there is no more memory; None of any other."""
+def oom_error(error: BaseException, *, who: str, doing: str, limit_bytes: int | None = None) -> RunError | None:
+    """Return the explained error for an out-of-memory error; None for any other."""
     import torch
 
     on_device = isinstance(error, torch.OutOfMemoryError)
     if not on_device and not isinstance(error, MemoryError) and _ON_HOST not in str(error):
         return None
-    return RunError(f"{who} is out of memory during {doing}: {wanted_of(error, limit_bytes)}; {_FIX}")
+    return RunError(f"{who} is out of memory during {doing}: {describe_request(error, limit_bytes)}; {_FIX}")
 
 
-def wanted_of(error: BaseException, limit_bytes: int | None = None) -> str:
-    """How much was wanted of what there is, by such an error."""
+def describe_request(error: BaseException, limit_bytes: int | None = None) -> str:
+    """Describe how much was requested, and of what."""
     import torch
 
     text = str(error)
@@ -56,15 +56,15 @@ def wanted_of(error: BaseException, limit_bytes: int | None = None) -> str:
 
 
 def _wanted(text: str) -> str:
-    """How much was asked for, in torch's own words."""
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)", text)
-    if found is None:
+    """Read the requested size from torch's message."""
+    match = re.search(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]?i?B|bytes)", text)
+    if match is None:
         return "more"
-    return f"{format_bytes(parse_bytes(found[1] + found[2].removesuffix('ytes').upper().replace('I', 'i')))} more"
+    return f"{format_bytes(parse_bytes(match[1] + match[2].removesuffix('ytes').upper().replace('I', 'i')))} more"
 
 
 def _of_device(text: str) -> str:
-    """A GPU, and who holds what of it, as far as that can be asked for."""
+    """Describe a GPU and who holds how much of its memory."""
     import torch
 
     number = re.search(r"GPU (\d+)", text)

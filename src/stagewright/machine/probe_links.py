@@ -1,8 +1,7 @@
-"""Measures the link between two devices of this machine: two processes, each pinned, that send messages to and fro.
+"""Measure the link between two devices of this machine with two pinned processes.
 
-They are started as programs of their own (`link_worker`), find each other through a file, and talk through Gloo over
-the loopback interface, as CPU workers of a run do; where there are two GPUs, through NCCL. Whatever happens, both have
-ended when this returns.
+The processes (`link_worker`) find each other through a file and communicate through Gloo over the loopback interface,
+as CPU workers of a run do; two GPUs communicate through NCCL. Both processes have ended when this returns.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MIB = 2**20
 
 
 def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: float = 120.0) -> MeasuredLink:
-    """Times messages between two devices such as cpu:0 and cpu:1.
+    """Time messages between two devices such as cpu:0 and cpu:1.
 
     Measuring takes about `budget_s`, starting the processes some seconds more; after `limit_s` they are ended.
     """
@@ -67,14 +66,14 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and that messages go through the loopback interface."""
+    """Return this environment with Gloo on the loopback interface."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     loopback = {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
     return {**os.environ, **loopback, "PYTHONWARNINGS": "ignore"}
 
 
 def _wait(ends: Sequence[subprocess.Popen[str]], logs: Sequence[Path], limit_s: float) -> str:
-    """What the first end printed, once both have ended well."""
+    """Return the output of the first end once both have ended without error."""
     until = time.monotonic() + limit_s
     while any(end.poll() is None for end in ends):
         failed = [rank for rank, end in enumerate(ends) if end.poll() not in (None, 0)]
@@ -83,7 +82,7 @@ def _wait(ends: Sequence[subprocess.Popen[str]], logs: Sequence[Path], limit_s: 
         time.sleep(0.02)
     for rank, end in enumerate(ends):
         code = end.poll()
-        if code != 0 and (code is not None or all(other.poll() in (None, 0) for other in ends)):
+        if code != 0 and (code is not None or all(peer.poll() in (None, 0) for peer in ends)):
             last = (logs[rank].read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"])[-1]
             how = f"ended with code {code}" if code is not None else f"had not ended after {limit_s:g} s"
             raise RunError(f"the link could not be measured: end {rank} {how}: {last}")
@@ -93,7 +92,7 @@ def _wait(ends: Sequence[subprocess.Popen[str]], logs: Sequence[Path], limit_s: 
 
 
 def cluster_of(machine: Machine, measured: MeasuredLink | None = None) -> Cluster:
-    """This machine as a cluster: its GPUs where it has some, otherwise a CPU device for each core.
+    """Describe this machine as a cluster: its GPUs, or a CPU device for each core.
 
     CPU devices share the memory evenly.
     """

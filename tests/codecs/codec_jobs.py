@@ -10,11 +10,12 @@ import torch
 
 from stagewright.cluster.device import Device
 from stagewright.engine.batch.splitter import BatchSplitter
-from stagewright.engine.jobs.measure import load_model, prove, serial_reference
 from stagewright.engine.parallel import codec_choice
-from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.parallel.model import capture_for, load_model
+from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parallel.trainer import Trainer
-from stagewright.engine.parity.comparison import make_reference
+from stagewright.engine.parity.baseline import make_baseline
+from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.engine.worker.context import WorkerContext, make_context
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -52,25 +53,25 @@ def check_parity(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     graph = capture_for(plan, model)
-    reference = plain = None
+    baseline = plain = None
     if rank == 0:
         parts = BatchSplitter(plan, model, graph).split(batch, context.torch_device)
         options: dict[str, Any] = {
             "training": plan.training, "seed": plan.seed, "device": context.torch_device,
             "deferred": plan.batch_norm == "deferred",
         }  # fmt: skip
-        plain = make_reference(graph, parts, model.loss, **options)
-        reference = serial_reference(plan, model, graph, context)
-    replica = Replica(plan, model, context, graph)
-    report = prove(replica, batch, reference)
-    outcome = replica.train_step(batch) if plan.training else replica.infer(batch)
+        plain = make_baseline(graph, parts, model.loss, **options)
+        baseline = baseline_of(plan, model, graph, context)
+    runner = StepRunner(plan, model, context, graph)
+    report = check_parity(runner, batch, baseline)
+    outcome = runner.train_step(batch) if plan.training else runner.infer(batch)
     codec_effect = 0.0
-    if plain is not None and reference is not None:
+    if plain is not None and baseline is not None:
         codec_effect = max(
-            (float((gradient - reference.gradients[name]).abs().max()) for name, gradient in plain.gradients.items()),
+            (float((gradient - baseline.gradients[name]).abs().max()) for name, gradient in plain.gradients.items()),
             default=0.0,
         )
-        codec_effect = max(codec_effect, abs(plain.loss - reference.loss))
+        codec_effect = max(codec_effect, abs(plain.loss - baseline.loss))
     return {"equality": report.to_dict(), "sent_bytes": outcome.sent_bytes, "codec_effect": codec_effect}
 
 
@@ -79,14 +80,14 @@ def choose(rank: int, mesh: str, rate: float | None, **more: Any) -> tuple[Any, 
     plan = make_plan(mesh, **more)
     context = context_of(rank, mesh)
     model = load_model(plan, context)
-    before = codec_choice._link_rate
+    before = codec_choice._measure_link_rate
     if rate is not None:
-        codec_choice._link_rate = lambda context, sender, receiver, size: rate  # type: ignore[assignment]
+        codec_choice._measure_link_rate = lambda context, sender, receiver, size: rate  # type: ignore[assignment]
     try:
         batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-        chosen = codec_choice.with_chosen_codecs(plan, model, capture_for(plan, model), context, batch)
+        chosen = codec_choice.choose_codecs(plan, model, capture_for(plan, model), context, batch)
     finally:
-        codec_choice._link_rate = before
+        codec_choice._measure_link_rate = before
     check_plan(chosen)
     return chosen.codec, chosen.codec_backward
 
@@ -107,9 +108,9 @@ def train_and_resume(rank: int, mesh: str, folder: str, **more: Any) -> dict[str
         losses.append(first.step(batches[step % 2]).loss)
         if step == 3:
             first.save(Path(folder) / "middle")
-            before = {name: value.clone() for name, value in first.replica.codecs.state().items()}  # type: ignore[union-attr]
+            before = {name: value.clone() for name, value in first.runner.codecs.state().items()}  # type: ignore[union-attr]
             evaluated.append(first.evaluate(batches[0]).loss)
-            after = first.replica.codecs.state()  # type: ignore[union-attr]
+            after = first.runner.codecs.state()  # type: ignore[union-attr]
             assert before.keys() == after.keys()
             assert all(torch.equal(before[name], after[name]) for name in before)
     second = trainer()
@@ -118,9 +119,9 @@ def train_and_resume(rank: int, mesh: str, folder: str, **more: Any) -> dict[str
     resumed = [second.step(batches[step % 2]).loss for step in (4, 5)]
     third = trainer()
     third.load(Path(folder) / "middle")
-    third.replica.codecs.forget()  # type: ignore[union-attr]
+    third.runner.codecs.reset()  # type: ignore[union-attr]
     forgotten = [third.step(batches[step % 2]).loss for step in (4, 5)]
     return {
         "losses": losses, "resumed": resumed, "forgotten": forgotten, "evaluated": evaluated,
-        "num_states": len(first.replica.codecs.state()),  # type: ignore[union-attr]
+        "num_states": len(first.runner.codecs.state()),  # type: ignore[union-attr]
     }  # fmt: skip

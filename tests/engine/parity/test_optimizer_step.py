@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stagewright.engine.jobs.measure import make_optimizer
-from stagewright.engine.parity.comparison import Reference
-from stagewright.engine.parity.optimizer_step import compare_updates
+from stagewright.engine.parallel.optimizer import make_optimizer
+from stagewright.engine.parity.baseline import Baseline
+from stagewright.engine.parity.optimizer_step import compare_optimizer_step
 from stagewright.spec.plan import OptimizerSpec
 
 
@@ -26,9 +26,9 @@ def alone() -> Iterator[None]:
 
 
 class Worker(SimpleNamespace):
-    """A worker that does everything, in the ways of ``Replica``; ``clip_to`` and ``rate`` are what it really does."""
+    """A worker that does everything, in the ways of ``StepRunner``; ``clip_to`` and ``rate`` are what it really does."""
 
-    def __init__(self, *, clip: float | None, clip_to: float | None, rate: float, forgets: bool) -> None:
+    def __init__(self, *, clip: float | None, clip_to: float | None, rate: float, skips_last: bool) -> None:
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2, bias=False))
         module(torch.randn(3, 4)).square().sum().backward()
@@ -38,51 +38,57 @@ class Worker(SimpleNamespace):
             module=module,
             clip_to=clip_to,
             rate=rate,
-            forgets=forgets,
+            skips_last=skips_last,
         )
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    @property
+    def part(self) -> Worker:
+        return self
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
 
-    def change_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.clip_to is not None:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.clip_to)
         for group in optimizer.param_groups:
             group["lr"] = self.rate
-            group["params"] = group["params"][: -1 if self.forgets else None]
+            group["params"] = group["params"][: -1 if self.skips_last else None]
         optimizer.step()
 
 
-def test_clipping_that_no_one_asked_for_is_seen_where_it_matters(alone: None) -> None:
-    """In Adam's first step it does not: any factor makes the same."""
-    worker = Worker(clip=None, clip_to=0.1, rate=1e-3, forgets=False)
+def test_unrequested_clipping_is_detected(alone: None) -> None:
+    """With SGD: Adam's first step is the same for any scale of the gradients."""
+    worker = Worker(clip=None, clip_to=0.1, rate=1e-3, skips_last=False)
     make = partial(make_optimizer, OptimizerSpec(name="sgd", learning_rate=1e-3))
-    difference, found = compare_updates(worker, make, Reference())  # type: ignore[arg-type]
-    assert difference > 0.1
-    assert found.startswith("the optimiser's step of ")
+    error, worst = compare_optimizer_step(worker, make, Baseline())  # type: ignore[arg-type]
+    assert error > 0.1
+    assert worst.startswith("the optimizer step of ")
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(
-    ("done", "worst"),
+    ("mistake", "expected"),
     [
         ({}, None),
         ({"clip": 0.1, "clip_to": 0.1}, None),
         ({"clip": 1e6, "clip_to": 1e6}, None),
-        ({"rate": 2e-3}, "the optimiser's step of "),
-        ({"forgets": True}, "the optimiser's step of 1.weight"),
+        ({"rate": 2e-3}, "the optimizer step of "),
+        ({"skips_last": True}, "the optimizer step of 1.weight"),
         ({"clip": 0.1}, "the clipped gradient of "),
         ({"clip": 0.1, "clip_to": 0.2}, "the clipped gradient of "),
     ],
 )
-def test_what_is_done_otherwise_is_seen(name: Any, done: dict[str, Any], worst: str | None, alone: None) -> None:
-    worker = Worker(**{"clip": None, "clip_to": None, "rate": 1e-3, "forgets": False, **done})
-    before = {name: value.detach().clone() for name, value in worker.trained().items()}
-    reference = Reference(gradients={name: value.grad.clone() for name, value in worker.trained().items()})
+def test_a_wrong_optimizer_step_is_detected(
+    name: Any, mistake: dict[str, Any], expected: str | None, alone: None
+) -> None:
+    worker = Worker(**{"clip": None, "clip_to": None, "rate": 1e-3, "skips_last": False, **mistake})
+    before = {name: value.detach().clone() for name, value in worker.trainable_parameters().items()}
+    baseline = Baseline(gradients={name: value.grad.clone() for name, value in worker.trainable_parameters().items()})
     spec = OptimizerSpec(name=name, learning_rate=1e-3, weight_decay=0.01)
-    difference, found = compare_updates(worker, partial(make_optimizer, spec), reference)  # type: ignore[arg-type]
-    assert (difference <= 1e-5) == (worst is None), (difference, found)
-    assert worst is None or difference > 0.1
-    assert worst is None or found.startswith(worst) or "clip" in done  # both are off then
-    for name, value in worker.trained().items():
+    error, worst = compare_optimizer_step(worker, partial(make_optimizer, spec), baseline)  # type: ignore[arg-type]
+    assert (error <= 1e-5) == (expected is None), (error, worst)
+    assert expected is None or error > 0.1
+    assert expected is None or worst.startswith(expected) or "clip" in mistake  # both are wrong then
+    for name, value in worker.trainable_parameters().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)

@@ -9,24 +9,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stagewright.engine.parity.comparison import Part
-from stagewright.engine.parity.whole_batch import WholeBatch, try_whole_batch
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.parity.whole_batch import compare_whole_batch
+from stagewright.runs.result import WholeBatchLoss
 
 CPU = torch.device("cpu")
 BATCH = 16
 
 
-def parts_of(num: int) -> list[Part]:
+def parts_of(num: int) -> list[MicroBatch]:
     x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1))
     y = torch.arange(BATCH) % 3
     size = BATCH // num
     return [
-        Part(
+        MicroBatch(
             replica=0,
             args=(x[first : first + size],),
             kwargs={},
             target=y[first : first + size],
-            size=size,
+            num_samples=size,
             weight=size / BATCH,
             first_sample=first,
         )
@@ -34,10 +35,10 @@ def parts_of(num: int) -> list[Part]:
     ]
 
 
-def tried(model: nn.Module, loss: Any = functional.cross_entropy, **more: Any) -> WholeBatch | None:
+def tried(model: nn.Module, loss: Any = functional.cross_entropy, **more: Any) -> WholeBatchLoss | None:
     (whole,) = parts_of(1)
     options = {"known": None, "dtype": "float32", "device": CPU, **more}
-    return try_whole_batch(model, parts_of(4), whole, loss, **options)
+    return compare_whole_batch(model, parts_of(4), whole, loss, **options)
 
 
 def classifier(*layers: nn.Module) -> nn.Module:

@@ -9,14 +9,15 @@ from torch import nn
 from torch.nn import functional
 
 from stagewright.cluster.device import Device
-from stagewright.engine.jobs.measure import prove, serial_reference
+from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.parallelize import parallelize
-from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.engine.worker.context import make_context
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.zoo.example import resized
-from stagewright.zoo.loss import own_or_stand_in
+from stagewright.zoo.loss import default_loss
 from stagewright.zoo.model import Batch, Model
 
 SIZE, LENGTH, CLASSES = 12, 5, 7
@@ -82,7 +83,7 @@ def plain(num_pieces: int, *, alone: bool = False) -> dict[str, Any]:
 
 
 def trained(rank: int, mesh: str, microbatches: int, *, alone: bool = False) -> dict[str, Any]:
-    """The same under a plan, with no loss given; the logits are those of this replica, where the last stage is."""
+    """The same under a plan, with no loss given; the logits are those of this runner, where the last stage is."""
     shape = Mesh.parse(mesh)
     plan = Plan(
         model=ModelSpec(name="tagger"),
@@ -176,13 +177,13 @@ def headless(rank: int, *, square: bool) -> dict[str, Any]:
         name="headless",
         module=ViTModel(config, add_pooling_layer=False),
         args=make(batch_size).args,
-        loss=(lambda output, target: output[0].square().mean()) if square else own_or_stand_in,
+        loss=(lambda output, target: output[0].square().mean()) if square else default_loss,
         batch_size=batch_size,
         make_example=make,
     )
     plan = Plan(model=ModelSpec(name="headless"), batch=batch_size, mesh=Mesh(tensor=2), devices=("cpu:0",) * 2)
     context = make_context(plan.mesh, rank, Device.parse("cpu:0"))
     graph = capture_for(plan, model)
-    reference = serial_reference(plan, model, graph, context) if rank == 0 else None
-    found = prove(Replica(plan, model, context, graph), Batch(args=model.args), reference).to_dict()
-    return {**found, "source": reference.loss_source if reference else None}
+    baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
+    found = check_parity(StepRunner(plan, model, context, graph), Batch(args=model.args), baseline).to_dict()
+    return {**found, "source": baseline.loss_source if baseline else None}

@@ -95,7 +95,7 @@ class DDPReplica(DataParallelReplica):
         self._unused_here.update(id(parameter) for parameter in bucket.parameters() if parameter.grad is None)
         num_bytes = flat.numel() * flat.element_size()
         self.traffic.add_all_reduce(num_bytes, self.num_replicas)
-        done = recorder.beside(num_bytes, "data")
+        done = recorder.begin_overlapped(num_bytes, "data")
         work = dist.all_reduce(flat, group=self.group, async_op=True)
         if bucket.is_last():
             recorder.wait_inside("data")  # all gradients are ready: the rest of backward waits for the all-reduces

@@ -152,7 +152,7 @@ class GradientAllReduce:
                 parameter.grad = gradient
         num_bytes = bucket.flat.numel() * bucket.flat.element_size()
         self._num_bytes["data"] += num_bytes
-        done = recorder.beside(num_bytes, "data")
+        done = recorder.begin_overlapped(num_bytes, "data")
         bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
         if recorder.is_recording:
             bucket.work.get_future().add_done_callback(lambda _: done())

@@ -1,0 +1,227 @@
+"""The single-device baseline: one step of the plain model on worker 0, over the plan's micro-batches.
+
+The micro-batches are the plan's because batch norm and dropout depend on them; without these the sum over micro-batches
+equals the gradient of the full batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from stagewright.codecs.header import DTYPES
+from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.batch.random_key import device_generators, key_stage, random_key
+from stagewright.engine.parity.relative_error import equal_or_nan
+from stagewright.engine.pipeline.link_codec import FakeLink
+from stagewright.graph.preserve import preserved
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.zoo.loss import loss_source
+from stagewright.zoo.model import LossSource
+
+__all__ = ["Baseline", "make_baseline", "running_statistics"]
+
+_Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
+_Runner: TypeAlias = Callable[[MicroBatch], tuple[Any, Any]]
+"""Returns the output and the loss of a micro-batch, with the random state of that micro-batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Baseline:
+    """Loss, gradients, buffers and outputs of one step on a single device."""
+
+    loss: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By the model's parameter names."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """After the step."""
+    changed: frozenset[str] = frozenset()
+    """Buffers that the step changed: at least one worker must hold each of them."""
+    outputs: list[list[torch.Tensor]] = field(default_factory=list)
+    """Output tensors of each micro-batch, replica by replica."""
+    loss_source: LossSource = "given"
+    loss_scale: float = 0.0
+    """Scale of the loss: the sum of the micro-batches' absolute losses, which do not cancel."""
+    rounding_sensitivity: dict[str, float] = field(default_factory=dict)
+    """Relative change of each tensor under a perturbation of rounding size; empty if not measured."""
+
+
+def make_baseline(
+    graph: UnitGraph,
+    microbatches: Sequence[MicroBatch],
+    loss: _Loss,
+    *,
+    training: bool,
+    seed: int,
+    device: torch.device,
+    deferred: bool,
+    cuts: Sequence[int] = (),
+    links: Sequence[tuple[str, str]] = (),
+    plain_attention: bool = False,
+    perturbation: float = 0.0,
+) -> Baseline:
+    """Run one step with the plain model on a single device; the model is left unchanged.
+
+    ``links``: for each of the ``cuts``, the codecs of both directions. If there is one, the model runs through its
+    graph with quantized activations and gradients at the cuts. ``plain_attention``: use no fused kernels, which draw
+    dropout masks that can't be sharded. ``perturbation``: relative size of a perturbation of what crosses the cuts.
+    """
+    model = graph.model
+    baseline = Baseline()
+    before = _copy_buffers(model)
+    buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
+    with preserved(model):
+        run = _plain_runner(graph, microbatches[0], loss, seed, device, training=training)
+        if perturbation or any(codec != "none" for link in links for codec in link):
+            run = _coded_runner(graph, cuts, links, loss, seed, device, training=training, perturbation=perturbation)
+    with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
+        for replica in sorted({microbatch.replica for microbatch in microbatches}):
+            local = [microbatch for microbatch in microbatches if microbatch.replica == replica]
+            with preserved(model):
+                for microbatch in local:
+                    _add_microbatch(baseline, microbatch, run, loss, training, plain_attention)
+                buffers.append((sum(microbatch.weight for microbatch in local), _copy_buffers(model)))
+        baseline.buffers = _average_buffers(buffers, running_statistics(model))
+        if norms is not None:  # deferred batch norms update their statistics once, from all replicas
+            with preserved(model):
+                norms.finish_step()
+                after = _copy_buffers(model)
+                changed = {name for name, value in after.items() if not bool(equal_or_nan(value, before[name]).all())}
+                baseline.buffers |= {name: after[name] for name in changed}
+    baseline.changed = frozenset(
+        name
+        for name, value in baseline.buffers.items()
+        if name not in before or value.shape != before[name].shape or not bool(equal_or_nan(value, before[name]).all())
+    )
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            baseline.gradients[name] = parameter.grad
+            parameter.grad = None
+    return baseline
+
+
+def _add_microbatch(
+    baseline: Baseline, microbatch: MicroBatch, run: _Runner, loss: _Loss, training: bool, plain_attention: bool
+) -> None:
+    """Run forward and backward of one micro-batch and add its loss and outputs."""
+    with torch.set_grad_enabled(training), _attention(plain_attention):
+        output, value = run(microbatch)
+        baseline.loss_source = loss_source(loss, output)
+        value = value * microbatch.weight
+    if training and value.requires_grad:
+        value.backward()
+    baseline.loss += float(value.detach())
+    baseline.loss_scale += abs(float(value.detach()))
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    baseline.outputs.append([tensor.detach().clone() for tensor in tensors])
+
+
+def _plain_runner(
+    graph: UnitGraph, first: MicroBatch, loss: _Loss, seed: int, device: torch.device, *, training: bool
+) -> _Runner:
+    """Run the plain model; if it or its loss draws random numbers, run its graph, where these are keyed."""
+    generators = device_generators(device)  # a GPU has its own generator
+    states = [generator.get_state() for generator in generators]
+    with torch.no_grad():
+        args, kwargs = _clone((first.args, first.kwargs))
+        loss(graph.model(*args, **kwargs), first.target)
+    drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators, strict=True))
+    if not training or not drawn:
+
+        def run_model(microbatch: MicroBatch) -> tuple[Any, Any]:
+            # Nothing is drawn, but batch norms tell micro-batches apart by the key.
+            with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
+                output = graph.model(*_clone(microbatch.args), **_clone(microbatch.kwargs))
+                return output, loss(output, microbatch.target)
+
+        return run_model
+    stage = graph.stage(0, len(graph.calls) - 1)
+    key_stage(stage)
+
+    def run_graph(microbatch: MicroBatch) -> tuple[Any, Any]:
+        with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
+            output = graph.unflatten(stage(*_clone(graph.flatten(microbatch.args, microbatch.kwargs))))
+            return output, loss(output, microbatch.target)
+
+    return run_graph
+
+
+def _coded_runner(
+    graph: UnitGraph,
+    cuts: Sequence[int],
+    links: Sequence[tuple[str, str]],
+    loss: _Loss,
+    seed: int,
+    device: torch.device,
+    *,
+    training: bool,
+    perturbation: float,
+) -> _Runner:
+    """Run the model stage by stage, with the codecs of the plan's links between stages."""
+    stages = graph.stages(cuts)
+    coded = [graph.needs_gradient(cut) for cut in cuts]
+    if training:
+        for stage in stages:
+            key_stage(stage)
+
+    def cross(values: Sequence[Any], cut: int) -> list[Any]:
+        return [
+            FakeLink.apply(value, *links[cut], perturbation) if is_coded and value.dtype in DTYPES else value  # type: ignore[no-untyped-call]
+            for value, is_coded in zip(values, coded[cut], strict=True)
+        ]
+
+    def run(microbatch: MicroBatch) -> tuple[Any, Any]:
+        values: Sequence[Any] = _clone(graph.flatten(microbatch.args, microbatch.kwargs))
+        key = {"seed": seed, "step": 0, "first_sample": microbatch.first_sample}
+        with random_key(**key, device=device) if training else nullcontext():
+            for index, stage in enumerate(stages):
+                values = stage(*values)
+                if index < len(cuts):
+                    values = cross(values, index)
+            output = graph.unflatten(values)
+            return output, loss(output, microbatch.target)
+
+    return run
+
+
+def running_statistics(model: nn.Module) -> set[str]:
+    """Return the names of batch norms' running statistics, which are averaged over replicas."""
+    norms = {id(norm) for norm in find_tracked_norms(model)}
+    names = [name for name, module in model.named_modules() if id(module) in norms]
+    return {f"{name}.{kind}".lstrip(".") for name in names for kind in ("running_mean", "running_var")}
+
+
+def _average_buffers(
+    buffers: list[tuple[float, dict[str, torch.Tensor]]], averaged: set[str]
+) -> dict[str, torch.Tensor]:
+    """Average running statistics over replicas by weight; take all other buffers from replica 0."""
+    if len(buffers) == 1:
+        return buffers[0][1]
+    total = sum(weight for weight, _ in buffers)
+    return {
+        name: sum(weight / total * values[name].double() for weight, values in buffers).to(value.dtype)  # type: ignore[union-attr]
+        if name in averaged
+        else value
+        for name, value in buffers[0][1].items()
+    }
+
+
+def _attention(plain: bool) -> AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.MATH) if plain else nullcontext()
+
+
+def _clone(value: Any) -> Any:
+    """Clone inputs, because the model may change them in place."""
+    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+
+
+def _copy_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_buffers()}

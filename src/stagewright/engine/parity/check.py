@@ -1,0 +1,189 @@
+"""The parity check of a plan: run the same step several times and compare each with the single-device baseline.
+
+worker 0: plain model ─► Baseline        every worker: step, compare, restore; the last one with its optimizer step
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils import _pytree as pytree
+
+from stagewright.engine.batch.splitter import BatchSplitter
+from stagewright.engine.parallel.model import cut_indices
+from stagewright.engine.parallel.optimizer import make_optimizer
+from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parity.baseline import Baseline, make_baseline, running_statistics
+from stagewright.engine.parity.comparison import compare_with_baseline
+from stagewright.engine.parity.optimizer_step import compare_optimizer_step
+from stagewright.engine.parity.relative_error import equal_or_nan
+from stagewright.engine.parity.rounding import TOLERANCES, choose_perturbation, full_precision, measure_sensitivity
+from stagewright.engine.parity.whole_batch import compare_whole_batch
+from stagewright.engine.pipeline.config import PipelineResult
+from stagewright.engine.pipeline.link_codec import fake_link_codecs
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.faults import activity
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.machine.cpu_offload import offloaded
+from stagewright.runs.result import ParityReport, WholeBatchLoss
+from stagewright.spec.plan import Mesh, Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["baseline_of", "check_parity", "whole_batch_of"]
+
+
+def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Baseline:
+    """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches."""
+    activity.begin("single-device baseline")
+    links, cuts = fake_link_codecs(plan), cut_indices(graph, plan.cuts)
+    make = functools.partial(
+        make_baseline,
+        graph,
+        BatchSplitter(plan, model, graph).split(_example(model), context.torch_device),
+        model.loss,
+        training=plan.training,
+        seed=plan.seed,
+        device=context.torch_device,
+        deferred=plan.batch_norm == "deferred",
+        plain_attention=plan.mesh.tensor > 1,
+    )
+    with offloaded(model.module, context.torch_device), full_precision():
+        baseline = make(cuts=cuts, links=links)
+        perturbed = choose_perturbation(plan, model, graph, links, cuts)
+        if perturbed is not None:
+            baseline.rounding_sensitivity = measure_sensitivity(make(**perturbed), baseline)
+    return baseline
+
+
+def whole_batch_of(
+    plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext, baseline: Baseline
+) -> WholeBatchLoss | None:
+    """Compare the loss of the undivided batch with that of the plan's micro-batches; None if not applicable.
+
+    A stand-in loss is skipped: it does not depend on samples.
+    """
+    device = context.torch_device
+    microbatches = BatchSplitter(plan, model, graph).split(_example(model), device)
+    if len(microbatches) == 1 or baseline.loss_source == "stand-in":
+        return None
+    activity.begin("loss of the whole batch")
+    undivided = dataclasses.replace(plan, mesh=Mesh(), microbatches=1)
+    (whole,) = BatchSplitter(undivided, model, graph).split(_example(model), device)
+    coded = any(codec != "none" for link in fake_link_codecs(plan) for codec in link)
+    with offloaded(model.module, device), full_precision():
+        return compare_whole_batch(
+            model.module,
+            microbatches,
+            whole,
+            model.loss,
+            known_loss=None if coded else baseline.loss,
+            dtype=plan.dtype,
+            device=device,
+            memory_bytes=plan.memory_bytes,
+        )
+
+
+def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) -> ParityReport:
+    """Run the same step several times, compare each with the baseline and restore the state; return the worst report.
+
+    Leftovers of one step (graphs, receives) could corrupt the next; under DDP the third step is the first with torch's
+    buckets. The last step also compares the optimizer step. Inference is measured as a stream, so that is compared too.
+    """
+    plan, device = runner.plan, runner.context.torch_device
+    before = {name: value.clone() for name, value in runner.part.buffers().items()}
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, value in runner.part.buffers().items():
+                value.copy_(before[name])
+        runner.part.zero_gradients()
+        runner.step_number = 0
+        if runner.codecs is not None:
+            runner.codecs.reset()
+
+    def step() -> PipelineResult:
+        with full_precision():
+            return runner.train_step(batch, keep_outputs=True) if plan.training else runner.infer(batch)
+
+    runner.step_number = 0
+    if device.type == "cuda" and plan.mesh.pipeline > 1:
+        step()  # the first step goes through host memory, unlike all later ones
+        restore()
+    reports: list[ParityReport] = []
+    # Replicas share only running statistics; of all other buffers, replica 0's are compared.
+    shared = running_statistics(runner.model.module) if runner.context.data else None
+
+    def compare(loss: float, outputs: Sequence[Any]) -> ParityReport:
+        activity.begin("compare with the baseline")
+        buffers = runner.part.buffers()
+        return compare_with_baseline(
+            baseline,
+            loss=loss,
+            gradients=runner.part.full_gradients() if plan.training else {},
+            buffers=buffers if shared is None else {name: buffers[name] for name in buffers if name in shared},
+            outputs=_by_microbatch(runner, outputs),
+            tolerance=TOLERANCES[plan.dtype],
+            device=device,
+            trained=runner.part.trainable_parameters() if plan.training else (),
+        )
+
+    has_ddp_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard
+    for is_last in (False, False, True) if has_ddp_buckets else (False, True):
+        result = step()
+        loss = runner.total_loss(result)
+        reports.append(compare(loss, result.outputs))
+        if is_last and plan.training:
+            reports[-1] = _with_optimizer_step(reports[-1], runner, baseline)
+        is_stateful = not plan.training and any(
+            not bool(equal_or_nan(value, before[name]).all()) for name, value in runner.part.buffers().items()
+        )
+        restore()
+    if not plan.training:
+        # A stateful model gives other outputs in a second round.
+        rounds = 1 if _on_any_worker(is_stateful, device) else 2
+        with full_precision():
+            outputs = [_to_host(output) for output in runner.stream(batch, rounds) if output is not None]
+        size = len(outputs) // rounds
+        for index in range(rounds):
+            reports.append(compare(loss, outputs[index * size : (index + 1) * size]))
+        restore()
+    worst = max(reports, key=lambda row: (not row.equal, row.loss, row.outputs, row.gradients, row.buffers))
+    return dataclasses.replace(worst, updates=max(report.updates for report in reports))
+
+
+def _with_optimizer_step(report: ParityReport, runner: StepRunner, baseline: Baseline | None) -> ParityReport:
+    activity.begin("compare the optimizer step")
+    make = functools.partial(make_optimizer, runner.plan.optimizer)
+    updates, name = compare_optimizer_step(runner, make, baseline)
+    if updates <= report.tolerance:
+        return dataclasses.replace(report, updates=updates)
+    return dataclasses.replace(report, updates=updates, equal=False, worst=name if report.equal else report.worst)
+
+
+def _on_any_worker(flag: bool, device: torch.device) -> bool:
+    flags = torch.tensor([float(flag)], device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return bool(flags)
+
+
+def _to_host(output: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), output)
+
+
+def _by_microbatch(runner: StepRunner, outputs: Sequence[Any]) -> dict[int, list[torch.Tensor]]:
+    """Return output tensors by their micro-batch index over all replicas."""
+    device, batch = runner.context.torch_device, _example(runner.model)
+    start = sum(len(runner.splitter.split(batch, device, index)) for index in range(runner.context.data))
+    return {
+        start + index: [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        for index, output in enumerate(outputs)
+    }
+
+
+def _example(model: Model) -> Batch:
+    return Batch(args=model.args, kwargs=model.kwargs, target=model.target)

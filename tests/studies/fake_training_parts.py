@@ -116,7 +116,10 @@ def strategies_parts(
         "data-cifar10": {"kept": True, "train": 320, "judged": 300, "of": [50000, 10000]},
         "profile-cifar10": {"cuts": {"pipeline-2-4-client": ["layer.3", "layer.12"]}},
         "forecast-cifar10": {
-            experiment.name: {"samples_per_s": 300.0 + 10 * experiment.microbatches, "speedup": 3.0 + experiment.microbatches / 10}
+            experiment.name: {
+                "samples_per_s": 300.0 + 10 * experiment.microbatches,
+                "speedup": 3.0 + experiment.microbatches / 10,
+            }
             for experiment in list_experiments([4], [2, 4], ["even", "client"])
         },
         "speed-cifar10-serial-2-1": {"samples_per_s": 100.0, "equal": True, "peak_memory_bytes": [9 * MIB]},

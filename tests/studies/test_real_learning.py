@@ -14,7 +14,7 @@ from tests.studies.parts.test_training_recipe import cifar
 from program import run_program
 from stagewright.studies.codecs.study import Options
 from stagewright.studies.fabric.study import has_lab
-from stagewright.studies.parts.training import train_in_one_process, train_by_pipeline, client_cuts
+from stagewright.studies.parts.training import client_cuts, train_by_pipeline, train_in_one_process
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:

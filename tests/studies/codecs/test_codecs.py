@@ -8,22 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.studies.conftest import answer_to
 from tests.studies.fake_training_parts import ACCURACIES, CODECS_OPTIONS, codecs_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
-from stagewright.studies.codecs.findings import conclude
 from stagewright.studies.codecs.measured import measured_codecs, part_name
-from stagewright.studies.codecs.study import Options, study
+from stagewright.studies.codecs.options import Options
+from stagewright.studies.codecs.study import build_study, conclude
 from stagewright.studies.codecs.transfer_job import _LinkEnd
 
 
 def concluded(parts: dict[str, Any], **options: Any) -> Findings:
     return conclude({**CODECS_OPTIONS, **options}, Results(parts))
-
-
-def said(findings: Findings, question: str) -> str:
-    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
 
 
 def test_bytes_are_those_of_both_ways() -> None:
@@ -54,7 +51,7 @@ def test_the_table_has_the_published_columns() -> None:
 
 
 def test_what_each_codec_costs_is_told_beside_the_spread() -> None:
-    text = said(concluded(codecs_parts()), "cost in accuracy")
+    text = answer_to(concluded(codecs_parts()), "cost in accuracy")
     assert "without a codec 95.9 ± 0.14; bf16 95.9 ± 0.00 (+0.0)" in text
     assert "sort3+1 32.0 ± 2.83 (−63.9)" in text
     assert "equal to serial with the same codec: hadamard4/block8." in text
@@ -63,44 +60,44 @@ def test_what_each_codec_costs_is_told_beside_the_spread() -> None:
 
 def test_a_pipeline_that_is_not_equal_is_told() -> None:
     parts = codecs_parts() | {part_name("cifar10", "sort3+1", None): {"equal": False}}
-    assert "Not equal to serial with the same codec, so not to be trusted: sort3+1." in said(
+    assert "Not equal to serial with the same codec, so not to be trusted: sort3+1." in answer_to(
         concluded(parts), "accuracy"
     )
 
 
 def test_fewest_bytes_and_the_goal() -> None:
-    text = said(concluded(codecs_parts()), "How few bytes")
+    text = answer_to(concluded(codecs_parts()), "How few bytes")
     assert "hadamard4/block8 stays within 0.5 points of no codec with 21 % of the bytes" in text
     assert "the goal of 0.15 is missed" in text
     good = {**ACCURACIES, "sort3+1": (95.9, 95.9)}
-    assert "sort3+1 stays within 0.5 points" in said(concluded(codecs_parts(good)), "How few bytes")
-    assert "the goal of 0.15 is met" in said(concluded(codecs_parts(good)), "How few bytes")
+    assert "sort3+1 stays within 0.5 points" in answer_to(concluded(codecs_parts(good)), "How few bytes")
+    assert "the goal of 0.15 is met" in answer_to(concluded(codecs_parts(good)), "How few bytes")
     bad = {name: values if name == "none" else (10.0, 12.0) for name, values in ACCURACIES.items()}
-    assert "none of these codecs stays within" in said(concluded(codecs_parts(bad)), "How few bytes")
+    assert "none of these codecs stays within" in answer_to(concluded(codecs_parts(bad)), "How few bytes")
 
 
 def test_seeds_that_differ_more_than_the_limit_are_not_hidden() -> None:
     noisy = {**ACCURACIES, "none": (90.0, 96.0)}
-    text = said(concluded(codecs_parts(noisy)), "How few")
+    text = answer_to(concluded(codecs_parts(noisy)), "How few")
     assert "or of no codec differ by 4.2 points, more than that limit: more seeds are needed to note." in text
     assert "few samples" not in text, "there may be many"
 
 
 def test_a_collapse_is_one_only_where_it_is() -> None:
-    text = said(concluded(codecs_parts()), "collapse")
+    text = answer_to(concluded(codecs_parts()), "collapse")
     assert "loses 74 % of what was learned beyond guessing (10), a collapse" in text
     assert "hadamard4/block8 95.7 ± 0.14 (ratio 0.205)" in text
     fine = {**ACCURACIES, "sort3+1": (94.0, 94.2)}
-    assert "−1.8 points: no collapse here" in said(concluded(codecs_parts(fine)), "collapse")
+    assert "−1.8 points: no collapse here" in answer_to(concluded(codecs_parts(fine)), "collapse")
     nothing = dict.fromkeys(ACCURACIES, (10.5, 11.0))
-    assert "no more than guessing" in said(concluded(codecs_parts(nothing)), "collapse")
+    assert "no more than guessing" in answer_to(concluded(codecs_parts(nothing)), "collapse")
 
 
 def test_transfer_rates_and_where_codecs_pay() -> None:
-    text = said(concluded(codecs_parts()), "transfer rate")
+    text = answer_to(concluded(codecs_parts()), "transfer rate")
     assert "4.00 KiB travel at 328 Mb/s, 16.0 MiB at 10.49 Gb/s, 32.00 × as fast" in text
     assert "none 8.39 Gb/s" in text
-    pays = said(concluded(codecs_parts()), "On which links")
+    pays = answer_to(concluded(codecs_parts()), "On which links")
     assert "bf16 " in pays
     assert "On this machine's own link (8.39 Gb/s)" in pays
 
@@ -108,7 +105,7 @@ def test_transfer_rates_and_where_codecs_pay() -> None:
 def test_one_device_is_shared_and_no_column_is_empty() -> None:
     options = Options(devices=("cpu:0",), how="one-process")
     assert options.ends == ("cpu:0", "cpu:0")
-    names = [part.name for part in study(options).parts]
+    names = [part.name for part in build_study(options).parts]
     assert "transfer-digits" in names
     assert not [name for name in names if name.startswith("prove")]
     table = concluded(codecs_parts(), devices=["cpu:0"]).tables[0]
@@ -117,12 +114,12 @@ def test_one_device_is_shared_and_no_column_is_empty() -> None:
 
 
 def test_without_epochs_rates_alone() -> None:
-    names = [part.name for part in study(Options(epochs=0)).parts]
+    names = [part.name for part in build_study(Options(epochs=0)).parts]
     assert names == ["data-digits", "crossing-digits", "transfer-digits"]
     parts = {name: data for name, data in codecs_parts().items() if not name.startswith(("train", "prove"))}
     findings = concluded(parts, epochs=0)
-    assert said(findings, "cost in accuracy") == "Nothing was trained: there were no epochs."
-    assert "hadamard4/block8 1.68 Gb/s" in said(findings, "transfer rate")
+    assert answer_to(findings, "cost in accuracy") == "Nothing was trained: there were no epochs."
+    assert "hadamard4/block8 1.68 Gb/s" in answer_to(findings, "transfer rate")
     assert findings.tables[0].note.startswith("Nothing was trained. Ratio and bytes")
 
 
@@ -157,7 +154,7 @@ def test_no_missing_part_raises(missing: str) -> None:
 
 
 def test_the_study_trains_every_codec_with_every_seed() -> None:
-    made = study(Options(codecs=("none", "delta(block4)", "block4/block8"), seeds=(0, 7)))
+    made = build_study(Options(codecs=("none", "delta(block4)", "block4/block8"), seeds=(0, 7)))
     names = [part.name for part in made.parts if part.name.startswith("train")]
     assert names == [part_name("digits", codec, seed) for seed in (0, 7) for codec in made.options["codecs"]]
     assert "train-digits-delta-block4-7" in names

@@ -5,56 +5,53 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.studies.conftest import answer_to
 from tests.studies.fake_parts import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
+from stagewright.studies.memory.options import Options
+from stagewright.studies.memory.study import build_study, conclude, next_size
 from stagewright.studies.runner.load import choose_study
-from stagewright.studies.memory.findings import conclude
-from stagewright.studies.memory.study import Options, next_size, study
 
 
 def concluded(parts: dict[str, object]) -> Findings:
     return conclude(MEMORY_OPTIONS, Results(parts))
 
 
-def said(findings: Findings, question: str) -> str:
-    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
-
-
 def test_highest_and_lowest_are_what_was_measured() -> None:
-    text = said(concluded(memory_parts()), "highest")
+    text = answer_to(concluded(memory_parts()), "highest")
     assert "data 1.70 ×, tensor 1.40 × and pipeline 0.80 × over serial" in text
     assert "Highest is data, lowest pipeline." in text
     assert "What takes most from data is, by forecast, collectives: 20 % of a step." in text
     assert "Here data is highest and pipeline lowest." in text
-    published = said(concluded(memory_parts({**SPEEDS, "tensor": 19.0})), "highest")
+    published = answer_to(concluded(memory_parts({**SPEEDS, "tensor": 19.0})), "highest")
     assert "Highest is tensor, lowest pipeline." in published
     assert "Here the same." in published
-    level = said(concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})), "highest")
+    level = answer_to(concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})), "highest")
     assert "no more apart than two runs of one" in level
     assert "Here that can't be told." in level
     assert "is highest" not in level
 
 
 def test_a_slower_strategy_may_save_memory() -> None:
-    text = said(concluded(memory_parts()), "slows down")
+    text = answer_to(concluded(memory_parts()), "slows down")
     assert text == "Pipeline is slower than serial (0.80 ×), but its fullest worker needs 250 MiB instead of 400 MiB."
-    assert "None of them" in said(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "slows down")
-    assert "no less than serial" in said(concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slows down")
+    assert "None of them" in answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "slows down")
+    assert "no less than serial" in answer_to(concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slows down")
 
 
 def test_the_ideal_is_beside_what_was_measured() -> None:
-    text = said(concluded(memory_parts()), "free communication")
+    text = answer_to(concluded(memory_parts()), "free communication")
     assert "Data would reach 2.00 × with free communication" in text
     assert "this machine's 1.80 ×, measured 1.70 ×: 85 % of the ideal" in text
 
 
 def test_what_recomputation_costs_and_saves() -> None:
-    text = said(concluded(memory_parts()), "recomputation")
+    text = answer_to(concluded(memory_parts()), "recomputation")
     assert "Serial: recomputation costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)." in text
-    assert "took no more time (20 % less)" in said(concluded(_faster_again()), "recomputation")
-    assert "saves no memory" in said(concluded(memory_parts(saves=0.0)), "recomputation")
+    assert "took no more time (20 % less)" in answer_to(concluded(_faster_again()), "recomputation")
+    assert "saves no memory" in answer_to(concluded(memory_parts(saves=0.0)), "recomputation")
 
 
 def _faster_again() -> dict[str, object]:
@@ -64,30 +61,30 @@ def _faster_again() -> dict[str, object]:
 
 
 def test_least_memory() -> None:
-    text = said(concluded(memory_parts()), "least memory")
+    text = answer_to(concluded(memory_parts()), "least memory")
     assert "Tensor, recomputed uses least: 165 MiB on its fullest worker, 41 % of serial's 400 MiB." in text
     assert "Here the same." in text
-    assert "it is pipeline, recomputed" in said(concluded(memory_parts(peaks={**PEAKS, "pipeline": 100})), "least")
+    assert "it is pipeline, recomputed" in answer_to(concluded(memory_parts(peaks={**PEAKS, "pipeline": 100})), "least")
 
 
 def test_workers_that_did_the_same_and_those_that_did_not() -> None:
-    text = said(concluded(memory_parts()), "execute")
+    text = answer_to(concluded(memory_parts()), "execute")
     assert "Data, 90 operators in a step: workers of data. Data, actions of each worker: 4 forward." in text
     assert "Pipeline, 90 and 100 operators in a step: workers of pipeline." in text
     parts = memory_parts()
     parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
-    assert "Pipeline, actions of the workers: worker 0 4 forward; worker 1 8 forward." in said(
+    assert "Pipeline, actions of the workers: worker 0 4 forward; worker 1 8 forward." in answer_to(
         concluded(parts), "execute"
     )
 
 
 def test_layers_found_by_running() -> None:
     findings = concluded(memory_parts())
-    text = said(findings, "layers fit")
+    text = answer_to(findings, "layers fit")
     assert "Data: 3 layers ran with 384 MiB on each device (as forecast); 4 ran out of memory." in text
     assert "Tensor, recomputed: 8 or more layers ran with 384 MiB on each device (forecast 7)." in text
     assert "Most layers, 8, fit with tensor, recomputed." in text
-    assert "Most layers, 3, fit with data and tensor, recomputed" in said(
+    assert "Most layers, 3, fit with data and tensor, recomputed" in answer_to(
         concluded(memory_parts(largest=3)), "layers fit"
     )
     rows = {row[0]: row for row in findings.tables[3].rows}
@@ -119,10 +116,10 @@ def test_options_that_can_not_be_are_refused() -> None:
 
 
 def test_parts_follow_from_the_options() -> None:
-    names = [part.name for part in study(Options(rounds=1, fits=("tensor+recompute",))).parts]
+    names = [part.name for part in build_study(Options(rounds=1, fits=("tensor+recompute",))).parts]
     assert names.count("run-tensor+recompute-1") == 1
     assert names[-1] == "fit-tensor+recompute"
-    few = [part.name for part in study(Options(rounds=1, quick=True, strategies=("data",))).parts]
+    few = [part.name for part in build_study(Options(rounds=1, quick=True, strategies=("data",))).parts]
     assert [name for name in few if name.startswith(("run", "fit"))] == [
         "run-serial-1",
         "run-serial+recompute-1",

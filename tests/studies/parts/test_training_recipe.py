@@ -13,7 +13,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
-from stagewright.studies.parts.training_recipe import choose_recipe, data_folder, select_samples, tasks_in
+from stagewright.studies.parts.samples import select_samples
+from stagewright.studies.parts.training_recipe import choose_recipe, data_folder, tasks_in
 
 
 def cifar(folder: Path, num_train: int = 60, num_test: int = 30) -> Path:

@@ -34,7 +34,7 @@ def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
     assert folder.about()["status"] == "done"
     assert folder.about()["ended"] is not None
     assert "| two | 2 |" in (folder.path / "table.md").read_text()
-    assert "## What was found?\n\none is 1.\n\ntwo is 2." in (folder.path / "answers.md").read_text()
+    assert "## What are the numbers?\n\none is 1.\n\ntwo is 2." in (folder.path / "answers.md").read_text()
     assert (folder.path / "figures/dots.svg").read_text() == "drawn"
     assert "A small study" in (folder.path / "report.html").read_text()
     assert "2 cores of an abacus" in (folder.path / "answers.md").read_text()
@@ -78,7 +78,7 @@ def test_a_part_that_fails_is_told_and_the_rest_goes_on(new_folder: NewFolder) -
     assert outcome.findings.answers[-1].question == MISSING
     assert outcome.findings.answers[-1].sentences == (
         "the part one (one): worker 1 ran out of memory.",
-        "the part two (two): left out: it needs one, which failed.",
+        "the part two (two): skipped: it needs one, which failed.",
     )
     assert ("one", "failed: worker 1 ran out of memory") in told
     assert folder.about()["status"] == "incomplete"
@@ -123,7 +123,7 @@ def test_two_processes_do_not_share_a_folder(new_folder: NewFolder, tmp_path: Pa
     folder = new_folder(study)
     with folder.held():
         assert StudyFolder.unfinished(tmp_path, study) is None
-        with pytest.raises(UsageError, match="another process works"):
+        with pytest.raises(UsageError, match="another process is running"):
             run_study(study, folder)
     assert StudyFolder.unfinished(tmp_path, study) == folder
 

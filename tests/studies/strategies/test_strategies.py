@@ -8,24 +8,21 @@ from typing import Any
 
 import pytest
 from tests.planner.conftest import MadeSource, random_units
+from tests.studies.conftest import answer_to
 from tests.studies.fake_training_parts import RATES, STRATEGIES_OPTIONS, strategies_parts
 
 from stagewright.cluster.cluster import FREE
 from stagewright.errors import UsageError
 from stagewright.planner.calibration.calibrate import Calibration
 from stagewright.simulator.costs.overheads import EngineOverheads
-from stagewright.studies import PartContext, Findings, Results
-from stagewright.studies.strategies.findings import conclude
+from stagewright.studies import Findings, PartContext, Results
 from stagewright.studies.strategies.measured import Experiment, list_experiments
-from stagewright.studies.strategies.study import Options, study
+from stagewright.studies.strategies.options import Options
+from stagewright.studies.strategies.study import build_study, conclude
 
 
 def concluded(parts: dict[str, Any], **options: Any) -> Findings:
     return conclude({**STRATEGIES_OPTIONS, **options}, Results(parts))
-
-
-def said(findings: Findings, question: str) -> str:
-    return " ".join(next(one for one in findings.answers if question in one.question).sentences)
 
 
 def test_the_experiments() -> None:
@@ -67,16 +64,16 @@ def test_a_run_that_is_not_equal_has_no_speedup() -> None:
 
 
 def test_the_faster_one_is_what_was_measured() -> None:
-    text = said(concluded(strategies_parts()), "which is faster")
+    text = answer_to(concluded(strategies_parts()), "which is faster")
     assert "CIFAR-10, 2 workers, measured: data 1.80 ×, pipeline 1.50 × with 4 micro-batches." in text
     assert "Data parallel is faster: 0.83 × is the pipeline over data." in text
     assert "More than the workers can give" not in text
     assert "CIFAR-10, 4 workers, forecast, with a device for each worker" in text
-    other = said(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 199.0})), "which is faster")
+    other = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 199.0})), "which is faster")
     assert "The pipeline is faster: 1.11 × is the pipeline over data." in other
-    beyond = said(concluded(strategies_parts({**RATES, "data-2": 230.0})), "which is faster")
+    beyond = answer_to(concluded(strategies_parts({**RATES, "data-2": 230.0})), "which is faster")
     assert "More than the workers can give: data 2.30 × on 2." in beyond
-    level = said(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 178.0})), "which is faster")
+    level = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 178.0})), "which is faster")
     assert "no more apart than two runs" in level
 
 
@@ -95,49 +92,49 @@ def in_rounds(**rates: tuple[float, ...]) -> dict[str, Any]:
 
 def test_three_rounds_are_compared_round_by_round() -> None:
     rates = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (120.0, 160.0, 130.0)}
-    text = said(concluded(in_rounds(**rates), rounds=3), "which is faster")
+    text = answer_to(concluded(in_rounds(**rates), rounds=3), "which is faster")
     assert "data 1.80 × (1.50 … 1.90), pipeline 1.30 × (1.20 … 1.60) with 4 micro-batches." in text
     assert "Data parallel is faster in each of 3 rounds: 0.80 × (0.68 … 0.89) is the pipeline over data." in text
     other = {"data_2": (120.0, 160.0, 130.0), "pipeline_2_4_even": (150.0, 180.0, 190.0)}
-    text = said(concluded(in_rounds(**other), rounds=3), "which is faster")
+    text = answer_to(concluded(in_rounds(**other), rounds=3), "which is faster")
     assert "The pipeline is faster in each of 3 rounds: 1.25 × (1.12 … 1.46) is the pipeline over data." in text
     mixed = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (160.0, 110.0, 120.0)}
-    assert "no more apart than two runs" in said(concluded(in_rounds(**mixed), rounds=3), "which is faster")
+    assert "no more apart than two runs" in answer_to(concluded(in_rounds(**mixed), rounds=3), "which is faster")
 
 
 def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
-    text = said(concluded(strategies_parts({**RATES, "pipeline-2-4-client": 170.0})), "which is faster")
+    text = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-4-client": 170.0})), "which is faster")
     assert "data 1.80 ×, pipeline 1.50 × with 4 micro-batches" in text
     alone = {"data-2": 180.0, "pipeline-2-4-client": 170.0}
-    text = said(concluded(strategies_parts(alone), cuts=["client"]), "which is faster")
+    text = answer_to(concluded(strategies_parts(alone), cuts=["client"]), "which is faster")
     assert "pipeline, client/server 1.70 ×" in text
 
 
 def test_accuracy_is_the_same_within_the_spread() -> None:
-    assert "within twice the spread over seeds: no difference is shown" in said(
+    assert "within twice the spread over seeds: no difference is shown" in answer_to(
         concluded(strategies_parts()), "accuracy"
     )
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (90.0, 90.1)})
-    assert "Outside of twice the spread over seeds: pipeline (4) by −5.9 points" in said(concluded(worse), "accuracy")
-    alone = said(concluded(strategies_parts(), seeds=[0]), "accuracy")
+    assert "Outside of twice the spread over seeds: pipeline (4) by −5.9 points" in answer_to(concluded(worse), "accuracy")
+    alone = answer_to(concluded(strategies_parts(), seeds=[0]), "accuracy")
     assert "With one seed their spread is not known." in alone
 
 
 def test_pieces_cuts_and_workers() -> None:
     findings = concluded(strategies_parts())
-    assert "2 give 1.20 × and 4 give 1.50 ×; best are 4" in said(findings, "micro-batches")
-    level = said(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
+    assert "2 give 1.20 × and 4 give 1.50 ×; best are 4" in answer_to(findings, "micro-batches")
+    level = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
     assert "2 give 1.50 × and 4 give 1.50 ×; best are 2 and 4: more" in level
-    only = said(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
+    only = answer_to(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
     assert only == "Only one experiment to cut was studied."
-    text = said(findings, "at a client")
+    text = answer_to(findings, "at a client")
     assert "client and server reach 1.10 × (cut after layer.3 and layer.12), an even cut 1.50 ×" in text
-    both = said(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")
+    both = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")
     assert "2 micro-batches: client and server reach 1.00 ×, an even cut 1.20 ×" in both
     assert "4 micro-batches: client and server reach 1.10 × (cut after" in both
     assert "the client needs 10.0 MiB, the server 30.0 MiB, evenly cut 20.0 MiB and 20.0 MiB" in text
-    assert "Here 4 workers shared 2 devices" in said(findings, "more workers")
-    assert "over data parallel on 2: data 1.72, pipeline (2) 1.78" in said(findings, "more workers")
+    assert "Here 4 workers shared 2 devices" in answer_to(findings, "more workers")
+    assert "over data parallel on 2: data 1.72, pipeline (2) 1.78" in answer_to(findings, "more workers")
 
 
 def test_what_was_studied_and_is_not_known_is_said_so() -> None:
@@ -145,12 +142,12 @@ def test_what_was_studied_and_is_not_known_is_said_so() -> None:
     parts = {name: data for name, data in strategies_parts().items() if name.startswith("train")}
     findings = concluded(parts)
     for question in ("which is faster", "micro-batches change", "more workers"):
-        assert said(findings, question) == "Not known: nothing was measured."
+        assert answer_to(findings, question) == "Not known: nothing was measured."
     assert {row[-1] for row in findings.tables[0].rows} == {"–"}
-    assert "Only one number" in said(concluded(parts, microbatches=[4]), "micro-batches change")
-    assert "Only 2 workers" in said(concluded(parts, workers=[2]), "more workers")
+    assert "Only one number" in answer_to(concluded(parts, microbatches=[4]), "micro-batches change")
+    assert "Only 2 workers" in answer_to(concluded(parts, workers=[2]), "more workers")
     one = {"workers": [2, 4], "devices": ["cuda:0", "cuda:0"]}
-    assert "shared 1 device while" in said(concluded(strategies_parts(), **one), "more workers")
+    assert "shared 1 device while" in answer_to(concluded(strategies_parts(), **one), "more workers")
 
 
 def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +158,7 @@ def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, m
     calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
     options = Options(workers=(2,), cuts=(), batch=64)
     monkeypatch.setattr("stagewright.studies.strategies.study.load_model_costs", lambda one: one)
-    part = next(one for one in study(options).parts if one.name == "forecast-digits")
+    part = next(one for one in build_study(options).parts if one.name == "forecast-digits")
     results = Results({"profile-digits": {"measured": sizes, "cuts": {}}, "calibration": calibration})
     found = part.run(PartContext(folder=tmp_path, results=results, note=print))
     assert found["data-2"]["speedup"] == pytest.approx(1.0, abs=0.05)
@@ -169,7 +166,7 @@ def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, m
 
 def test_large_batches() -> None:
     findings = concluded(strategies_parts())
-    text = said(findings, "out of memory")
+    text = answer_to(findings, "out of memory")
     assert "devices of 100 MiB: batch 1024 runs out of memory under data parallel and runs as a pipeline." in text
     assert "in pieces of 32 samples and adds up gradients runs 1024 too" in text
     came = {(row[0], row[1]): row[3] for row in findings.tables[-1].rows}
@@ -177,7 +174,7 @@ def test_large_batches() -> None:
     assert came[("pipeline", "1024")] == "ran"
     parts = strategies_parts()
     parts["large-pipeline-1024"] = parts["large-data-1024"]
-    assert "no batch that was tried runs as a pipeline alone" in said(concluded(parts), "out of memory")
+    assert "no batch that was tried runs as a pipeline alone" in answer_to(concluded(parts), "out of memory")
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -208,7 +205,7 @@ def test_plans_of_the_experiments() -> None:
     assert options.large_plan("data", 1024, ("a",)).microbatches == 1
     assert options.large_plan("accumulated", 1024, ("a",)).microbatches == 16
     assert options.large_plan("pipeline", 1024, ("a",)).microbatches == 32
-    names = [part.name for part in study(options).parts]
+    names = [part.name for part in build_study(options).parts]
     assert "speed-digits-data-2-1" in names
     assert "speed-digits-data-4-1" not in names
     assert "train-digits-data-4-2" in names

@@ -151,7 +151,7 @@ def _send(options: Options, model: str, network: str, context: PartContext) -> d
 def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation], Any]]:
     """Provide the hosts on which ranks run: those of a lab, or this host's loopback."""
     from stagewright.fabric.lab.network import LabNetwork
-    from stagewright.fabric.lab.session import LabView, make_lab
+    from stagewright.fabric.lab.session import LabView, open_lab
     from stagewright.fabric.ranks.coordinator import RankLocation
 
     if options.where == "loopback":
@@ -163,12 +163,12 @@ def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation],
         slow_links=[f"{options.wrong_host}:{options.slow_rate}"] if network == "slow-link" else [],
         lossy_links=[f"{options.wrong_host}:{options.loss}"] if network == "lossy-link" else [],
     )
-    with make_lab(lab_network) as lab:
+    with open_lab(lab_network) as lab:
         places = [
             RankLocation(name=f"host {host}", host=lab_network.address(host), namespace=lab.namespace(host))
             for host in range(options.hosts)
         ]
-        yield places, LabView(hosts=(), network={**lab_network.to_dict(), "used": list(lab.used)}, lateness=None)
+        yield places, LabView(hosts=(), network={**lab_network.to_dict(), "used": list(lab.methods)}, lateness=None)
 
 
 def _save(

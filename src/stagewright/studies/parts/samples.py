@@ -30,7 +30,7 @@ def select_samples(
 
     Nothing is written where all samples are used; the embedded digits are always used whole.
     """
-    from stagewright.zoo.tasks import dataset_files as table
+    from stagewright.zoo.tasks import dataset_files
 
     entry = tasks.entry(task)
     if not entry.folder:
@@ -38,7 +38,7 @@ def select_samples(
     is_subset = num_train is not None or num_judged is not None
     counts, sizes = [], []
     for split, wanted in zip(entry.splits, (num_train, num_judged), strict=True):
-        rows = table.read(entry, split, Path(str(data)))
+        rows = dataset_files.read(entry, split, Path(str(data)))
         sizes.append(rows.num_rows)
         counts.append(min(rows.num_rows, wanted or rows.num_rows))
         if is_subset:

@@ -135,7 +135,7 @@ def _profile(options: Options, task: str, context: PartContext) -> dict[str, Any
     """Profile the model at three micro-batch sizes, up to the baseline's largest batch; cut every pipeline."""
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.split import split
-    from stagewright.planner.costs.source import interpolate_at
+    from stagewright.planner.costs.interpolation import interpolate_at
 
     batch = options.recipe(task).batch
     few = max(2, batch // 8)  # batch norm needs more than one sample
@@ -166,7 +166,7 @@ def _cuts(context: PartContext, task: str, experiment: Experiment | None) -> tup
 def _forecast(options: Options, task: str, context: PartContext) -> dict[str, Any]:
     """Forecast every experiment as if each worker had its own device."""
     from stagewright.planner.costs.measure import plan_microbatch_sizes
-    from stagewright.planner.costs.source import interpolate_at
+    from stagewright.planner.costs.interpolation import interpolate_at
 
     models = [load_model_costs(costs) for costs in context.results[f"profile-{task}"]["measured"]]
 
@@ -203,7 +203,7 @@ def _train(options: Options, task: str, experiment: Experiment, seed: int, conte
 def _limit(options: Options, context: PartContext) -> dict[str, Any]:
     """Forecast the memory of each large batch, and choose the limit."""
     from stagewright.planner.costs.measure import plan_microbatch_sizes
-    from stagewright.planner.costs.source import interpolate_at
+    from stagewright.planner.costs.interpolation import interpolate_at
     from stagewright.planner.fit import peak_bytes
 
     saved = context.results[f"profile-{options.tasks[0]}"]

@@ -1,7 +1,7 @@
 """``python -m stagewright …``: the command line.
 
-Workers are many and start often, so ``python -m stagewright worker`` does not go through the command line's libraries:
-it needs nothing but what the engine needs, and imports torch only after its device is pinned.
+Workers start often, so ``python -m stagewright worker`` does not import the command line's libraries: it needs only the
+engine, and imports torch only after its device is pinned.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a worker, or the command line."""
-    words = sys.argv[1:]
-    if words[:1] == ["worker"] and not {"-h", "--help"} & set(words):
-        _worker(words[1:])
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["worker"] and not {"-h", "--help"} & set(arguments):
+        _run_worker(arguments[1:])
         return
     from stagewright.cli import main as command_line
 
     command_line()
 
 
-def _worker(words: list[str]) -> None:
+def _run_worker(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="stagewright worker", add_help=False, allow_abbrev=False)
     parser.add_argument("plan", type=Path)
-    parser.add_argument("--run-folder", type=Path)  # not --run: torchrun would take that for its own --run-path
+    parser.add_argument("--run-folder", type=Path)  # not --run: torchrun would read that as its --run-path
     parser.add_argument("--job")
     parser.add_argument("--hang-s", type=float)
-    given = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     from stagewright.engine.worker.worker import start_worker
 
-    start_worker(given.plan, given.run_folder, given.job, given.hang_s)
+    start_worker(options.plan, options.run_folder, options.job, options.hang_s)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Every error that Stagewright raises on purpose, drawn as one tree.
+"""The exception tree: every error that Stagewright raises deliberately.
 
-    StagewrightError             anything below; the command line prints its text as one sentence
-    ├── UsageError               wrong input: a value, a name, a file                      exit code 2
-    │   ├── UnknownName          a name that is not there; offers the nearest ones
-    │   ├── CaptureError         the model can't be captured; names the line and the ways out
-    │   ├── SplitError           no split satisfies what was asked; says by how much
-    │   ├── DataMissing          a data set or weights that are not on this machine; says how to get them
-    │   └── CacheError           a cache that can't be read or written
-    └── RunError                 the input was right, the run failed                       exit code 1
-        └── CorruptMessage       bytes that are not the message which was expected
+    StagewrightError             base class; the command line prints its message as one sentence
+    ├── UsageError               invalid input: a value, a name, a file                    exit code 2
+    │   ├── UnknownName          an unknown name; suggests the nearest ones
+    │   ├── CaptureError         the model can't be captured; names the line and alternatives
+    │   ├── SplitError           no split satisfies the constraints; says by how much
+    │   ├── DataMissing          a data set or weights are not on this machine; says how to get them
+    │   └── CacheError           a cache file can't be read or written
+    └── RunError                 the input was valid, the run failed                       exit code 1
+        └── CorruptMessage       received bytes are not the expected message
 
-A message says what was wrong, with both values, where, and a fix that can be pasted.
+A message says what was wrong, with both values, where, and a fix to paste.
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ __all__ = [
 
 
 class StagewrightError(Exception):
-    """Anything that Stagewright raises on purpose."""
+    """Base class of all errors that Stagewright raises deliberately."""
 
     exit_code = 1
 
 
 class UsageError(StagewrightError):
-    """The input was wrong."""
+    """The input was invalid."""
 
     exit_code = 2
 
 
 class UnknownName(UsageError):
-    """A name that is not among the known ones."""
+    """A name that is not one of the known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         known = list(known)
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         if near:
-            offer = "did you mean " + " or ".join(repr(one) for one in near) + "?"
+            suggestion = "did you mean " + " or ".join(repr(match) for match in near) + "?"
         elif len(known) <= 30:
-            offer = "known: " + ", ".join(known)
+            suggestion = "known: " + ", ".join(known)
         else:
-            offer = f"known: {', '.join(known[:12])}, … ({len(known)} in all)"
-        super().__init__(f"unknown {kind} {name!r}; {offer}" + (f" {hint}" if hint else ""))
+            suggestion = f"known: {', '.join(known[:12])}, … ({len(known)} in all)"
+        super().__init__(f"unknown {kind} {name!r}; {suggestion}" + (f" {hint}" if hint else ""))
 
 
 class CaptureError(UsageError):
     """The model can't be captured as a graph of units."""
 
     inside: str = ""
-    """The module whose own code is the cause, where that is known."""
+    """The module whose code is the cause, if known."""
 
 
 class ModelError(UsageError, ValueError):
-    """The model does not run on what it was given."""
+    """The model fails on its input."""
 
 
 class SplitError(UsageError):
-    """No split satisfies what was asked."""
+    """No split satisfies the constraints."""
 
 
 class DataMissing(UsageError):
@@ -83,8 +83,8 @@ class CacheError(UsageError):
 
 
 class RunError(StagewrightError):
-    """The input was right, but the run failed."""
+    """The input was valid, but the run failed."""
 
 
 class CorruptMessage(RunError):
-    """Bytes that came over a link are not the message that was expected."""
+    """Bytes received over a link are not the expected message."""

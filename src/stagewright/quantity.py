@@ -1,7 +1,7 @@
-"""Numbers with units, as people write and read them: 2GiB, 10Gbit/s, 50us, 4.62 G.
+"""Parse and format numbers with units: 2GiB, 10Gbit/s, 50us, 4.62 G.
 
-Sizes: B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024). Rates: a size a second, or bits
-(kbit, Mbit, Gbit) a second. Times: ns, us, ms, s, min.
+Sizes: B, kB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024). Rates: a size per second,
+or bits (kbit, Mbit, Gbit) per second. Times: ns, us, ms, s, min.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-zµ]*)\s*
 
 
 def parse_bytes(text: str) -> int:
-    """A size such as ``2GiB``; a bare number is bytes."""
+    """Parse a size such as ``2GiB``; a bare number is bytes."""
     return round(_parse(text, _SIZES, "b", "size", "2GiB, 500MB or 1048576"))
 
 
 def parse_rate(text: str) -> float:
-    """A rate in bytes a second, from ``10Gbit/s``, ``10Gbps`` (bits) or ``1.2GB/s``; a bare number is refused."""
+    """Parse a rate in bytes per second: ``10Gbit/s``, ``10Gbps`` (bits) or ``1.2GB/s``; a bare number is refused."""
     plain = text.strip().removesuffix("/s")
     if re.fullmatch(r"[0-9.]+\s*[kmgt]?b", plain, re.IGNORECASE) and plain.endswith("b"):
-        raise UsageError(f"{text!r} may be bits or bytes a second; write it like {plain}it/s or {plain[:-1]}B/s")
+        raise UsageError(f"{text!r} may be bits or bytes per second; write it like {plain}it/s or {plain[:-1]}B/s")
     plain = plain.removesuffix("bps") + "bit" if plain.endswith("bps") else plain.removesuffix("ps")
     return _parse(plain, {**_SIZES, **_BITS}, None, "rate", "10Gbit/s or 1.2GB/s")
 
 
 def parse_s(text: str) -> float:
-    """A time in seconds, from ``50us`` or ``1.5ms``; a bare number but 0 is refused."""
+    """Parse a time in seconds, from ``50us`` or ``1.5ms``; a bare number other than 0 is refused."""
     return _parse(text, _TIMES, None, "time", "50us, 1.5ms or 2s")
 
 
@@ -51,7 +51,7 @@ def _parse(text: str, units: dict[str, float], default: str | None, kind: str, e
 
 
 def format_age(seconds: float) -> str:
-    """How long ago, in one unit: ``14 s``, ``3 min``, ``5 h``, ``12 days``."""
+    """Format an age in one unit: ``14 s``, ``3 min``, ``5 h``, ``12 days``."""
     for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -59,7 +59,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """A size in at most four characters and a binary unit: ``1.21 MiB``."""
+    """Format a size with a binary unit: ``1.21 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{_digits(size)} {unit}"
@@ -68,7 +68,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """A count with a decimal unit: ``22.1 M``."""
+    """Format a count with a decimal unit: ``22.1 M``."""
     for unit in ("", " k", " M", " G", " T"):
         if abs(number) < 1000 or unit == " T":
             return f"{number:.0f}" if not unit else f"{_digits(number)}{unit}"
@@ -77,15 +77,15 @@ def format_count(number: float) -> str:
 
 
 def format_s(seconds: float) -> str:
-    """A time with the unit that suits it: ``12.3 ms``."""
+    """Format a time with a suitable unit: ``12.3 ms``."""
     if not math.isfinite(seconds):
         return str(seconds)
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if abs(seconds) >= 0.9995 * factor:  # what rounds to 1000 of the smaller unit
+        if abs(seconds) >= 0.9995 * factor:  # below, it rounds to less than 1 of this unit
             return f"{_digits(seconds / factor)} {unit}"
     return "0 s" if seconds == 0 else f"{_digits(seconds / 1e-9)} ns"
 
 
 def _digits(number: float) -> str:
-    """Three significant digits."""
+    """Format three significant digits."""
     return f"{number:.0f}" if abs(number) >= 100 else f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"

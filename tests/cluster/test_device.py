@@ -45,7 +45,7 @@ def test_cores_that_are_not_there() -> None:
 
 def test_missing_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="cuda:7 is asked for, but torch sees no GPU here; use another device"):
+    with pytest.raises(UsageError, match="the plan uses cuda:7, but torch sees no GPU here; use another device"):
         Device.parse("cuda:7").torch_device()
 
 

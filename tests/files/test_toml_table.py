@@ -25,7 +25,7 @@ from stagewright.files.toml_table import (
 
 def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text("batch = 8\nbatch = 9\n")
-    with pytest.raises(UsageError, match=r"at line 2, .*; a key or a table is there twice, keep one"):
+    with pytest.raises(UsageError, match=r"at line 2, .*; a key or a table is defined twice, keep one"):
         load_toml(tmp_path / "plan.toml")
 
 

@@ -137,7 +137,8 @@ class Device:
 def pin_process(device: Device) -> bool:
     """Pin this process to a CPU device permanently; call it before torch is imported.
 
-    Also sets the environment variables for the libraries' number of threads. Returns whether threads are pinned: False for CUDA and where the system can't pin.
+    Also sets the environment variables for the libraries' number of threads. Returns whether threads are pinned: False
+    for CUDA and where the system can't pin.
     """
     if device.kind != "cpu":
         return False

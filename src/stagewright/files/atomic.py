@@ -1,4 +1,4 @@
-"""Files that appear at once: a reader sees the old one or the new one, never half of one."""
+"""Atomic file writes: a reader sees the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["replace_text", "save_text"]
 
 
 def save_text(content: str, path: str | Path) -> None:
-    """Writes a text file beside its place and moves it there."""
+    """Write a text file atomically; UsageError where it can't be written."""
     path = Path(path)
     if path.is_dir():
         raise UsageError(f"can't write {path}: it is a folder; name a file in it")
@@ -24,7 +24,7 @@ def save_text(content: str, path: str | Path) -> None:
 
 
 def replace_text(content: str, path: Path) -> None:
-    """The same, for whoever has words of its own for an OSError."""
+    """Write a text file atomically; raises OSError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:

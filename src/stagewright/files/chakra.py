@@ -1,4 +1,4 @@
-"""Files of Chakra execution traces, one a rank: what those who write and read them have in common.
+"""Files of Chakra execution traces, one for each rank.
 
     PREFIX.0.et    varint-delimited: GlobalMetadata(version="0.0.4"), Node, Node, …
                    attributes of a node: comm_size and comm_type are int64 (others are read as 0), other numbers int32
@@ -24,7 +24,7 @@ _MOST_NODE_BYTES = 64 * 2**20
 
 
 def check_chakra() -> Any:
-    """The package's protobuf, or how to get it."""
+    """Return the package's protobuf module; UsageError where it is not installed."""
     try:
         from chakra.schema.protobuf import et_def_pb2
     except ImportError:
@@ -35,7 +35,7 @@ def check_chakra() -> Any:
 
 
 def write_ranks(prefix: str | Path, num_ranks: int, nodes: Callable[[int], Iterable[Any]]) -> list[Path]:
-    """Write the nodes of each rank into a file of its own, which appears whole or not at all."""
+    """Write a file of nodes for each rank, atomically."""
     proto = check_chakra()
     written = []
     for rank in range(num_ranks):
@@ -55,7 +55,7 @@ def write_ranks(prefix: str | Path, num_ranks: int, nodes: Callable[[int], Itera
 
 
 def find_ranks(prefix: Path) -> list[Path]:
-    """The files of a trace, by rank."""
+    """Find the files of a trace, by rank."""
     numbered = {}
     folder = prefix.parent
     for path in folder.iterdir() if folder.is_dir() else ():
@@ -71,7 +71,7 @@ def find_ranks(prefix: Path) -> list[Path]:
 
 
 def read_nodes(path: Path) -> Iterator[Any]:
-    """The nodes of a file, after its metadata."""
+    """Read the nodes of a file, after its metadata."""
     proto = check_chakra()
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 
@@ -87,7 +87,7 @@ def read_nodes(path: Path) -> Iterator[Any]:
 
 
 def add_attributes(node: Any, **values: int | str) -> None:
-    """Add attributes to a node of a device, each in the type that readers expect."""
+    """Add attributes to a device node, each with the type that readers expect."""
     proto = check_chakra()
     node.attr.append(proto.AttributeProto(name="is_cpu_op", bool_val=False))
     for name, value in values.items():
@@ -100,7 +100,7 @@ def add_attributes(node: Any, **values: int | str) -> None:
 
 
 def _write(file: IO[bytes], message: Any) -> None:
-    """A message with its length before it, as a varint."""
+    """Write a message after its length as a varint."""
     content = message.SerializeToString()
     length = len(content)
     while True:

@@ -1,10 +1,10 @@
-"""What was measured, kept as one JSON file for each thing that was asked.
+"""A cache of measurements: one JSON file for each key.
 
     {"format": 2, "key": {"model": "deit-small", "torch version": "2.13.0", …}, "profile": {…}}
 
-The file's name stands for what was asked (`ASKED`). The rest of the key (the model's structure, the hardware, the
-library versions) may change under the same name: then the file is stale and refused, and the difference is told. What
-was measured in more rounds than are asked for is as good.
+`NAME_KEYS` determine the file's name. The rest of the key (the model's structure, the hardware, library versions) may
+change under the same name: then the file is stale, and ``load`` says in what it differs. A measurement with more
+repeats than requested is valid.
 """
 
 from __future__ import annotations
@@ -24,45 +24,44 @@ from typing import Any
 from stagewright.errors import CacheError
 from stagewright.files.atomic import replace_text
 
-__all__ = ["ASKED", "Kept", "KeyedFiles", "default_cache_folder"]
+__all__ = ["NAME_KEYS", "CacheEntry", "KeyedCache", "default_cache_folder"]
 
-ASKED = ("model", "mode", "inputs", "device", "threads", "training", "units", "weights", "part")
+NAME_KEYS = ("model", "mode", "inputs", "device", "threads", "training", "units", "weights", "part")
 
 
 def default_cache_folder() -> Path:
-    """`STAGEWRIGHT_CACHE`, or else the user's cache folder."""
-    own = os.environ.get("STAGEWRIGHT_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stagewright"
+    """Return `STAGEWRIGHT_CACHE`, or the user's cache folder."""
+    configured = os.environ.get("STAGEWRIGHT_CACHE")
+    if configured:
+        return Path(configured).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "stagewright"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The content of a file that is still true."""
+class CacheEntry:
+    """The content of a valid cache file."""
 
     content: dict[str, Any]
-    """What was saved."""
     age_s: float
-    """How long ago that was."""
+    """Seconds since it was saved."""
 
 
-class KeyedFiles:
-    """The files of one kind in one folder."""
+class KeyedCache:
+    """The cache files of one kind in one folder."""
 
-    def __init__(self, folder: Path | None, kind: str, number: int, asked: tuple[str, ...] = ASKED) -> None:
+    def __init__(self, folder: Path | None, kind: str, version: int, name_keys: tuple[str, ...] = NAME_KEYS) -> None:
         self.folder = (default_cache_folder() if folder is None else folder) / kind
-        self._format, self._asked = number, asked
+        self._format, self._name_keys = version, name_keys
 
     def path(self, key: Mapping[str, str]) -> Path:
-        """The file for what the key asks for."""
-        asked = json.dumps([key[name] for name in self._asked])
+        """Return the file of a key."""
+        identity = json.dumps([key[name] for name in self._name_keys])
         readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key["model"]).strip("-.")[:60]
-        return self.folder / f"{readable}-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+        return self.folder / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
 
-    def load(self, key: Mapping[str, str]) -> tuple[Kept | None, str]:
-        """What is kept, or None and why the file that is there was refused ("" where there is none)."""
+    def load(self, key: Mapping[str, str]) -> tuple[CacheEntry | None, str]:
+        """Load an entry, or None and the reason why the file is not valid ("" where it does not exist)."""
         path = self.path(key)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +70,7 @@ class KeyedFiles:
             difference = _difference(content["key"], key)
             if difference:
                 return None, f"{path} is stale: {difference}"
-            return Kept(content=content, age_s=max(0.0, time.time() - path.stat().st_mtime)), ""
+            return CacheEntry(content=content, age_s=max(0.0, time.time() - path.stat().st_mtime)), ""
         except (FileNotFoundError, NotADirectoryError):
             return None, ""
         except OSError as error:
@@ -80,18 +79,18 @@ class KeyedFiles:
             return None, self.damaged(key, error)
 
     def damaged(self, key: Mapping[str, str], error: Exception) -> str:
-        """Why the file is refused: what it holds is not what was saved."""
+        """Say that the content of the file is damaged."""
         return f"{self.path(key)} is damaged: {type(error).__name__}: {error}"
 
     def check_writable(self) -> None:
-        """Raises CacheError where a file could not be saved."""
+        """Raise CacheError where a file could not be saved."""
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
                 pass
 
     def save(self, key: Mapping[str, str], content: Mapping[str, Any]) -> Path:
-        """Writes the content, at once: a reader sees the old file or the new one, never half of one."""
+        """Write an entry atomically."""
         path = self.path(key)
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,13 +108,13 @@ class KeyedFiles:
             ) from error
 
 
-def _difference(stored: Mapping[str, str], asked: Mapping[str, str]) -> str:
-    """What the keys differ in, with both values."""
-    differing = [name for name in {**stored, **asked} if not _is_same(name, stored.get(name), asked.get(name))]
-    return "; ".join(f"{name} was {stored.get(name, 'none')}, now {asked.get(name, 'none')}" for name in differing)
+def _difference(stored: Mapping[str, str], requested: Mapping[str, str]) -> str:
+    """List the differences of two keys, with both values."""
+    differing = [name for name in {**stored, **requested} if not _matches(name, stored.get(name), requested.get(name))]
+    return "; ".join(f"{name} was {stored.get(name, 'none')}, now {requested.get(name, 'none')}" for name in differing)
 
 
-def _is_same(name: str, stored: str | None, asked: str | None) -> bool:
-    if name == "repeats" and stored is not None and asked is not None:
-        return int(stored) >= int(asked)
-    return stored == asked
+def _matches(name: str, stored: str | None, requested: str | None) -> bool:
+    if name == "repeats" and stored is not None and requested is not None:
+        return int(stored) >= int(requested)
+    return stored == requested

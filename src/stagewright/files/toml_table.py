@@ -1,9 +1,9 @@
-"""Strict TOML, for every file that people write: unknown keys, wrong types and missing keys end in one sentence.
+"""Strict TOML for files that users write: unknown keys, wrong types and missing keys are errors in one sentence.
 
     read_table(table, {"batch": integer, "memory": size}, where="plan.toml")
-        → only the keys that are there, each read by its reader; what is missing keeps the default of its value
+        → the keys that are present, each read by its reader; missing keys take the default of their field
 
-A reader takes the value and the place where it stands. The writer is for what the readers read: plain values, tables,
+A reader takes a value and its position in the file. The writer supports what the readers read: plain values, tables and
 arrays of tables.
 """
 
@@ -42,14 +42,14 @@ Reader: TypeAlias = Callable[[object, str], Any]
 
 
 def load_toml(path: str | Path) -> dict[str, Any]:
-    """The file's content; an error names the file, and the line where it is not TOML."""
+    """Load a file; errors name the file and the line."""
     if Path(path).is_dir():
         raise UsageError(f"{path} is a folder; name a TOML file in it, like {Path(path) / 'plan.toml'}")
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
-        twice = "; a key or a table is there twice, keep one" if "overwrite" in str(error) else ""
+        twice = "; a key or a table is defined twice, keep one" if "overwrite" in str(error) else ""
         raise UsageError(f"{path} is not TOML: {error}{twice}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error.reason} at byte {error.start}; save it as UTF-8") from None
@@ -60,7 +60,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 def read_table(
     table: object, readers: Mapping[str, Reader], where: str, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The values of a table's keys, each read by the reader of its key; ``required`` are lines that it must have."""
+    """Read a table, each key with its reader; ``required`` are example lines of keys that must be present."""
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must be a table, not {_show(table)}")
     for key in table:
@@ -75,35 +75,35 @@ def read_table(
 
 
 def integer(value: object, where: str) -> int:
-    """A whole number."""
+    """Read an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{where} must be a whole number, not {_show(value)}")
     return value
 
 
 def number(value: object, where: str) -> float:
-    """Any number."""
+    """Read a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{where} must be a number, not {_show(value)}")
     return float(value)
 
 
 def text(value: object, where: str) -> str:
-    """A string."""
+    """Read a string."""
     if not isinstance(value, str):
-        raise UsageError(f"{where} must be a text in quotes, not {_show(value)}")
+        raise UsageError(f"{where} must be a string in quotes, not {_show(value)}")
     return value
 
 
 def flag(value: object, where: str) -> bool:
-    """True or false."""
+    """Read a boolean."""
     if not isinstance(value, bool):
         raise UsageError(f"{where} must be true or false, not {_show(value)}")
     return value
 
 
 def choice(*known: str) -> Reader:
-    """A reader of one of some texts."""
+    """Return a reader of one of the known strings."""
 
     def read(value: object, where: str) -> str:
         if text(value, where) not in known:
@@ -114,33 +114,33 @@ def choice(*known: str) -> Reader:
 
 
 def list_of(reader: Reader) -> Reader:
-    """A reader of a list, as a tuple."""
+    """Return a reader of a list, as a tuple."""
 
     def read(value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise UsageError(f"{where} must be a list in brackets, not {_show(value)}")
-        return tuple(reader(one, f"{where}[{index}]") for index, one in enumerate(value))
+        return tuple(reader(item, f"{where}[{index}]") for index, item in enumerate(value))
 
     return read
 
 
 def either(when_text: Reader, otherwise: Reader) -> Reader:
-    """A reader of a text or of something else."""
+    """Return a reader of a string or another type."""
     return lambda value, where: (when_text if isinstance(value, str) else otherwise)(value, where)
 
 
 def size(value: object, where: str) -> int:
-    """Bytes, from a number or from a text such as 2GiB."""
+    """Read bytes from a number or a string such as 2GiB."""
     return int(_quantity(value, where, parse_bytes, integer))
 
 
 def rate(value: object, where: str) -> float:
-    """Bytes a second, from a number or from a text such as 10Gbit/s."""
+    """Read bytes per second from a number or a string such as 10Gbit/s."""
     return _quantity(value, where, _exact(parse_rate), number)
 
 
 def seconds(value: object, where: str) -> float:
-    """Seconds, from a number or from a text such as 50us."""
+    """Read seconds from a number or a string such as 50us."""
     return _quantity(value, where, _exact(parse_s), number)
 
 
@@ -154,7 +154,7 @@ def _quantity(value: object, where: str, parse: Callable[[str], float], plain: C
 
 
 def _exact(parse: Callable[[str], float]) -> Callable[[str], float]:
-    """The parser without the last digit's error of its product: 10us is 1e-05, not 9.999999999999999e-06."""
+    """Round the last digit of a parsed value: 10us is 1e-05, not 9.999999999999999e-06."""
     return lambda written: float(f"{parse(written):.15g}")
 
 
@@ -164,7 +164,7 @@ def _show(value: object) -> str:
 
 
 def write_size(num_bytes: int) -> str | int:
-    """Bytes as people write them, or the bare number where that is not exact."""
+    """Format bytes with a unit, or as a number where that is not exact."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes and num_bytes % factor == 0 and num_bytes < 2**53:
             return f"{num_bytes // factor}{unit}"
@@ -172,12 +172,12 @@ def write_size(num_bytes: int) -> str | int:
 
 
 def write_rate(bytes_per_s: float) -> str | float:
-    """Bytes a second as people write them, or the bare number where that is not exact."""
+    """Format bytes per second with a unit, or as a number where that is not exact."""
     return _write(bytes_per_s, (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)), _exact(parse_rate))
 
 
 def write_seconds(value_s: float) -> str | float:
-    """Seconds as people write them, or the bare number where that is not exact."""
+    """Format seconds with a unit, or as a number where that is not exact."""
     return _write(value_s, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), _exact(parse_s))
 
 
@@ -190,22 +190,22 @@ def _write(value: float, units: Sequence[tuple[str, float]], parse: Callable[[st
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A table as TOML: plain values first, then its tables and arrays of tables; None is left out."""
+    """Format a table as TOML: plain values, then tables and arrays of tables; None is omitted."""
     return "\n".join(_lines(table, ())).strip("\n") + "\n"
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     lines: list[str] = []
-    below: list[tuple[str, Any]] = []
+    tables: list[tuple[str, Any]] = []
     for key, value in table.items():
         if isinstance(value, Mapping) or (isinstance(value, list) and value and isinstance(value[0], Mapping)):
-            below.append((key, value))
+            tables.append((key, value))
         elif value is not None:
             lines.append(f"{key} = {_value(value)}")
-    for key, value in below:
+    for key, value in tables:
         name = ".".join((*path, key))
-        for one in value if isinstance(value, list) else [value]:
-            inner = _lines(one, (*path, key))
+        for item in value if isinstance(value, list) else [value]:
+            inner = _lines(item, (*path, key))
             header = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
             only_tables = bool(inner) and not inner[0]
             lines += inner if only_tables and not isinstance(value, list) else ["", header, *inner]
@@ -220,4 +220,4 @@ def _value(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     assert isinstance(value, list | tuple), f"no TOML for {type(value).__name__}"
-    return "[" + ", ".join(_value(one) for one in value) + "]"
+    return "[" + ", ".join(_value(item) for item in value) + "]"

@@ -123,11 +123,11 @@ def test_a_broken_run_says_who_and_why_and_takes_no_text_for_code(browser_page: 
         message = "ValueError: <img src=x onerror=alert(1)>"
         fault = Fault(worker=1, kind="raised", message=message, doing=doing, traceback="line 14, in forward")
         fault.write(folder.path / "workers" / "1" / "error.json")
-        page.locator("#status", has_text="broken").wait_for()
+        page.locator("#status", has_text="failed").wait_for()
         assert page.locator("#error-text").inner_text() == f"worker 1 failed: {message}"
         assert page.locator("#error-at").inner_text() == "at: step 8, stage 1, micro-batch 3, forward"
         assert page.locator(".box[data-condition=broken]").get_attribute("data-rank") == "1"
-        page.get_by_text("Where in the code").click()
+        page.get_by_text("Traceback", exact=True).click()
         assert page.locator("#error-trace").inner_text() == "line 14, in forward"
         assert page.locator("img").count() == 0
         assert page.locator("#about b").count() == 0
@@ -152,7 +152,7 @@ def test_a_finished_run_is_replayed_paused_and_sought(browser_page: Any, tmp_pat
         assert page.evaluate("state.replay.at_s") == paused_s < 2.0
         assert page.evaluate("state.step") in (None, *range(1, 8))
         page.select_option("#speed", "10")
-        page.get_by_role("button", name="Go on").click()
+        page.get_by_role("button", name="Resume").click()
         page.locator("#status", has_text="finished").wait_for()
         assert page.evaluate("state.replay") == {"at_s": 2.0, "length_s": 2.0}
         page.select_option("#speed", "0.1")  # at 10 × it would be over before it is seen
@@ -177,7 +177,7 @@ def test_a_server_that_has_gone_is_told_apart_from_the_run(browser_page: Any, tm
     with served(a_run(tmp_path).path) as server:
         page.goto(server.url)
         page.get_by_text("running").wait_for()
-    page.get_by_text("The page has lost its server.").wait_for()
+    page.get_by_text("Connection to the server lost.").wait_for()
     assert page.locator("#step").inner_text() == "8 of 20", "what was known stays"
 
 

@@ -28,8 +28,8 @@ def _profile(num_units: int) -> Profile:
             backward_input=Time(median_s=0.001, spread_s=0.0),
             backward_weight=Time(median_s=0.001, spread_s=0.0),
             output_bytes=100,
-            kept_bytes=nothing,
-            recompute_kept_bytes=0,
+            saved_bytes=nothing,
+            recompute_saved_bytes=0,
             crossing_bytes=100 if index < num_units - 1 else 0,
         )
         for index in range(num_units)

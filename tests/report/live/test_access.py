@@ -28,10 +28,10 @@ def test_tokens_are_made_anew_and_compared_whole() -> None:
     assert one.token is not None
     assert one.token != other.token
     assert len(one.token) >= 32
-    assert one.knows(one.token)
+    assert one.accepts_token(one.token)
     for wrong in (None, "", one.token[:-1], one.token + "a", "é" * 20):
-        assert not one.knows(wrong)
-    assert choose_access("127.0.0.1", None).knows(None)
+        assert not one.accepts_token(wrong)
+    assert choose_access("127.0.0.1", None).accepts_token(None)
 
 
 @pytest.mark.parametrize("token", ["short", "with space and more", "x" * 20 + ";", "x" * 20 + "\r\n"])
@@ -53,5 +53,5 @@ def test_tokens_that_are_refused(token: str) -> None:
     ],
 )
 def test_names_that_are_answered(host: str | None, expected: bool) -> None:
-    assert Access(address="127.0.0.1").answers_to(host) is expected
-    assert Access(address="0.0.0.0", token="t" * 20).answers_to(host)
+    assert Access(address="127.0.0.1").accepts_host(host) is expected
+    assert Access(address="0.0.0.0", token="t" * 20).accepts_host(host)

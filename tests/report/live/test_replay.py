@@ -10,6 +10,7 @@ import pytest
 
 from stagewright.engine.worker.faults import Fault
 from stagewright.report.live.replay import read_replay
+from stagewright.report.live.snapshot import snapshot
 from stagewright.spec.plan import Plan
 
 
@@ -50,26 +51,26 @@ def doing(state: Any, rank: int = 0) -> tuple[Any, ...]:
 def test_events_and_lines_on_one_axis(recorded: Any) -> None:
     replay = read_replay(recorded.folder)
     assert replay.length_s == 3.0
-    assert doing(replay.at(0.05)) == ("", None, None, None)
-    assert doing(replay.at(0.2), 1) == ("receive", 0, 1, 0)
-    assert doing(replay.at(0.37)) == ("", 0, None, None)
-    assert doing(replay.at(0.45)) == ("forward", 0, 0, 0)
-    assert doing(replay.at(0.55)) == ("recompute", 0, 0, 0), "the innermost one"
-    assert doing(replay.at(0.7)) == ("forward", 0, 0, 0)
-    assert replay.at(0.99).step is None
-    assert replay.at(1.0).step == 1
-    assert doing(replay.at(1.6), 1) == ("backward", 1, 1, 3), "the pause between the steps is left out"
-    assert replay.at(2.9).status(0.0) == "running"
-    end = replay.at(3.0)
+    assert doing(replay.state_at(0.05)) == ("", None, None, None)
+    assert doing(replay.state_at(0.2), 1) == ("receive", 0, 1, 0)
+    assert doing(replay.state_at(0.37)) == ("", 0, None, None)
+    assert doing(replay.state_at(0.45)) == ("forward", 0, 0, 0)
+    assert doing(replay.state_at(0.55)) == ("recompute", 0, 0, 0), "the innermost one"
+    assert doing(replay.state_at(0.7)) == ("forward", 0, 0, 0)
+    assert replay.state_at(0.99).step is None
+    assert replay.state_at(1.0).step == 1
+    assert doing(replay.state_at(1.6), 1) == ("backward", 1, 1, 3), "the pause between the steps is left out"
+    assert replay.state_at(2.9).status(0.0) == "running"
+    end = replay.state_at(3.0)
     assert (end.status(0.0), end.step, end.loss) == ("done", 2, 1.0)
 
 
 def test_back_begins_anew(recorded: Any) -> None:
     replay = read_replay(recorded.folder)
-    replay.at(3.0)
-    again = replay.at(0.45)
+    replay.state_at(3.0)
+    again = replay.state_at(0.45)
     assert (again.status(0.0), again.step, doing(again)) == ("starting", None, ("forward", 0, 0, 0))
-    assert replay.at(0.45) is again
+    assert replay.state_at(0.45) is again
 
 
 def test_without_events_the_metrics_tell(make_run: Callable[..., Any]) -> None:
@@ -82,10 +83,10 @@ def test_without_events_the_metrics_tell(make_run: Callable[..., Any]) -> None:
     run.folder.finish("done")
     replay = read_replay(run.folder)
     assert replay.length_s == 2.0
-    assert (replay.at(0.2).step, doing(replay.at(0.2))) == (None, ("step", 0, None, None))
-    assert (replay.at(0.6).step, doing(replay.at(0.6), 1)) == (1, ("step", 1, None, None))
-    assert replay.at(1.9).epochs == ()
-    assert replay.at(2.0).epochs[0]["accuracy"] == 0.5
+    assert (replay.state_at(0.2).step, doing(replay.state_at(0.2))) == (None, ("step", 0, None, None))
+    assert (replay.state_at(0.6).step, doing(replay.state_at(0.6), 1)) == (1, ("step", 1, None, None))
+    assert replay.state_at(1.9).epochs == ()
+    assert replay.state_at(2.0).epochs[0]["accuracy"] == 0.5
 
 
 def test_training_s_events_are_of_its_last_steps(make_run: Callable[..., Any]) -> None:
@@ -98,8 +99,8 @@ def test_training_s_events_are_of_its_last_steps(make_run: Callable[..., Any]) -
         run.folder.worker(worker).write_events(rows)
     run.folder.finish("done")
     replay = read_replay(run.folder)
-    assert doing(replay.at(0.2)) == ("step", 0, None, None)
-    assert doing(replay.at(0.7)) == ("forward", 1, 0, 1)
+    assert doing(replay.state_at(0.2)) == ("step", 0, None, None)
+    assert doing(replay.state_at(0.7)) == ("forward", 1, 0, 1)
 
 
 def test_a_broken_run_breaks_at_its_end(make_run: Callable[..., Any]) -> None:
@@ -108,9 +109,9 @@ def test_a_broken_run_breaks_at_its_end(make_run: Callable[..., Any]) -> None:
     Fault(worker=1, kind="raised", message="E: x").write(run.path / "workers" / "1" / "error.json")
     run.folder.finish("failed", {"error": "worker 1 failed"})
     replay = read_replay(run.folder)
-    assert replay.at(0.4).status(0.0) == "starting"
-    assert replay.at(0.5).status(0.0) == "failed"
-    assert replay.at(0.5).to_dict(0.5)["workers"][1]["condition"] == "broken"
+    assert replay.state_at(0.4).status(0.0) == "starting"
+    assert replay.state_at(0.5).status(0.0) == "failed"
+    assert snapshot(replay.state_at(0.5), 0.5)["workers"][1]["condition"] == "broken"
 
 
 def test_a_run_without_a_single_line(make_run: Callable[..., Any]) -> None:
@@ -118,4 +119,4 @@ def test_a_run_without_a_single_line(make_run: Callable[..., Any]) -> None:
     run.folder.finish("failed", {"error": "E"})
     replay = read_replay(run.folder)
     assert replay.length_s == 0.0
-    assert replay.at(0.0).status(0.0) == "failed"
+    assert replay.state_at(0.0).status(0.0) == "failed"

@@ -141,7 +141,7 @@ def test_a_finished_run_is_replayed_to_each_viewer_at_its_own_speed(make_run: Ca
 
 
 def test_too_many_viewers_are_told_so(make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_VIEWERS", 1)
+    monkeypatch.setattr(server_module, "MAX_VIEWERS", 1)
     with served(make_run().path) as server:
         first = Stream(server)
         first.until(lambda state: True)

@@ -16,6 +16,7 @@ import pytest
 from stagewright.engine.worker.faults import Doing, Fault
 from stagewright.engine.worker.process import ProcessMark
 from stagewright.report.live import tail as tail_module
+from stagewright.report.live.snapshot import describe_error
 from stagewright.report.live.tail import LineTail, RunTail, newest_run
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
@@ -29,7 +30,7 @@ def _look_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = LineTail(path)
-    assert lines.new() == []
+    assert lines.read_new() == []
     with path.open("w") as file:
         for piece, expected in (
             ('{"step": 1}\n{"st', [{"step": 1}]),
@@ -40,7 +41,7 @@ def test_half_a_line_waits_for_its_other_half(tmp_path: Path) -> None:
         ):
             file.write(piece)
             file.flush()
-            assert lines.new() == expected
+            assert lines.read_new() == expected
     lines.close()
 
 
@@ -49,19 +50,19 @@ def test_a_character_that_is_cut_in_two(tmp_path: Path) -> None:
     whole = '{"note": "ü"}\n'.encode()
     lines = LineTail(path)
     path.write_bytes(whole[:11])
-    assert lines.new() == []
+    assert lines.read_new() == []
     path.write_bytes(whole)
-    assert lines.new() == [{"note": "ü"}]
+    assert lines.read_new() == [{"note": "ü"}]
     lines.close()
 
 
 def test_a_long_past_comes_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail_module, "_MOST_BYTES", 7)
+    monkeypatch.setattr(tail_module, "_MAX_BYTES", 7)
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}}}\n' for n in range(20)))
     lines, found = LineTail(path), []
     for _ in range(60):
-        found += lines.new()
+        found += lines.read_new()
     assert [one["step"] for one in found] == list(range(20))
     lines.close()
 
@@ -102,7 +103,7 @@ def test_the_plan_may_come_later_and_be_replaced(tmp_path: Path, plan: Plan) -> 
 def test_a_plan_that_can_t_be_read_is_told(tmp_path: Path, plan: Plan) -> None:
     (tmp_path / "plan.toml").write_text("batch = \n")
     tail = RunTail(tmp_path)
-    error = tail.poll().error(time.time())
+    error = describe_error(tail.poll(), time.time())
     assert error is not None
     assert "plan.toml" in error["text"]
     RunFolder(tmp_path).write_plan(plan)
@@ -115,7 +116,7 @@ def test_faults_are_found(make_run: Callable[..., Any]) -> None:
     tail = RunTail(run.path)
     tail.poll()
     Fault(worker=1, kind="raised", message="E: x").write(run.path / "workers" / "1" / "error.json")
-    error = tail.poll().error(time.time())
+    error = describe_error(tail.poll(), time.time())
     assert error is not None
     assert error["text"] == "worker 1 failed: E: x"
     tail.close()
@@ -126,7 +127,7 @@ def test_a_killed_process_is_found_gone(make_run: Callable[..., Any]) -> None:
     run = make_run()
     program = (
         "import sys, time; from pathlib import Path; from stagewright.engine.worker.process import ProcessMark\n"
-        "ProcessMark.own().write(Path(sys.argv[1]) / 'process.json'); print(flush=True); time.sleep(60)"
+        "ProcessMark.of_this_process().write(Path(sys.argv[1]) / 'process.json'); print(flush=True); time.sleep(60)"
     )
     workers = [
         subprocess.Popen([sys.executable, "-c", program, run.path / "workers" / str(rank)], stdout=subprocess.PIPE)
@@ -157,7 +158,7 @@ def test_a_killed_process_is_found_gone(make_run: Callable[..., Any]) -> None:
 def test_a_process_elsewhere_is_not_judged(make_run: Callable[..., Any]) -> None:
     run = make_run()
     for rank in (0, 1):
-        mark = replace(ProcessMark.own(), machine="elsewhere", host="node7")
+        mark = replace(ProcessMark.of_this_process(), machine="elsewhere", host="node7")
         mark.write(run.path / "workers" / str(rank) / "process.json")
     tail = RunTail(run.path)
     assert [one.process for one in tail.poll().workers] == ["unknown", "unknown"]

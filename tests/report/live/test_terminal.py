@@ -8,16 +8,20 @@ from typing import Any
 from rich.console import Console
 
 from stagewright.engine.worker.faults import Doing, Fault
-from stagewright.report.live.state import Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold
+from stagewright.report.live.changes import ActivitySeen, Change, FaultSeen, MetricsLine, PlanRead, ResultRead
+from stagewright.report.live.fold import fold
+from stagewright.report.live.snapshot import snapshot
+from stagewright.report.live.state import LiveState
 from stagewright.report.live.terminal import live_line, live_view, sparkline
+from stagewright.runs.result import RunResult
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 def shown(plan: Plan, *changes: Change, now_s: float = 0.0) -> dict[str, Any]:
-    state = fold(LiveState(name="my-run"), PlanKnown(name="my-run", plan=plan))
+    state = fold(LiveState(name="my-run"), PlanRead(name="my-run", plan=plan))
     for change in changes:
         state = fold(state, change)
-    return state.to_dict(now_s)
+    return snapshot(state, now_s)
 
 
 def drawn(view: dict[str, Any], width: int = 110) -> str:
@@ -29,9 +33,11 @@ def drawn(view: dict[str, Any], width: int = 110) -> str:
 
 def changes() -> list[Change]:
     values = {"kind": "step", "loss": 0.5, "samples": 8, "seconds": 0.5, "waited_s": 0.1, "memory_bytes": 3 * 2**20}
-    begin: list[Change] = [Line(rank=0, values={"kind": "begin", "step": 0, "total": 8, "batches": 4})]
-    lines = [Line(rank=rank, values={**values, "step": step, "epoch": 1}) for step in (1, 2) for rank in (0, 1)]
-    seen = Seen(rank=1, doing=Doing(count=2, step=2, stage=1, microbatch=3, action="receive activation"), at_s=0.0)
+    begin: list[Change] = [MetricsLine(rank=0, values={"kind": "begin", "step": 0, "total": 8, "batches": 4})]
+    lines = [MetricsLine(rank=rank, values={**values, "step": step, "epoch": 1}) for step in (1, 2) for rank in (0, 1)]
+    seen = ActivitySeen(
+        rank=1, doing=Doing(count=2, step=2, stage=1, microbatch=3, action="receive activation"), at_s=0.0
+    )
     return [*begin, *lines, seen]
 
 
@@ -49,7 +55,7 @@ def test_everything_is_there(plan: Plan) -> None:
         "process memory 3.00 MiB",
         "3.00 s left",
         "receive activation, micro-batch 3",
-        "can't be seen from here",
+        "on another host",
         "cpu:1",
     ):
         assert words in text
@@ -57,12 +63,12 @@ def test_everything_is_there(plan: Plan) -> None:
 
 def test_a_broken_run(plan: Plan) -> None:
     fault = Fault(worker=1, kind="raised", message="ValueError: [b]no[/b]", doing=Doing(step=2, action="forward"))
-    view = shown(plan, *changes(), Failed(fault=fault), now_s=1.0)
+    view = shown(plan, *changes(), FaultSeen(fault=fault), now_s=1.0)
     text = drawn(view)
-    assert "broken" in text
+    assert "failed" in text
     assert "worker 1 failed: ValueError: [b]no[/b]" in text, "text of others is not markup"
     assert "at: step 2, forward" in text
-    assert "broken" in live_line(view)
+    assert "my-run: failed" in live_line(view)
 
 
 def test_names_are_not_markup() -> None:
@@ -73,9 +79,9 @@ def test_names_are_not_markup() -> None:
 
 
 def test_waiting_and_ended(plan: Plan) -> None:
-    assert "waiting for the run" in drawn(LiveState(name="runs").to_dict(0.0))
-    assert live_line(LiveState(name="runs").to_dict(0.0)) == "runs: waiting for the run"
-    text = drawn(shown(plan, *changes(), Ended(result={"status": "done"})))
+    assert "waiting for the run" in drawn(snapshot(LiveState(name="runs"), 0.0))
+    assert live_line(snapshot(LiveState(name="runs"), 0.0)) == "runs: waiting for the run"
+    text = drawn(shown(plan, *changes(), ResultRead(result=RunResult.from_dict({"status": "done"}))))
     assert "finished" in text
     assert "left" not in text
     assert "ended" in text

@@ -69,7 +69,7 @@ def watch(
     access = choose_access(address, token)
     watcher = Watcher(RunTail(run))
     if json:
-        shown = watcher.now()[1]
+        shown = watcher.current()[1]
         watcher.close()
         print_json({key: value for key, value in shown.items() if key != "replay"})
         return
@@ -150,14 +150,14 @@ def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> 
 def _states(watcher: Watcher, stop: _Stop, speed: float | None) -> Iterator[dict[str, Any]]:
     from stagewright.report.live.server import replay_dict
 
-    if speed is not None and watcher.now()[1]["status"] in _ENDED:
+    if speed is not None and watcher.current()[1]["status"] in _ENDED:
         replay, begun_s = watcher.replay(), time.monotonic()
         while not stop.is_set():
             yield replay_dict(replay, min(replay.length_s, (time.monotonic() - begun_s) * speed))
             stop.wait(_VIEW_S)
         return
     while not stop.is_set():
-        yield watcher.now()[1]
+        yield watcher.current()[1]
         stop.wait(_VIEW_S)
 
 

@@ -1,7 +1,7 @@
-"""Who may see the page: this machine alone, or whoever has the token.
+"""Access to the live page: from this machine only, or with a token.
 
-A page of another site that the browser has open can't read ours (same-origin rules), but it could give itself a name
-that resolves to 127.0.0.1; so without a token only the loopback's own names are answered. Pure.
+Same-origin rules keep other sites from reading the page. A site could still use a host name that resolves to
+127.0.0.1 (DNS rebinding), so without a token only loopback host names are answered. Pure.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from dataclasses import dataclass
 
 from stagewright.errors import UsageError
 
-__all__ = ["LEAST_TOKEN", "Access", "choose_access", "is_loopback"]
+__all__ = ["MIN_TOKEN_LENGTH", "Access", "choose_access", "is_loopback"]
 
-LEAST_TOKEN = 16
-"""Characters of a token that nobody guesses."""
+MIN_TOKEN_LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Where the page is served and to whom."""
+    """Where the page is served and who may read it."""
 
     address: str
     """The address to listen on."""
     token: str | None = None
-    """What a viewer must know; None: nothing."""
+    """What a viewer must present; None: nothing."""
 
-    def knows(self, offered: str | None) -> bool:
-        """Whether a viewer has the token; takes as long for a wrong one as for the right one."""
+    def accepts_token(self, offered: str | None) -> bool:
+        """Whether a viewer has the token; compared in constant time."""
         if self.token is None:
             return True
         return hmac.compare_digest((offered or "").encode(), self.token.encode())
 
-    def answers_to(self, host: str | None) -> bool:
-        """Whether a request was meant for this page, by the name it was sent to."""
+    def accepts_host(self, host: str | None) -> bool:
+        """Whether a request's Host header is acceptable."""
         if self.token is not None:
             return True
         name = (host or "").rpartition(":")[0] if (host or "").rpartition(":")[2].isdigit() else host or ""
@@ -43,25 +42,25 @@ class Access:
 
 
 def choose_access(address: str, token: str | None) -> Access:
-    """What was asked for, if it is safe; the token ``auto`` is made here."""
+    """Check the requested access; the token ``auto`` is replaced by a random one."""
     if token == "auto":
         token = secrets.token_urlsafe(24)
-    if token is not None and len(token) < LEAST_TOKEN:
+    if token is not None and len(token) < MIN_TOKEN_LENGTH:
         raise UsageError(
-            f"a token of {len(token)} characters can be guessed, it needs {LEAST_TOKEN}; let one be made: --token auto"
+            f"a token of {len(token)} characters can be guessed; use at least {MIN_TOKEN_LENGTH}, or --token auto"
         )
     if token is not None and not (token.isascii() and token.replace("-", "").replace("_", "").isalnum()):
-        raise UsageError("a token is part of an address: only letters, digits, - and _; let one be made: --token auto")
+        raise UsageError("a token is part of a URL: use only letters, digits, - and _, or --token auto")
     if not is_loopback(address) and token is None:
         raise UsageError(
-            f"{address} can be reached by other machines, and whoever opens the page sees the run; add --token auto, "
+            f"{address} can be reached from other machines, so anyone could read the run; add --token auto, "
             "or leave --address out and forward the port: ssh -L 8080:127.0.0.1:PORT HOST"
         )
     return Access(address=address, token=token)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
+    """Whether an address can be reached from this machine only."""
     if address == "localhost":
         return True
     try:

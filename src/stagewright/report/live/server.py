@@ -1,11 +1,11 @@
-"""The page's server: a thread that reads the run folder, a thread for each viewer, nothing that writes.
+"""The server of the live page: one thread reads the run folder, one thread per viewer; nothing writes.
 
-    run folder ─► RunTail (20 × a second) ─► state ─┬─► viewer: everything once, then what has changed
-                                                    └─► viewer
-    GET /         the page                          GET /state    the state now, as --json prints it
-    GET /events   server-sent events; with ?at=SECONDS&speed=N (or auto) a replay of this viewer's own
+    run folder ─► RunTail (20 Hz) ─► snapshot ─┬─► viewer: the whole snapshot once, then differences
+                                               └─► viewer
+    GET /         the page                     GET /state    the current snapshot, as --json prints it
+    GET /events   server-sent events; with ?at=SECONDS&speed=N (or auto), a replay for this viewer only
 
-Plain ``http.server``: a few viewers on loopback need no more. A viewer that is slow or leaves holds up nobody.
+Plain ``http.server`` suffices for a few viewers on loopback. A slow or disconnected viewer delays no one else.
 """
 
 from __future__ import annotations
@@ -27,100 +27,99 @@ from stagewright.report.live.access import Access
 from stagewright.report.live.difference import difference
 from stagewright.report.live.page import page_html
 from stagewright.report.live.replay import Replay, read_replay
-from stagewright.report.live.state import LiveState
+from stagewright.report.live.snapshot import snapshot
 from stagewright.report.live.tail import RunTail
 
 __all__ = ["LiveServer", "Watcher", "replay_dict"]
 
 POLL_S = 0.05
-"""Between two looks at the run folder, and at least between two events to a viewer."""
+"""Polling interval of the run folder, and minimum interval of events to a viewer."""
 
 IDLE_S = 0.5
-"""Between two looks at a run that has ended."""
+"""Polling interval of a run that has ended."""
 
 PING_S = 5.0
-"""A viewer that has left is noticed after so long."""
+"""How often an idle viewer is pinged, to notice when it has disconnected."""
 
 AUTO_S = 20.0
-"""How long a replay takes whose speed is left to us."""
+"""Length of a replay with speed ``auto``."""
 
-MOST_VIEWERS = 32
+MAX_VIEWERS = 32
 _COOKIE = "stagewright-token"
-_SEND_S = 10.0  # a viewer that takes nothing for so long is let go
+_SEND_TIMEOUT_S = 10.0
 
 
 class Watcher:
-    """The one reader of a run folder, on a thread of its own; what it knows is for any number of viewers."""
+    """The only reader of a run folder, on its own thread; any number of viewers share its snapshots."""
 
     def __init__(self, tail: RunTail) -> None:
         self.tail = tail
-        self._news = threading.Condition()
-        self._shown: dict[str, Any] = {}
-        self._number = 0
+        self._updated = threading.Condition()
+        self._snapshot: dict[str, Any] = {}
+        self._version = 0
         self._closed = False
-        self._replays: tuple[str, Replay] | None = None
+        self._replay: tuple[str, Replay] | None = None
         self._read()
         self._thread = threading.Thread(target=self._run, name="stagewright-tail", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop reading; whoever waits for news is woken."""
-        with self._news:
+        """Stop reading and wake all waiting viewers."""
+        with self._updated:
             self._closed = True
-            self._news.notify_all()
+            self._updated.notify_all()
         if self._thread.is_alive():
             self._thread.join()
         self.tail.close()
 
     @property
     def closed(self) -> bool:
-        """Whether there will be no more news."""
+        """Whether reading has stopped."""
         return self._closed
 
-    def now(self) -> tuple[int, dict[str, Any]]:
-        """The state as it is shown, and its number."""
-        with self._news:
-            return self._number, self._shown
+    def current(self) -> tuple[int, dict[str, Any]]:
+        """Return the current version and snapshot."""
+        with self._updated:
+            return self._version, self._snapshot
 
-    def wait(self, number: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """A state newer than that number, or the same after a while."""
-        with self._news:
-            self._news.wait_for(lambda: self._closed or self._number != number, timeout_s)
-            return self._number, self._shown
+    def wait(self, version: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
+        """Wait for a newer version, at most for the timeout."""
+        with self._updated:
+            self._updated.wait_for(lambda: self._closed or self._version != version, timeout_s)
+            return self._version, self._snapshot
 
     def replay(self) -> Replay:
-        """A replay of the run that is shown, from its beginning; the files are read once."""
+        """Return a new replay of the run; its files are read only once."""
         folder = self.tail.folder
         if folder is None:
-            raise UsageError("there is no run yet")
-        kept = self._replays
-        if kept is None or kept[0] != folder.name:
-            kept = self._replays = (folder.name, read_replay(folder))
-        return Replay(kept[1].known, kept[1].story, kept[1].end)
+            raise UsageError("there is no run to replay yet")
+        if self._replay is None or self._replay[0] != folder.name:
+            self._replay = (folder.name, read_replay(folder))
+        source = self._replay[1]
+        return Replay(source.plan, source.moments, source.end)
 
     def _run(self) -> None:
         while not self._closed:
-            ended = self._read()
-            with self._news:
-                self._news.wait_for(lambda: self._closed, IDLE_S if ended else POLL_S)
+            has_ended = self._read()
+            with self._updated:
+                self._updated.wait_for(lambda: self._closed, IDLE_S if has_ended else POLL_S)
 
     def _read(self) -> bool:
-        """Look at the folder; whether the run has ended."""
+        """Poll the folder; return whether the run has ended."""
         state = self.tail.poll()
-        now_s = time.time()
-        shown = {**state.to_dict(now_s), "replay": None}
-        if shown != self._shown:
-            with self._news:
-                self._shown, self._number = shown, self._number + 1
-                self._news.notify_all()
+        shown = {**snapshot(state, time.time()), "replay": None}
+        if shown != self._snapshot:
+            with self._updated:
+                self._snapshot, self._version = shown, self._version + 1
+                self._updated.notify_all()
         return shown["status"] in ("done", "failed", "refused", "interrupted", "killed")
 
 
 class LiveServer:
-    """Serves one run until it is closed; the port is free again then."""
+    """Serves one run until it is closed."""
 
     def __init__(self, watcher: Watcher, access: Access, port: int = 0, *, speed: float | None = None) -> None:
         self.watcher, self.access, self.speed = watcher, access, speed
@@ -132,27 +131,27 @@ class LiveServer:
             raise UsageError(
                 f"can't listen on {access.address} port {port}: {reason}; choose another --port, or 0 for any"
             ) from None
-        self.viewers = threading.BoundedSemaphore(MOST_VIEWERS)
+        self.viewers = threading.BoundedSemaphore(MAX_VIEWERS)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(POLL_S,), daemon=True)
 
     @property
     def port(self) -> int:
-        """The port that was given."""
+        """The port in use."""
         return int(self._http.server_address[1])
 
     @property
     def url(self) -> str:
-        """What to open; with the token, if there is one."""
+        """The URL to open, with the token if there is one."""
         host = f"[{self.access.address}]" if ":" in self.access.address else self.access.address
         return f"http://{host}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self.watcher.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Let every viewer go and give the port back."""
+        """Disconnect all viewers and free the port."""
         self.watcher.close()
         if self._thread.is_alive():
             self._http.shutdown()
@@ -178,18 +177,18 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        # As http.server's, without asking the network for this machine's full name.
+        # As in http.server, but without a DNS lookup of this machine's name.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A viewer that leaves in the middle of an answer is no error."""
+        """Ignore viewers that disconnect during a response."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; ``live`` is set by the server that made this class."""
+    """Handles one request; the server sets ``live`` in a subclass."""
 
     live: LiveServer
     protocol_version = "HTTP/1.1"
@@ -200,49 +199,49 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         access = self.live.access
-        if not access.answers_to(self.headers.get("Host")):
-            self._answer(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost only\n")
-        elif not access.knows(query.get("token") or self._offered()):
-            self._answer(HTTPStatus.FORBIDDEN, "open the address with its ?token=… as it was printed\n")
+        if not access.accepts_host(self.headers.get("Host")):
+            self._respond(HTTPStatus.FORBIDDEN, "this page is served to 127.0.0.1 and localhost only\n")
+        elif not access.accepts_token(query.get("token") or self._offered_token()):
+            self._respond(HTTPStatus.FORBIDDEN, "open the printed URL, including ?token=…\n")
         elif parts.path == "/" and "token" in query:
-            # The token goes into a cookie that scripts can't read, and out of the address and the history.
+            # Move the token from the URL and the history into a cookie that scripts can't read.
             cookie = f"{_COOKIE}={query['token']}; HttpOnly; SameSite=Strict; Path=/"
-            self._answer(HTTPStatus.SEE_OTHER, "", {"Location": "/", "Set-Cookie": cookie})
+            self._respond(HTTPStatus.SEE_OTHER, "", {"Location": "/", "Set-Cookie": cookie})
         elif parts.path == "/":
             nonce = secrets.token_urlsafe(16)
             policy = (
                 f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
                 "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
             )
-            self._answer(
+            self._respond(
                 HTTPStatus.OK, page_html(nonce, self.live.speed), {"Content-Security-Policy": policy}, "text/html"
             )
         elif parts.path == "/state":
-            shown = self.live.watcher.now()[1]
-            self._answer(HTTPStatus.OK, json.dumps(shown) + "\n", kind="application/json")
+            shown = self.live.watcher.current()[1]
+            self._respond(HTTPStatus.OK, json.dumps(shown) + "\n", kind="application/json")
         elif parts.path == "/events":
-            self._events(query)
+            self._send_events(query)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "there is /, /state and /events\n")
+            self._respond(HTTPStatus.NOT_FOUND, "not found; available: /, /state, /events\n")
 
-    def _offered(self) -> str | None:
+    def _offered_token(self) -> str | None:
         bearer = self.headers.get("Authorization", "")
         if bearer.startswith("Bearer "):
             return bearer.removeprefix("Bearer ")
         try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get(_COOKIE)
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(_COOKIE)
         except CookieError:
             return None
-        return found.value if found is not None else None
+        return cookie.value if cookie is not None else None
 
-    def _answer(
+    def _respond(
         self, status: HTTPStatus, text: str, headers: dict[str, str] | None = None, kind: str = "text/plain"
     ) -> None:
         content = text.encode()
-        self._head(status, kind, {"Content-Length": str(len(content)), **(headers or {})})
+        self._send_headers(status, kind, {"Content-Length": str(len(content)), **(headers or {})})
         self.wfile.write(content)
 
-    def _head(self, status: HTTPStatus, kind: str, headers: dict[str, str]) -> None:
+    def _send_headers(self, status: HTTPStatus, kind: str, headers: dict[str, str]) -> None:
         self.send_response(status)
         fixed = {
             "Content-Type": f"{kind}; charset=utf-8",
@@ -255,53 +254,53 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
 
-    def _events(self, query: dict[str, str]) -> None:
+    def _send_events(self, query: dict[str, str]) -> None:
         try:
-            states = self._replayed(query) if "at" in query else self._followed()
+            snapshots = self._replay_snapshots(query) if "at" in query else self._live_snapshots()
         except (StagewrightError, ValueError) as error:
-            self._answer(HTTPStatus.BAD_REQUEST, f"{error}\n")
+            self._respond(HTTPStatus.BAD_REQUEST, f"{error}\n")
             return
         if not self.live.viewers.acquire(blocking=False):
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{MOST_VIEWERS} viewers are watching already\n")
+            self._respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_VIEWERS} viewers are already connected\n")
             return
         self.close_connection = True
-        self.connection.settimeout(_SEND_S)
+        self.connection.settimeout(_SEND_TIMEOUT_S)
         try:
-            self._head(HTTPStatus.OK, "text/event-stream", {"Connection": "close"})
+            self._send_headers(HTTPStatus.OK, "text/event-stream", {"Connection": "close"})
             self.wfile.write(b"retry: 1000\n\n")
             sent: dict[str, Any] | None = None
-            for shown in states:
+            for shown in snapshots:
                 change = shown if sent is None else difference(sent, shown)
                 if change:
                     name = "state" if sent is None else "change"
                     self.wfile.write(f"event: {name}\ndata: {json.dumps(change, separators=(',', ':'))}\n\n".encode())
                     sent = shown
                 else:
-                    self.wfile.write(b": still here\n\n")
+                    self.wfile.write(b": ping\n\n")
         except OSError:
-            pass  # the viewer has left
+            pass  # the viewer has disconnected
         finally:
             self.live.viewers.release()
 
-    def _followed(self) -> Iterator[dict[str, Any]]:
-        """The run as it goes on: each state that is new, and an old one now and then."""
+    def _live_snapshots(self) -> Iterator[dict[str, Any]]:
+        """Yield each new snapshot, and the current one again as a ping."""
         watcher = self.live.watcher
-        number, shown = watcher.now()
+        version, shown = watcher.current()
         while not watcher.closed:
             yield shown
-            number, shown = watcher.wait(number, PING_S)
+            version, shown = watcher.wait(version, PING_S)
 
-    def _replayed(self, query: dict[str, str]) -> Iterator[dict[str, Any]]:
-        """The run as it was, from a time on; ends with its last moment."""
+    def _replay_snapshots(self, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+        """Yield snapshots of a replay from the requested time to its end."""
         replay = self.live.watcher.replay()
-        wanted = query.get("speed", "auto")
-        at_s, speed = float(query["at"]), replay.length_s / AUTO_S if wanted == "auto" else float(wanted)
+        requested = query.get("speed", "auto")
+        at_s, speed = float(query["at"]), replay.length_s / AUTO_S if requested == "auto" else float(requested)
         if not (0 <= at_s < float("inf") and 0 <= speed <= 1e6):
             raise ValueError(f"can't replay from {at_s} s at speed {speed}; use at >= 0 and speed from 0 to 1000000")
         return _play(self.live.watcher, replay, at_s, speed)
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Nobody reads a log of this."""
+        """Suppress the log."""
 
 
 def _play(watcher: Watcher, replay: Replay, at_s: float, speed: float) -> Iterator[dict[str, Any]]:
@@ -315,7 +314,6 @@ def _play(watcher: Watcher, replay: Replay, at_s: float, speed: float) -> Iterat
 
 
 def replay_dict(replay: Replay, at_s: float) -> dict[str, Any]:
-    """The state of a replay as it is shown."""
-    state: LiveState = replay.at(at_s)
+    """Return the snapshot of a replay at a time."""
     position = {"at_s": round(at_s, 3), "length_s": round(replay.length_s, 3)}
-    return {**state.to_dict(at_s), "elapsed_s": round(at_s, 1), "replay": position}
+    return {**snapshot(replay.state_at(at_s), at_s), "elapsed_s": round(at_s, 1), "replay": position}

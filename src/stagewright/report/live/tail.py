@@ -1,10 +1,10 @@
-"""Read what is new in a run folder, again and again, and never touch it.
+"""Incremental reading of a run folder, which is never modified.
 
-    workers/N/metrics.jsonl     only the bytes that were added; half a line waits for its other half
-    workers/N/activity.txt      the one record, as it is now
-    the rest                    plan, result, faults, processes: looked at twice a second, read when they have changed
+    workers/N/metrics.jsonl     only appended bytes; a partial line waits for its rest
+    workers/N/activity.txt      the current record
+    other files                 plan, result, faults, processes: checked twice a second, read when changed
 
-What can't be read now is tried again the next time. A folder that holds runs is followed to the newest of them.
+What can't be read is tried again at the next poll. For a folder of runs, the newest run is followed.
 """
 
 from __future__ import annotations
@@ -20,67 +20,77 @@ from typing import Any, TypeVar
 from stagewright.engine.worker.faults import RECORD_BYTES, Doing, Fault, parse_doing, worker_folder
 from stagewright.engine.worker.process import ProcessMark
 from stagewright.errors import UsageError
-from stagewright.report.live.state import Alive, Change, Ended, Failed, Line, LiveState, PlanKnown, Seen, fold
+from stagewright.report.live.changes import (
+    ActivitySeen,
+    Change,
+    FaultSeen,
+    MetricsLine,
+    PlanRead,
+    ProcessSeen,
+    ResultRead,
+)
+from stagewright.report.live.fold import fold
+from stagewright.report.live.state import LiveState
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
 __all__ = ["LineTail", "RunTail", "newest_run"]
 
 SLOW_S = 0.5
-"""Between two looks at what seldom changes."""
+"""Polling interval of files that seldom change."""
 
-_OLD_S = 60.0  # a record that was not written for so long is as old as its file
-_MOST_BYTES = 4 * 2**20  # read at once from one file: a long run's past comes in pieces
+_OLD_S = 60.0  # a record that was not written for this long has the time of its file
+_MAX_BYTES = 4 * 2**20  # read at once from one file: a long history arrives in pieces
 
 Content = TypeVar("Content")
 
 
 class LineTail:
-    """The lines of a growing file of JSON lines."""
+    """The lines of a growing JSON Lines file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._half = b""
-        self._read = 0
+        self._partial = b""
+        self._offset = 0
 
-    def new(self) -> list[dict[str, Any]]:
-        """The lines that have become whole since the last time; what is not JSON is left out."""
+    def read_new(self) -> list[dict[str, Any]]:
+        """Return the lines completed since the last call; invalid JSON is skipped."""
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            content = os.pread(self._file, _MOST_BYTES, self._read)
+            content = os.pread(self._file, _MAX_BYTES, self._offset)
         except OSError:
             return []
-        self._read += len(content)
-        *whole, self._half = (self._half + content).split(b"\n")
-        found = []
-        for line in whole:
+        self._offset += len(content)
+        *complete, self._partial = (self._partial + content).split(b"\n")
+        lines = []
+        for line in complete:
             try:
                 values = json.loads(line)
             except ValueError:
-                continue  # a writer was killed while writing it
+                continue  # its writer was killed
             if isinstance(values, dict):
-                found.append(values)
-        return found
+                lines.append(values)
+        return lines
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-class _Record:
-    """A worker's activity record; its file is made anew when the worker starts again."""
+class _ActivityFile:
+    """A worker's activity record; the file is recreated when the worker restarts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
         self._last: bytes | None = None
 
-    def new(self, now_s: float) -> tuple[Doing, float] | None:
-        """What the worker does and since when, if that is news."""
+    def read_new(self, now_s: float) -> tuple[Doing, float] | None:
+        """Return the worker's activity and its time, if it has changed."""
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,30 +102,30 @@ class _Record:
             return None
         self._last = content
         doing = parse_doing(content)
-        # A mapped file's time lags behind, so it counts only where it is long ago.
+        # The modification time of a mapped file lags behind, so it counts only if it is old.
         return None if doing is None else (doing, written_s if now_s - written_s > _OLD_S else now_s)
 
     def close(self) -> None:
-        """Let go of the file; the next one that has its name is opened."""
+        """Close the file; the next read opens the current one."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-class _Changing:
+class _ReplacedFile:
     """A small file that is replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int, int] | None = None
 
-    def new(self, read: Callable[[Path], Content | None]) -> Content | None:
-        """Its content, if that is news."""
+    def read_new(self, read: Callable[[Path], Content | None]) -> Content | None:
+        """Return its content, if it has changed."""
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return None
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return None
         content = read(self.path)
@@ -125,117 +135,118 @@ class _Changing:
 
 
 class RunTail:
-    """One run folder, or the newest one below a folder of runs; the state as far as it was read."""
+    """Follows one run folder, or the newest run of a folder of runs."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        """What was asked for."""
+        """The requested path."""
         self.folder: RunFolder | None = None
-        """The run that is shown."""
+        """The run that is followed."""
         self.state = LiveState(name=self.path.name)
-        self._slow_s = 0.0
+        self._slow_poll_s = 0.0
         self._damage: str | None = None
 
     def poll(self) -> LiveState:
-        """Take in what is new; the state after it."""
+        """Read what is new and return the state."""
         now_s = time.time()
-        slow = now_s - self._slow_s >= SLOW_S or now_s < self._slow_s
-        if slow:
-            self._slow_s = now_s
-            found = newest_run(self.path)
-            if found is not None and (self.folder is None or found != self.folder.path):
-                self._open(found)
+        is_slow_poll = now_s - self._slow_poll_s >= SLOW_S or now_s < self._slow_poll_s
+        if is_slow_poll:
+            self._slow_poll_s = now_s
+            newest = newest_run(self.path)
+            if newest is not None and (self.folder is None or newest != self.folder.path):
+                self._open(newest)
         if self.folder is None:
             return self.state
-        for change in self._seldom(now_s) if slow else ():
+        for change in self._read_slow(now_s) if is_slow_poll else ():
             self.state = fold(self.state, change)
-        for change in self._often(now_s):
+        for change in self._read_fast(now_s):
             self.state = fold(self.state, change)
         if self._damage != self.state.damaged:
             self.state = replace(self.state, damaged=self._damage)
         return self.state
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         if self.folder is not None:
-            for lines, record in zip(self._lines, self._records, strict=True):
-                lines.close()
-                record.close()
+            for metrics, activity in zip(self._metrics, self._activities, strict=True):
+                metrics.close()
+                activity.close()
         self.folder = None
 
     def _open(self, path: Path) -> None:
         self.close()
         self.folder = RunFolder(path)
         self.state = LiveState(name=path.name)
-        self._plan, self._result = _Changing(path / "plan.toml"), _Changing(path / "result.json")
-        self._verdict = _Changing(path / "fault.json")
-        self._lines: list[LineTail] = []
-        self._records: list[_Record] = []
-        self._errors: list[_Changing] = []
-        self._marks: list[_Changing] = []
+        self._plan, self._result = _ReplacedFile(path / "plan.toml"), _ReplacedFile(path / "result.json")
+        self._verdict = _ReplacedFile(path / "fault.json")
+        self._metrics: list[LineTail] = []
+        self._activities: list[_ActivityFile] = []
+        self._errors: list[_ReplacedFile] = []
+        self._marks: list[_ReplacedFile] = []
         self._processes: dict[int, ProcessMark] = {}
 
-    def _often(self, now_s: float) -> Iterator[Change]:
-        for rank, (lines, record) in enumerate(zip(self._lines, self._records, strict=True)):
-            for values in lines.new():
-                yield Line(rank=rank, values=values)
-            found = record.new(now_s)
-            if found is not None:
-                yield Seen(rank=rank, doing=found[0], at_s=found[1])
+    def _read_fast(self, now_s: float) -> Iterator[Change]:
+        """Read metrics and activities."""
+        for rank, (metrics, activity) in enumerate(zip(self._metrics, self._activities, strict=True)):
+            for values in metrics.read_new():
+                yield MetricsLine(rank=rank, values=values)
+            update = activity.read_new(now_s)
+            if update is not None:
+                yield ActivitySeen(rank=rank, doing=update[0], at_s=update[1])
 
-    def _seldom(self, now_s: float) -> Iterator[Change]:
+    def _read_slow(self, now_s: float) -> Iterator[Change]:
+        """Read plan, processes, faults and result."""
         assert self.folder is not None
         folder = self.folder
-        ended = self._result.new(
-            _read_result
-        )  # before the rest: what was written before the result is taken in with it
-        plan = self._plan.new(lambda path: self._known(folder))
+        # Read the result first, so that everything written before it is read before the run counts as ended.
+        result = self._result.read_new(_read_result)
+        plan = self._plan.read_new(lambda path: self._read_plan(folder))
         if plan is not None:
             yield plan
-            for rank in range(len(self._lines), plan.plan.mesh.num_workers):
-                own = worker_folder(folder.path, rank)
-                self._lines.append(LineTail(own / "metrics.jsonl"))
-                self._records.append(_Record(own / "activity.txt"))
-                self._errors.append(_Changing(own / "error.json"))
-                self._marks.append(_Changing(own / "process.json"))
-        yield from self._often(now_s)  # what a worker did last is known before it is found gone
+            for rank in range(len(self._metrics), plan.plan.mesh.num_workers):
+                worker = worker_folder(folder.path, rank)
+                self._metrics.append(LineTail(worker / "metrics.jsonl"))
+                self._activities.append(_ActivityFile(worker / "activity.txt"))
+                self._errors.append(_ReplacedFile(worker / "error.json"))
+                self._marks.append(_ReplacedFile(worker / "process.json"))
+        yield from self._read_fast(now_s)  # a worker's last action, before its process is seen to be gone
         for rank, (mark, error) in enumerate(zip(self._marks, self._errors, strict=True)):
-            known = mark.new(ProcessMark.read)
-            if known is not None:
-                self._processes[rank] = known
-                self._records[rank].close()  # a worker that has started again has a new one
+            process = mark.read_new(ProcessMark.read)
+            if process is not None:
+                self._processes[rank] = process
+                self._activities[rank].close()  # a restarted worker has a new file
             if rank in self._processes and self.state.result is None:
-                yield Alive(rank=rank, state=self._processes[rank].state(), at_s=now_s)
-            fault = error.new(Fault.read)
+                yield ProcessSeen(rank=rank, state=self._processes[rank].state(), at_s=now_s)
+            fault = error.read_new(Fault.read)
             if fault is not None:
-                yield Failed(fault=fault)
-        verdict = self._verdict.new(Fault.read)
+                yield FaultSeen(fault=fault)
+        verdict = self._verdict.read_new(Fault.read)
         if verdict is not None:
-            yield Failed(fault=verdict, verdict=True)
-        if ended is not None:
-            yield from self._often(now_s)
-            yield Ended(result=ended)
+            yield FaultSeen(fault=verdict, verdict=True)
+        if result is not None:
+            yield from self._read_fast(now_s)
+            yield ResultRead(result=result)
 
-    def _known(self, folder: RunFolder) -> PlanKnown | None:
+    def _read_plan(self, folder: RunFolder) -> PlanRead | None:
         try:
             begun = folder.environment().get("begun")
-            found = PlanKnown(name=folder.name, plan=folder.plan(), begun=begun if isinstance(begun, str) else None)
+            change = PlanRead(name=folder.name, plan=folder.plan(), begun=begun if isinstance(begun, str) else None)
         except UsageError as error:
             self._damage = str(error)
             return None
         self._damage = None
-        return found
+        return change
 
 
 def newest_run(path: Path) -> Path | None:
-    """A run folder itself; of a folder of runs the newest one; None where there is none yet.
+    """Return a run folder itself, or the newest run of a folder of runs; None if it has none yet.
 
-    Names begin with the time, so the last one is the newest.
+    Names start with the time, so the last name is the newest.
     """
     if (path / "plan.toml").is_file() or (path / "workers").is_dir():
         return path
     try:
-        names = sorted((one.name for one in path.iterdir() if not one.name.startswith(".")), reverse=True)
+        names = sorted((child.name for child in path.iterdir() if not child.name.startswith(".")), reverse=True)
     except OSError:
         return None
     return next((path / name for name in names if (path / name / "plan.toml").is_file()), None)
@@ -244,5 +255,5 @@ def newest_run(path: Path) -> Path | None:
 def _read_result(path: Path) -> RunResult | None:
     try:
         return RunFolder(path.parent).result()
-    except UsageError:  # half written, or by another version
+    except UsageError:  # incomplete, or of another version
         return None

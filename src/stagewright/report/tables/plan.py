@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagewright.planner.search.search import RankedPlan, SearchResult
+from stagewright.planner.search.result import RankedPlan, SearchResult
 from stagewright.planner.search.verify import VerifiedPlans
 from stagewright.quantity import format_bytes, format_s
 from stagewright.table import Cell, Table, number_columns, text_columns

@@ -26,7 +26,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (tmp_path / f"{name}.toml").write_text(PLAN.format(keys=keys, model=model))
     before = {one.name for one in tmp_path.iterdir()}
     for name in ("compare", "train"):
-        monkeypatch.setattr(f"stagewright.cli.{name}.begin_importing", lambda: None)
+        monkeypatch.setattr(f"stagewright.cli.{name}.start_fork_server", lambda: None)
     monkeypatch.setattr(copies, "_serve", lambda: pytest.fail("a process was started"))
     monkeypatch.setattr(launch, "Agent", lambda *args, **keys: pytest.fail("a worker was started"))
     for module in ("cli.options", "cluster.device"):
@@ -80,7 +80,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("compare digits-vit --devices gpu", "--devices 'gpu': 'gpu' is neither a number of devices nor a device"),
         ("compare digits-vit --devices -1", "--devices '-1'"),
         ("train digits-vit digits --devices 0", "--devices 0: must be at least 1"),
-        ("compare digits-vit --recompute some", "unknown way to recompute 'some'; did you mean 'none'"),
+        ("compare digits-vit --recompute some", "unknown recompute mode 'some'; did you mean 'none'"),
         ("compare digits-vit --seed -1", "seed = -1, but must be from 0"),
         ("compare digits-vit --cut nope --strategies pipeline", "unknown cut 'nope'; known: vit.embeddings"),
         ("compare digits-vit --units nope --strategies serial", "unknown unit 'nope'"),
@@ -90,14 +90,14 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
             "train digits-vit digits --plan own.toml",
             "is a plan for 'my_shop:plan', not for 'digits-vit'; name that one",
         ),
-        ("train digits-vit digits --plan no.toml", "there is no plan no.toml; `stagewright plan MODEL -o no.toml`"),
+        ("train digits-vit digits --plan no.toml", "no plan no.toml; create it with `stagewright plan MODEL -o no.toml`"),
         ("worker model.toml", "unknown model 'digits-vti'; did you mean 'digits-vit'"),
-        ("worker no.toml", "there is no plan no.toml"),
+        ("worker no.toml", "no plan no.toml"),
         ("worker own.toml", "unknown factory 'plan'; did you mean 'plain'"),
         ("study stages --quick --policies tmie", "unknown policy 'tmie'; did you mean 'time'"),
         ("study stages --quick --cluster no.toml", "--cluster: there is no cluster file no.toml; `stagewright doctor"),
-        ("study stages --quick --stages 1", "1 stages can't be compared with serial: give numbers from 2 up"),
-        ("study stages --quick --batch 4", "a batch of 4 can't be cut into 8 micro-batches: use --batch 8"),
+        ("study stages --quick --stages 1", "1 stages are not a pipeline: give numbers from 2 up"),
+        ("study stages --quick --batch 4", "a batch of 4 can't be split into 8 micro-batches: use --batch 8"),
         ("study stages --resume nowhere", "it has no study.json; name one below studies/"),
         ("trace .", ". is no run's folder: it has no plan.toml"),
         ("explain .", ". is no run's folder: it has no plan.toml"),
@@ -119,8 +119,8 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("codecs bench digits-vit --links 0Gbit/s", "a link of rate 0 can't be judged; use rates above it"),
         ("study codecs --quick --learning-rate nan", "--learning-rate nan: must be above 0, like 0.001"),
         ("study stages --quick --seed -1", "--seed -1: must be from 0 to 4294967295"),
-        ("study stages --quick --devices cpu:0", "1 device runs no pipeline: give two"),
-        ("study memory --quick --batch 1", "a batch of 1 can't be shared by two replicas"),
+        ("study stages --quick --devices cpu:0", "1 device can't run a pipeline: give two"),
+        ("study memory --quick --batch 1", "a batch of 1 can't be split over two replicas"),
         ("fabric compare . .", "make one with: stagewright fabric run --sizes 1MiB"),
         ("trian digits-vit", "no such command 'trian'"),
         ("runs --rot x", "no such option: --rot"),
@@ -172,7 +172,7 @@ def test_one_device_leaves_nothing_to_compare(
         seen.extend(plan.mesh.strategy for plan in plans)  # type: ignore[attr-defined]
         return [{"strategy": "serial", "refused": True, "error": "enough seen"}]
 
-    monkeypatch.setattr("stagewright.cli.running.compare.begin_importing", lambda: None)
+    monkeypatch.setattr("stagewright.cli.running.compare.start_fork_server", lambda: None)
     monkeypatch.setattr("stagewright.engine.jobs.compare.compare", pretend)
     words = ["compare", "digits-vit", "--devices", devices, "--strategies", "serial,data"]
     monkeypatch.setattr(sys, "argv", ["stagewright", *words])

@@ -56,7 +56,7 @@ def _goes_on(folder: Path, found: dict[str, Any], root: Path, cache: Path) -> No
     code, again, told = conduct([*STAGES, "--devices", "cpu:0,cpu:0"], root, cache)
     assert code == 0, told
     assert again["folder"] == found["folder"]
-    assert "going on in" in told
+    assert "continuing in" in told
     changed = {path.name for path in (folder / "parts").iterdir() if path.stat().st_mtime_ns != before.get(path.name)}
     assert changed == {"run-training-serial-1.json"}
     assert (folder / "answers.md").is_file()

@@ -12,8 +12,8 @@ import pytest
 from tests.studies.parts.test_training_recipe import cifar
 
 from program import run_program
-from stagewright.studies.codecs.study import Options
-from stagewright.studies.fabric.study import has_lab
+from stagewright.studies.codecs.options import Options
+from stagewright.studies.fabric.options import has_lab
 from stagewright.studies.parts.training import client_cuts, train_by_pipeline, train_in_one_process
 
 
@@ -43,9 +43,9 @@ def test_codecs_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
     assert found["data"]["data-cifar10"] == {"kept": True, "train": 40, "judged": 20, "of": [60, 30]}
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [row["codec"] for row in rows] == ["none", "block4/block8"]
-    assert rows[0]["true ratio"] == "1.000"
-    assert 0.15 < float(rows[1]["true ratio"]) < 0.25
-    assert rows[0]["what crosses"] == "[8,32,16,16], [8,1280]"
+    assert rows[0]["compression ratio"] == "1.000"
+    assert 0.15 < float(rows[1]["compression ratio"]) < 0.25
+    assert rows[0]["crossing tensors"] == "[8,32,16,16], [8,1280]"
     assert found["data"]["prove-cifar10-block4_block8"]["equal"] is True
     trained = [found["data"][f"train-cifar10-{name}-0"]["epochs"] for name in ("none", "block4_block8")]
     assert trained[0][-1]["training_loss"] != trained[1][-1]["training_loss"]
@@ -74,7 +74,7 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     words += ["--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told
-    assert "no data was given: the embedded digits are learned instead" in told
+    assert "no data was given: training digits-vit on the embedded digits instead" in told
     folder = tmp_path / found["folder"]
     is_whole(folder, found)
     large = {name: row["ran"] for name, row in found["data"].items() if name.startswith("large-") and "ran" in row}
@@ -82,7 +82,7 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     assert large["large-pipeline-512"]
     assert large["large-accumulated-512"]
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
-    assert [(row["experiment"], row["speed is"]) for row in rows] == [("data", "forecast"), ("pipeline", "forecast")]
+    assert [(row["experiment"], row["source of speed"]) for row in rows] == [("data", "forecast"), ("pipeline", "forecast")]
     # Without dropout and batch norm, both learn the same but for rounding.
     assert float(rows[0]["accuracy %"]) == pytest.approx(float(rows[1]["accuracy %"]), abs=1.0)
     assert "batch 512 runs out of memory under data parallel and runs as a" in (folder / "answers.md").read_text()
@@ -105,7 +105,7 @@ def test_fabric(tmp_path: Path, shared_cache: Path) -> None:
         left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
         assert not [line for line in left.splitlines() if line.startswith(f"sw-lab-{os.getpid()}-")]
     else:
-        assert "over this host's loopback instead" in told
+        assert "using this host's loopback instead" in told
 
 
 @pytest.mark.slow

@@ -21,35 +21,41 @@ def concluded(parts: dict[str, Any], **options: Any) -> Findings:
 
 def test_layers_tails_and_what_was_published() -> None:
     findings = concluded(fabric_parts())
-    assert "mlp-mnist: fc4 2600 and fc1 803840 bytes, in this order" in answer_to(findings, "What is sent")
-    assert "host 2 has a link of 100mbit, loses 1% of the packets" in answer_to(findings, "What is sent")
-    layers = answer_to(findings, "each layer take")
-    assert "clean, 3 trials, half of them at most: fc4 1.00 ms and fc1 10.0 ms; all of a step 11.0 ms." in layers
-    assert "slow-link: longest beside its median is fc4, 400 ms against 10.0 ms, 40.00 ×" in answer_to(findings, "tail")
+    assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
+    assert "host 2 has a link of 100mbit, loses 1% of its packets" in answer_to(findings, "What is sent")
+    layers = answer_to(findings, "each layer")
+    assert "clean: median of 3 trials: fc4 1.00 ms and fc1 10.0 ms; a whole step 11.0 ms." in layers
+    assert "slow-link: fc4 has the longest tail: at most 400 ms, which is 40.00 × its median of 10.0 ms" in answer_to(
+        findings, "tail"
+    )
     published = answer_to(findings, "published")
-    assert "clean: 17 % of the messages take 20 ms or more, the longest 30.0 ms." in published
-    assert "slow-link: 67 % of the messages take 20 ms or more, the longest 4.00 s." in published
+    assert "clean: 17 % of the all-reduces take 20 ms or more; the longest takes 30.0 ms." in published
+    assert "slow-link: 67 % of the all-reduces take 20 ms or more; the longest takes 4.00 s." in published
 
 
 def test_blame_is_right_only_where_it_names_what_was_made() -> None:
     text = answer_to(concluded(fabric_parts()), "causes")
-    assert "slow-link of host 2: “it is slow-link 2”, which is right. fc1, the longest: a plateau of fc1." in text
-    assert "Right in 3 of 3." in text
+    assert (
+        "slow-link of host 2: the diagnosis “it is slow-link 2” is correct. Slowest layer fc1: a plateau of fc1."
+        in text
+    )
+    assert "3 of 3 diagnoses are correct." in text
     parts = fabric_parts() | {"sent-mlp-mnist-slow-link": sent("slow-link", times_s=[0.1], kind="slow-link", rank=1)}
-    assert "“it is slow-link 1”, which is not what was made" in answer_to(concluded(parts), "causes")
-    assert "Right in 2 of 3." in answer_to(concluded(parts), "causes")
+    assert "“it is slow-link 1” is wrong" in answer_to(concluded(parts), "causes")
+    assert "2 of 3 diagnoses are correct." in answer_to(concluded(parts), "causes")
     assert [row[3] for row in concluded(parts).tables[1].rows] == ["yes", "no", "yes"]
 
 
 def test_buckets() -> None:
     text = answer_to(concluded(fabric_parts()), "buckets")
     assert text == (
-        "deit-small, clean: 2 buckets, 788 KiB, 1.10 s a step over 3 trials, 50 % of the ideal's speed (550 ms)."
+        "deit-small, clean: 2 buckets of 788 KiB in total take 1.10 s per step over 3 trials, 50 % of the ideal speed "
+        "(550 ms)."
     )
 
 
 def test_without_root_it_is_told() -> None:
-    assert "A lab needs root" in answer_to(concluded(fabric_parts(), where="loopback"), "What is sent")
+    assert "The lab needs root" in answer_to(concluded(fabric_parts(), where="loopback"), "What is sent")
 
 
 def test_figures(tmp_path: Path) -> None:

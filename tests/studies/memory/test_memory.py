@@ -21,40 +21,47 @@ def concluded(parts: dict[str, object]) -> Findings:
 
 def test_highest_and_lowest_are_what_was_measured() -> None:
     text = answer_to(concluded(memory_parts()), "highest")
-    assert "data 1.70 ×, tensor 1.40 × and pipeline 0.80 × over serial" in text
-    assert "Highest is data, lowest pipeline." in text
-    assert "What takes most from data is, by forecast, collectives: 20 % of a step." in text
-    assert "Here data is highest and pipeline lowest." in text
+    assert "data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×." in text
+    assert "Data is the fastest, pipeline the slowest." in text
+    assert "The largest loss of data is collectives: 20 % of a step" in text
+    assert "Here data is the fastest and pipeline the slowest." in text
     published = answer_to(concluded(memory_parts({**SPEEDS, "tensor": 19.0})), "highest")
-    assert "Highest is tensor, lowest pipeline." in published
-    assert "Here the same." in published
+    assert "Tensor is the fastest, pipeline the slowest." in published
+    assert "Here it is the same." in published
     level = answer_to(concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})), "highest")
-    assert "no more apart than two runs of one" in level
-    assert "Here that can't be told." in level
-    assert "is highest" not in level
+    assert "within the variation between runs" in level
+    assert "Here they can't be told apart." in level
+    assert "Here data" not in level
 
 
 def test_a_slower_strategy_may_save_memory() -> None:
-    text = answer_to(concluded(memory_parts()), "slows down")
-    assert text == "Pipeline is slower than serial (0.80 ×), but its fullest worker needs 250 MiB instead of 400 MiB."
-    assert "None of them" in answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "slows down")
-    assert "no less than serial" in answer_to(concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slows down")
+    text = answer_to(concluded(memory_parts()), "is slower")
+    assert (
+        text == "Pipeline is slower than one device (0.80 ×), but its workers need at most 250 MiB instead of 400 MiB."
+    )
+    assert "None of them" in answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "is slower")
+    assert "no less than one device" in answer_to(
+        concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slower than one device"
+    )
 
 
 def test_the_ideal_is_beside_what_was_measured() -> None:
     text = answer_to(concluded(memory_parts()), "free communication")
-    assert "Data would reach 2.00 × with free communication" in text
-    assert "this machine's 1.80 ×, measured 1.70 ×: 85 % of the ideal" in text
+    assert "Data: 2.00 × with free communication" in text
+    assert "this machine's communication: 1.80 ×; measured: 1.70 ×, 85 % of the ideal" in text
 
 
 def test_what_recomputation_costs_and_saves() -> None:
-    text = answer_to(concluded(memory_parts()), "recomputation")
-    assert "Serial: recomputation costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)." in text
-    assert "took no more time (20 % less)" in answer_to(concluded(_faster_again()), "recomputation")
-    assert "saves no memory" in answer_to(concluded(memory_parts(saves=0.0)), "recomputation")
+    text = answer_to(concluded(memory_parts()), "checkpointing")
+    assert (
+        "Serial: activation checkpointing costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)."
+        in text
+    )
+    assert "costs no time (20 % less)" in answer_to(concluded(_faster_with_checkpointing()), "checkpointing")
+    assert "saves no memory" in answer_to(concluded(memory_parts(saves=0.0)), "checkpointing")
 
 
-def _faster_again() -> dict[str, object]:
+def _faster_with_checkpointing() -> dict[str, object]:
     parts = memory_parts()
     parts["run-data+recompute-1"]["samples_per_s"] = SPEEDS["data"] * 1.25
     return parts
@@ -62,18 +69,20 @@ def _faster_again() -> dict[str, object]:
 
 def test_least_memory() -> None:
     text = answer_to(concluded(memory_parts()), "least memory")
-    assert "Tensor, recomputed uses least: 165 MiB on its fullest worker, 41 % of serial's 400 MiB." in text
-    assert "Here the same." in text
-    assert "it is pipeline, recomputed" in answer_to(concluded(memory_parts(peaks={**PEAKS, "pipeline": 100})), "least")
+    assert "Tensor with checkpointing uses the least: 165 MiB on the largest worker, 41 % of the 400 MiB" in text
+    assert "Here it is the same." in text
+    assert "it is pipeline with checkpointing" in answer_to(
+        concluded(memory_parts(peaks={**PEAKS, "pipeline": 100})), "least"
+    )
 
 
 def test_workers_that_did_the_same_and_those_that_did_not() -> None:
     text = answer_to(concluded(memory_parts()), "execute")
-    assert "Data, 90 operators in a step: workers of data. Data, actions of each worker: 4 forward." in text
-    assert "Pipeline, 90 and 100 operators in a step: workers of pipeline." in text
+    assert "Data, 90 operators per step: workers of data. Data, actions of every worker: 4 forward." in text
+    assert "Pipeline, 90 and 100 operators per step: workers of pipeline." in text
     parts = memory_parts()
     parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
-    assert "Pipeline, actions of the workers: worker 0 4 forward; worker 1 8 forward." in answer_to(
+    assert "Pipeline, actions of each worker: worker 0 4 forward; worker 1 8 forward." in answer_to(
         concluded(parts), "execute"
     )
 
@@ -81,10 +90,10 @@ def test_workers_that_did_the_same_and_those_that_did_not() -> None:
 def test_layers_found_by_running() -> None:
     findings = concluded(memory_parts())
     text = answer_to(findings, "layers fit")
-    assert "Data: 3 layers ran with 384 MiB on each device (as forecast); 4 ran out of memory." in text
-    assert "Tensor, recomputed: 8 or more layers ran with 384 MiB on each device (forecast 7)." in text
-    assert "Most layers, 8, fit with tensor, recomputed." in text
-    assert "Most layers, 3, fit with data and tensor, recomputed" in answer_to(
+    assert "Data: 3 layers ran with 384 MiB per device (as forecast); 4 ran out of memory." in text
+    assert "Tensor with checkpointing: 8 or more layers ran with 384 MiB per device (forecast 7)." in text
+    assert "The most layers, 8, fit with tensor with checkpointing." in text
+    assert "The most layers, 3, fit with data and tensor with checkpointing" in answer_to(
         concluded(memory_parts(largest=3)), "layers fit"
     )
     rows = {row[0]: row for row in findings.tables[3].rows}
@@ -103,15 +112,15 @@ def test_no_missing_part_stops_the_rest(missing: str) -> None:
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     (figure,) = concluded(memory_parts()).figures
     figure.draw(tmp_path / "memory.svg")
-    assert "tensor, recomputed" in (tmp_path / "memory.svg").read_text()
+    assert "tensor with checkpointing" in (tmp_path / "memory.svg").read_text()
 
 
 def test_options_that_can_not_be_are_refused() -> None:
     with pytest.raises(UsageError, match="no free number of layers"):
         Options(model="gpt2")
-    with pytest.raises(UsageError, match="1 device can't be shared"):
+    with pytest.raises(UsageError, match="1 device is not enough"):
         Options(devices=("cpu:0",))
-    with pytest.raises(UsageError, match="'wishes' is no strategy"):
+    with pytest.raises(UsageError, match="'wishes' is not a strategy"):
         Options(fits=("wishes",))
 
 

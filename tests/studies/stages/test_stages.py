@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.studies.conftest import answer_to
+from tests.studies.conftest import answer_to, table_rows
 from tests.studies.fake_parts import STAGES_OPTIONS, stages_parts
 
 from stagewright.errors import UsageError
@@ -67,7 +67,10 @@ def test_what_noise_could_have_made_is_not_called_best() -> None:
 
 def test_speedup_sentences_say_what_was_measured_and_what_is_forecast() -> None:
     text = answer_to(concluded(stages_parts()), "What speed-up")
-    assert "2 stages: measured 1.59 × (1.57 … 1.60 over 2 rounds), which is 79 % of the ideal 2 ×, at 32.5 samples/s" in text
+    assert (
+        "2 stages: measured 1.59 × (1.57 … 1.60 over 2 rounds), which is 79 % of the ideal 2 ×, at 32.5 samples/s"
+        in text
+    )
     assert "Published for another model on 4 machines: 1.94 ×." in text
     assert times(PUBLISHED[3]) == "3.07 ×", "as pages have it; 3.065 is rounded down"
     assert "Forecast with 4 devices like these: 3.02 ×, cut by blocks." in text

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.planner.conftest import MadeSource, random_units
-from tests.studies.conftest import answer_to
+from tests.studies.conftest import answer_to, table_rows
 from tests.studies.fake_training_parts import RATES, STRATEGIES_OPTIONS, strategies_parts
 
 from stagewright.cluster.cluster import FREE
@@ -43,15 +43,19 @@ def test_the_experiments() -> None:
 
 def test_the_table_has_the_published_columns() -> None:
     table = concluded(strategies_parts()).tables[0]
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = table_rows(table)
     data, pipeline, client, four = rows[0], rows[2], rows[4], rows[7]
     assert (data["experiment"], data["workers"], data["batch (micro-batches)"]) == ("data", "2", "64")
     assert (data["samples/s"], data["speed-up"], data["over data on 2"]) == ("180.0", "1.80", "1.00")
     assert (pipeline["batch (micro-batches)"], pipeline["accuracy %"]) == ("64 (4)", "95.9 ± 0.14")
-    assert (pipeline["speed-up"], pipeline["over data on 2"], pipeline["speed is"]) == ("1.50", "0.83", "measured")
+    assert (pipeline["speed-up"], pipeline["over data on 2"], pipeline["source of speed"]) == (
+        "1.50",
+        "0.83",
+        "measured",
+    )
     assert client["experiment"] == "pipeline, client/server"
     assert (four["workers"], four["batch (micro-batches)"], four["learning rate"]) == ("4", "128 (4)", "0.002")
-    assert (four["speed is"], four["speed-up"], four["forecast"]) == ("forecast", "3.40", "3.40")
+    assert (four["source of speed"], four["speed-up"], four["forecast"]) == ("forecast", "3.40", "3.40")
     assert data["forecast"] == "–"
     assert concluded(strategies_parts()).tables[1].title == "Published"
     assert len(concluded(strategies_parts()).tables[1].rows) == 5
@@ -59,22 +63,22 @@ def test_the_table_has_the_published_columns() -> None:
 
 def test_a_run_that_is_not_equal_has_no_speedup() -> None:
     table = concluded(strategies_parts(equal=False)).tables[0]
-    row = dict(zip(table.columns, table.rows[0], strict=True))
-    assert (row["speed-up"], row["over data on 2"], row["speed is"]) == ("–", "–", "not equal to serial")
+    row = table_rows(table)[0]
+    assert (row["speed-up"], row["over data on 2"], row["source of speed"]) == ("–", "–", "parity check failed")
 
 
 def test_the_faster_one_is_what_was_measured() -> None:
     text = answer_to(concluded(strategies_parts()), "which is faster")
     assert "CIFAR-10, 2 workers, measured: data 1.80 ×, pipeline 1.50 × with 4 micro-batches." in text
-    assert "Data parallel is faster: 0.83 × is the pipeline over data." in text
-    assert "More than the workers can give" not in text
-    assert "CIFAR-10, 4 workers, forecast, with a device for each worker" in text
+    assert "Data parallel is faster: the pipeline runs at 0.83 × the speed of data parallel." in text
+    assert "Superlinear" not in text
+    assert "CIFAR-10, 4 workers, forecast with one device per worker" in text
     other = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 199.0})), "which is faster")
-    assert "The pipeline is faster: 1.11 × is the pipeline over data." in other
+    assert "The pipeline is faster: the pipeline runs at 1.11 × the speed" in other
     beyond = answer_to(concluded(strategies_parts({**RATES, "data-2": 230.0})), "which is faster")
-    assert "More than the workers can give: data 2.30 × on 2." in beyond
+    assert "Superlinear speed-up: data 2.30 × on 2 workers." in beyond
     level = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-4-even": 178.0})), "which is faster")
-    assert "no more apart than two runs" in level
+    assert "within the variation between runs" in level
 
 
 def in_rounds(**rates: tuple[float, ...]) -> dict[str, Any]:
@@ -94,12 +98,12 @@ def test_three_rounds_are_compared_round_by_round() -> None:
     rates = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (120.0, 160.0, 130.0)}
     text = answer_to(concluded(in_rounds(**rates), rounds=3), "which is faster")
     assert "data 1.80 × (1.50 … 1.90), pipeline 1.30 × (1.20 … 1.60) with 4 micro-batches." in text
-    assert "Data parallel is faster in each of 3 rounds: 0.80 × (0.68 … 0.89) is the pipeline over data." in text
+    assert "Data parallel is faster in each of 3 rounds: the pipeline runs at 0.80 × (0.68 … 0.89)" in text
     other = {"data_2": (120.0, 160.0, 130.0), "pipeline_2_4_even": (150.0, 180.0, 190.0)}
     text = answer_to(concluded(in_rounds(**other), rounds=3), "which is faster")
-    assert "The pipeline is faster in each of 3 rounds: 1.25 × (1.12 … 1.46) is the pipeline over data." in text
+    assert "The pipeline is faster in each of 3 rounds: the pipeline runs at 1.25 × (1.12 … 1.46)" in text
     mixed = {"data_2": (150.0, 180.0, 190.0), "pipeline_2_4_even": (160.0, 110.0, 120.0)}
-    assert "no more apart than two runs" in answer_to(concluded(in_rounds(**mixed), rounds=3), "which is faster")
+    assert "within the variation between runs" in answer_to(concluded(in_rounds(**mixed), rounds=3), "which is faster")
 
 
 def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
@@ -111,30 +115,31 @@ def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
 
 
 def test_accuracy_is_the_same_within_the_spread() -> None:
-    assert "within twice the spread over seeds: no difference is shown" in answer_to(
+    assert "within two standard deviations over seeds: no significant difference" in answer_to(
         concluded(strategies_parts()), "accuracy"
     )
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (90.0, 90.1)})
-    assert "Outside of twice the spread over seeds: pipeline (4) by −5.9 points" in answer_to(concluded(worse), "accuracy")
+    text = answer_to(concluded(worse), "accuracy")
+    assert "More than two standard deviations over seeds apart: pipeline (4) by −5.9 points" in text
     alone = answer_to(concluded(strategies_parts(), seeds=[0]), "accuracy")
-    assert "With one seed their spread is not known." in alone
+    assert "With one seed the variation between seeds is unknown." in alone
 
 
 def test_pieces_cuts_and_workers() -> None:
     findings = concluded(strategies_parts())
-    assert "2 give 1.20 × and 4 give 1.50 ×; best are 4" in answer_to(findings, "micro-batches")
+    assert "2 reach 1.20 × and 4 reach 1.50 ×; best: 4." in answer_to(findings, "micro-batches")
     level = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
-    assert "2 give 1.50 × and 4 give 1.50 ×; best are 2 and 4: more" in level
+    assert "2 reach 1.50 × and 4 reach 1.50 ×; best: 2 and 4." in level
     only = answer_to(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
-    assert only == "Only one experiment to cut was studied."
+    assert only == "Only one way to cut was studied."
     text = answer_to(findings, "at a client")
-    assert "client and server reach 1.10 × (cut after layer.3 and layer.12), an even cut 1.50 ×" in text
+    assert "client and server reach 1.10 × (cut after layer.3 and layer.12), equal stages 1.50 ×" in text
     both = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")
-    assert "2 micro-batches: client and server reach 1.00 ×, an even cut 1.20 ×" in both
+    assert "2 micro-batches: client and server reach 1.00 ×, equal stages 1.20 ×" in both
     assert "4 micro-batches: client and server reach 1.10 × (cut after" in both
-    assert "the client needs 10.0 MiB, the server 30.0 MiB, evenly cut 20.0 MiB and 20.0 MiB" in text
-    assert "Here 4 workers shared 2 devices" in answer_to(findings, "more workers")
-    assert "over data parallel on 2: data 1.72, pipeline (2) 1.78" in answer_to(findings, "more workers")
+    assert "memory: client 10.0 MiB, server 30.0 MiB; equal stages 20.0 MiB and 20.0 MiB" in text
+    assert "4 workers shared 2 devices" in answer_to(findings, "more workers")
+    assert "relative to data parallel on 2: data 1.72, pipeline (2) 1.78" in answer_to(findings, "more workers")
 
 
 def test_what_was_studied_and_is_not_known_is_said_so() -> None:
@@ -142,39 +147,41 @@ def test_what_was_studied_and_is_not_known_is_said_so() -> None:
     parts = {name: data for name, data in strategies_parts().items() if name.startswith("train")}
     findings = concluded(parts)
     for question in ("which is faster", "micro-batches change", "more workers"):
-        assert answer_to(findings, question) == "Not known: nothing was measured."
+        assert answer_to(findings, question) == "Unknown: nothing was measured."
     assert {row[-1] for row in findings.tables[0].rows} == {"–"}
     assert "Only one number" in answer_to(concluded(parts, microbatches=[4]), "micro-batches change")
     assert "Only 2 workers" in answer_to(concluded(parts, workers=[2]), "more workers")
     one = {"workers": [2, 4], "devices": ["cuda:0", "cuda:0"]}
-    assert "shared 1 device while" in answer_to(concluded(strategies_parts(), **one), "more workers")
+    assert "shared 1 device:" in answer_to(concluded(strategies_parts(), **one), "more workers")
 
 
 def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU a small model takes as long for 32 samples as for 64: two that share them gain nothing."""
     made = MadeSource(units=random_units(5, 0), tensors=(1,)).model(8, 1)
     sizes = [replace(made, profile=replace(made.profile, batch_size=size)) for size in (8, 32, 64)]
-    calibration = Calibration(link=FREE, collective=FREE, overheads=EngineOverheads(), kind="cpu", hardware="made").to_dict()
+    calibration = Calibration(
+        link=FREE, collective=FREE, overheads=EngineOverheads(), kind="cpu", hardware="made"
+    ).to_dict()
     calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
     options = Options(workers=(2,), cuts=(), batch=64)
-    monkeypatch.setattr("stagewright.studies.strategies.study.load_model_costs", lambda one: one)
-    part = next(one for one in build_study(options).parts if one.name == "forecast-digits")
+    monkeypatch.setattr("stagewright.studies.strategies.study.load_model_costs", lambda costs: costs)
+    part = next(part for part in build_study(options).parts if part.name == "forecast-digits")
     results = Results({"profile-digits": {"measured": sizes, "cuts": {}}, "calibration": calibration})
-    found = part.run(PartContext(folder=tmp_path, results=results, note=print))
-    assert found["data-2"]["speedup"] == pytest.approx(1.0, abs=0.05)
+    forecasts = part.run(PartContext(folder=tmp_path, results=results, note=print))
+    assert forecasts["data-2"]["speedup"] == pytest.approx(1.0, abs=0.05)
 
 
 def test_large_batches() -> None:
     findings = concluded(strategies_parts())
     text = answer_to(findings, "out of memory")
     assert "devices of 100 MiB: batch 1024 runs out of memory under data parallel and runs as a pipeline." in text
-    assert "in pieces of 32 samples and adds up gradients runs 1024 too" in text
+    assert "gradient accumulation over micro-batches of 32 samples runs 1024 too" in text
     came = {(row[0], row[1]): row[3] for row in findings.tables[-1].rows}
     assert came[("data", "1024")] == "out of memory"
     assert came[("pipeline", "1024")] == "ran"
     parts = strategies_parts()
     parts["large-pipeline-1024"] = parts["large-data-1024"]
-    assert "no batch that was tried runs as a pipeline alone" in answer_to(concluded(parts), "out of memory")
+    assert "no tested batch runs only as a pipeline" in answer_to(concluded(parts), "out of memory")
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -200,7 +207,8 @@ def test_plans_of_the_experiments() -> None:
     four = options.plan("digits", Experiment(strategy="pipeline", workers=4, microbatches=2, cut="even"), 1)
     assert (four.batch, four.schedule, four.devices) == (64, "gpipe", ("cpu:0", "cpu:1", "cpu:0", "cpu:1"))
     assert four.optimizer.learning_rate == pytest.approx(2e-3)
-    client = options.plan("digits", Experiment(strategy="pipeline", workers=2, microbatches=4, cut="client"), 1, ("a", "b"))
+    client_server = Experiment(strategy="pipeline", workers=2, microbatches=4, cut="client")
+    client = options.plan("digits", client_server, 1, ("a", "b"))
     assert (client.schedule, client.stage_workers) == ("1f1b", (0, 1, 0))
     assert options.large_plan("data", 1024, ("a",)).microbatches == 1
     assert options.large_plan("accumulated", 1024, ("a",)).microbatches == 16

@@ -90,15 +90,11 @@ def prepare_forecast(
     from stagewright.cluster.file import read_cluster
     from stagewright.planner.calibration.calibrate import Calibration
     from stagewright.planner.forecast import prepare_plan
-    from stagewright.simulator.costs.overheads import EngineOverheads
 
     links = {name: _infinite(calibration[name]) for name in ("link", "collective")}
     local = Calibration.from_dict({**calibration, **links})
     cluster = local.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
-    same_kind = local.kind == cluster.devices[0].kind
-    # The executor's overhead is the same everywhere; contention between cores is a property of this machine.
-    terms = local.overheads if same_kind else EngineOverheads(action_s=local.overheads.action_s)
-    return prepare_plan(replace(plan, devices=()), costs, cluster, terms)
+    return prepare_plan(replace(plan, devices=()), costs, cluster, local.overheads_on(cluster))
 
 
 def _infinite(link: Mapping[str, float | None]) -> dict[str, float]:

@@ -65,7 +65,7 @@ def test_formats() -> None:
 
 @pytest.mark.parametrize("text", ["10Gb/s", "10Gb", "5 mb/s", "3b"])
 def test_a_rate_of_bits_or_bytes(text: str) -> None:
-    with pytest.raises(UsageError, match="may be bits or bytes a second"):
+    with pytest.raises(UsageError, match="may be bits or bytes per second"):
         parse_rate(text)
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from made_runs import make_run
-from stagewright.runs.baseline import serial_beside
+from stagewright.runs.baseline import find_baseline
 
 
 def test_the_serial_run_of_the_same_comparison_is_found(tmp_path: Path) -> None:
     early = make_run(tmp_path, "pipeline=2", number=5)
-    assert serial_beside(early) is None
+    assert find_baseline(early) is None
     make_run(tmp_path, number=0)
     own = make_run(tmp_path, number=1)
     make_run(tmp_path, dtype="bfloat16", number=2)
@@ -22,7 +22,7 @@ def test_the_serial_run_of_the_same_comparison_is_found(tmp_path: Path) -> None:
     later = make_run(tmp_path, number=7)
     late = make_run(tmp_path, "pipeline=2", number=8)
     for run, serial in ((early, own), (late, later), (own, own)):
-        found = serial_beside(run)
+        found = find_baseline(run)
         assert found is not None
         assert found.folder.name == serial.name
 
@@ -31,7 +31,7 @@ def test_a_serial_run_after_it_is_better_than_none(tmp_path: Path) -> None:
     pipeline = make_run(tmp_path, "pipeline=2", number=0)
     first = make_run(tmp_path, number=1)
     make_run(tmp_path, number=2)
-    found = serial_beside(pipeline)
+    found = find_baseline(pipeline)
     assert found is not None
     assert found.folder.name == first.name
 
@@ -41,12 +41,12 @@ def test_other_devices_and_machines_are_not_compared(tmp_path: Path) -> None:
     serial = make_run(tmp_path, number=0)
     wide = serial.plan()
     serial.write_plan(replace(wide, devices=("cpu:0-1",)))
-    assert serial_beside(pipeline) is None
+    assert find_baseline(pipeline) is None
     pipeline.write_plan(replace(pipeline.plan(), devices=("cpu:4094,4096", "cpu:4097-4098")))
-    assert serial_beside(pipeline) is not None, "two cores each, of a machine with more of them than any"
+    assert find_baseline(pipeline) is not None, "two cores each, of a machine with more of them than any"
     pipeline.write_plan(replace(pipeline.plan(), devices=("cpu:0", "cpu:1")))
     serial.write_plan(wide)
-    assert serial_beside(pipeline) is not None
+    assert find_baseline(pipeline) is not None
     environment = {**serial.environment(), "processor": "Another"}
     (serial.path / "environment.json").write_text(json.dumps(environment))
-    assert serial_beside(pipeline) is None
+    assert find_baseline(pipeline) is None

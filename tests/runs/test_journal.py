@@ -123,7 +123,7 @@ def test_a_killed_worker_leaves_its_steps(tmp_path: Path) -> None:
     worker = WorkerFolder(tmp_path)
     rows = worker.events()
     assert [(row["step"], row["kind"]) for row in rows[-2:]] == [(4, "step"), (4, "forward")]
-    worker.settle_events()
+    worker.finalize_events()
     assert {path.name for path in tmp_path.iterdir()} == {"events.parquet"}
     assert worker.events() == rows
 
@@ -134,6 +134,6 @@ def test_an_orderly_end_replaces_the_journal(tmp_path: Path) -> None:
     worker.write_events([{"step": 7, "kind": "step"}])
     assert not any(path.exists() for path in journal_paths(tmp_path))
     Journal(tmp_path).append(step(1))
-    worker.settle_events()
+    worker.finalize_events()
     assert [row["step"] for row in worker.events()] == [7]
     assert not any(path.exists() for path in journal_paths(tmp_path))

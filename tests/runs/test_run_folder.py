@@ -105,16 +105,16 @@ def test_a_damaged_result_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("error", "status"), [(UsageError("can't be"), "refused"), (RunError("was killed"), "failed")])
 def test_what_was_refused_did_not_fail(error: Exception, status: str, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, PLAN, environment={})
-    folder.give_up(error)
+    folder.finish_with_error(error)
     result = folder.result()
     assert result is not None
     assert (result.status, result.error) == (status, str(error))
 
 
 def test_a_folder_that_is_no_run_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no plan.toml, and no run is in it; .*stagewright compare"):
+    with pytest.raises(UsageError, match=r"has no plan.toml and contains no runs; .*stagewright compare"):
         RunFolder.open(tmp_path)
-    with pytest.raises(UsageError, match=r"there is no folder .*nowhere, and no run in .*stagewright compare"):
+    with pytest.raises(UsageError, match=r"nowhere does not exist, and .* contains no runs; .*stagewright compare"):
         RunFolder.open(tmp_path / "nowhere")
     one = RunFolder.create(tmp_path / "runs", PLAN, environment={})
     with pytest.raises(UsageError, match=f"no plan.toml; its runs are in .*runs: name one, like .*{one.name}"):

@@ -1,9 +1,9 @@
-"""The serial run that another one is compared with: that of its own comparison.
+"""The single-device baseline of a run: the serial run of the same comparison.
 
-    serial A   data A   pipeline A        serial B   pipeline B        pipeline A is set against serial A, not B
-    ───────────────────────────────────────────────────────────► begun
+    serial A   data A   pipeline A        serial B   pipeline B        pipeline A is compared with serial A, not B
+    ───────────────────────────────────────────────────────────► start time
 
-Alike in what they compute and in what they compute on; of several, the last one that began before it did.
+Both compute the same on the same hardware; of several baselines, the last one that started before the run counts.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
-__all__ = ["SerialRun", "begun_s", "folders_beside", "is_alike", "own_serial", "serial_beside", "serial_runs"]
+__all__ = [
+    *("BaselineRun", "baseline_runs", "begun_s", "choose_baseline"),
+    *("find_baseline", "is_comparable", "sibling_folders"),
+]
 
-_ALIKE = ("model", "batch", "dtype", "training", "optimizer")
+_EQUAL_FIELDS = ("model", "batch", "dtype", "training", "optimizer")
 
 
-def is_alike(one: Plan, other: Plan) -> bool:
+def is_comparable(first: Plan, second: Plan) -> bool:
     """Whether two plans compute the same on the same kind of device, so that their times can be compared."""
-    kinds = {_kind(plan.devices[0]) for plan in (one, other) if plan.devices}
-    return len(kinds) < 2 and all(getattr(one, name) == getattr(other, name) for name in _ALIKE)
+    kinds = {_kind(plan.devices[0]) for plan in (first, second) if plan.devices}
+    return len(kinds) < 2 and all(getattr(first, name) == getattr(second, name) for name in _EQUAL_FIELDS)
 
 
 def _kind(device: str) -> tuple[str, int]:
-    """Its kind and number of cores, by its text alone: a run may be of a machine that has more cores than this one."""
-    kind, _, places = device.strip().partition(":")
-    ends = [part.split("-") for part in places.split(",")] if kind == "cpu" and places else []
-    return kind, sum(int(one[-1]) - int(one[0]) + 1 for one in ends)
+    """Return kind and number of cores from the text alone: the run's machine may have more cores than this one."""
+    kind, _, cores = device.strip().partition(":")
+    ranges = [part.split("-") for part in cores.split(",")] if kind == "cpu" and cores else []
+    return kind, sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges)
 
 
 def begun_s(folder: RunFolder) -> float:
-    """When a run began, in seconds; 0 where that is not known."""
+    """Return the start time of a run in Unix seconds; 0 where it is unknown."""
     text = folder.environment().get("begun")
     try:
         return datetime.fromisoformat(str(text)).timestamp()
@@ -44,30 +47,29 @@ def begun_s(folder: RunFolder) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SerialRun:
-    """A serial run that was timed."""
+class BaselineRun:
+    """A timed run on a single device."""
 
     folder: RunFolder
-    """Its folder and plan."""
     plan: Plan
     begun_s: float
-    """When it began, and on which machine."""
     machine: tuple[str, ...]
+    """Names of the processor and the GPUs."""
     latency_s: float
-    """A step."""
+    """Median time of a step."""
 
 
-def serial_runs(folders: Iterable[RunFolder]) -> tuple[SerialRun, ...]:
-    """Those of the runs that are serial and were timed; what can't be read is left out."""
-    found = []
+def baseline_runs(folders: Iterable[RunFolder]) -> tuple[BaselineRun, ...]:
+    """Return the timed single-device runs among the folders; unreadable ones are skipped."""
+    runs = []
     for folder in folders:
         try:
             plan, result = folder.plan(), folder.result()
         except UsageError:
             continue
         if plan.mesh.num_workers == 1 and result is not None and result.latency_s:
-            found.append(
-                SerialRun(
+            runs.append(
+                BaselineRun(
                     folder=folder,
                     plan=plan,
                     begun_s=begun_s(folder),
@@ -75,36 +77,33 @@ def serial_runs(folders: Iterable[RunFolder]) -> tuple[SerialRun, ...]:
                     latency_s=result.latency_s,
                 )
             )
-    return tuple(found)
+    return tuple(runs)
 
 
-def own_serial(folder: RunFolder, plan: Plan, runs: Sequence[SerialRun]) -> SerialRun | None:
-    """Of serial runs, the one that a run is to be compared with; None where none is of such a batch and device.
-
-    The last one that began no later than the run did; without any, the first one after it.
-    """
-    path, at, machine = folder.path.resolve(), begun_s(folder), _machine(folder)
-    alike = [one for one in runs if one.machine == machine and is_alike(one.plan, plan)]
-    for one in alike:
-        if one.folder.path.resolve() == path:
-            return one
-    before = [one for one in alike if one.begun_s <= at]
+def choose_baseline(folder: RunFolder, plan: Plan, runs: Sequence[BaselineRun]) -> BaselineRun | None:
+    """Return the baseline of a run: the last comparable one that began before it, else the first one after it."""
+    path, start_s, machine = folder.path.resolve(), begun_s(folder), _machine(folder)
+    comparable = [run for run in runs if run.machine == machine and is_comparable(run.plan, plan)]
+    for run in comparable:
+        if run.folder.path.resolve() == path:
+            return run
+    before = [run for run in comparable if run.begun_s <= start_s]
     if before:
-        return max(before, key=lambda one: (one.begun_s, one.folder.name))
-    return min(alike, key=lambda one: (one.begun_s, one.folder.name), default=None)
+        return max(before, key=lambda run: (run.begun_s, run.folder.name))
+    return min(comparable, key=lambda run: (run.begun_s, run.folder.name), default=None)
 
 
 def _machine(folder: RunFolder) -> tuple[str, ...]:
     environment = folder.environment()
-    return str(environment.get("processor")), *(str(one.get("name")) for one in environment.get("gpus", ()))
+    return str(environment.get("processor")), *(str(gpu.get("name")) for gpu in environment.get("gpus", ()))
 
 
-def serial_beside(folder: RunFolder) -> SerialRun | None:
-    """The serial run that this one is to be compared with, of those in the same folder; None where there is none."""
-    return own_serial(folder, folder.plan(), serial_runs(folders_beside(folder)))
+def find_baseline(folder: RunFolder) -> BaselineRun | None:
+    """Return the baseline of a run from the same parent folder; None where there is no comparable one."""
+    return choose_baseline(folder, folder.plan(), baseline_runs(sibling_folders(folder)))
 
 
-def folders_beside(folder: RunFolder) -> list[RunFolder]:
-    """The runs in the folder that this one is in, itself among them."""
-    beside = sorted(folder.path.resolve().parent.iterdir())
-    return [RunFolder(one) for one in beside if (one / "result.json").is_file() and (one / "plan.toml").is_file()]
+def sibling_folders(folder: RunFolder) -> list[RunFolder]:
+    """Return the finished runs in the same parent folder, including this one."""
+    paths = sorted(folder.path.resolve().parent.iterdir())
+    return [RunFolder(path) for path in paths if (path / "result.json").is_file() and (path / "plan.toml").is_file()]

@@ -1,7 +1,7 @@
-"""The index over runs: one SQLite file beside the run folders, for lists and comparisons.
+"""The index of runs: one SQLite file next to the run folders, for lists and comparisons.
 
-It holds nothing that the folders do not, so it may be deleted at any time: a file that is damaged or of another version
-is built again, in memory where the disk refuses. A run is read again when its plan or its result has changed.
+It contains nothing that the folders do not, so it may be deleted at any time: a damaged or outdated file is rebuilt, in
+memory where the disk is not writable. A run is read again when its plan or its result has changed.
 """
 
 from __future__ import annotations
@@ -23,77 +23,70 @@ from stagewright.runs.run_folder import RunFolder
 __all__ = ["INDEX_NAME", "RunIndex", "RunRow"]
 
 INDEX_NAME = ".stagewright-runs.sqlite"
-_VERSION = 2  # of the table below; another one means: build it again
-# The file is right, but can't be written, or another process holds it.
-_NOT_OURS = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL")
-_PLAN, _FABRIC = "plan.toml", "fabric.json"  # which of them a run folder has says what was run
-_DEPTH = 3  # how deep below the root runs may lie
+_VERSION = 2  # of the table below; another version is rebuilt
+# The file is valid, but not writable or locked by another process.
+_NOT_WRITABLE = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_FULL")
+_PLAN, _FABRIC = "plan.toml", "fabric.json"  # a run of a plan, or of collectives alone
+_DEPTH = 3  # maximum depth of runs below the root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One run in a list; what it has not (yet) is None."""
+    """One run in a list; unknown values are None."""
 
     name: str
-    """The folder, relative to the root."""
+    """Folder, relative to the root."""
     status: str
-    """done, failed, refused (what was asked for can't be), interrupted, unfinished (goes on, or was killed) or damaged.
-    """
+    """done, failed, refused (impossible request), interrupted, unfinished (running or killed) or damaged."""
     begun: str | None = None
-    """When it began, in ISO 8601."""
+    """Start time in ISO 8601."""
     ended: str | None = None
-    """When it ended."""
     model: str | None = None
-    """The model's name."""
     strategy: str | None = None
-    """serial, data, tensor, pipeline, or several with ×; fabric: collectives alone."""
+    """serial, data, tensor, pipeline, or several with ×; fabric for collectives alone."""
     mesh: str | None = None
-    """How many along each axis: "data=2,pipeline=2"."""
+    """Size of each axis: "data=2,pipeline=2"."""
     workers: int | None = None
-    """Workers in all."""
     batch: int | None = None
-    """Samples in a step."""
+    """Global batch."""
     microbatches: int | None = None
-    """Micro-batches in a step of a replica."""
+    """Micro-batches per step and replica."""
     schedule: str | None = None
-    """The schedule."""
     training: bool | None = None
-    """Forward and backward, or forward alone."""
+    """Forward and backward, or forward only."""
     samples_per_s: float | None = None
-    """The median over steps."""
     speedup: float | None = None
-    """Over serial."""
+    """Over the single-device baseline."""
     equal: bool | None = None
-    """Whether it equals serial."""
+    """Whether it passed the parity check."""
     peak_memory_bytes: int | None = None
-    """Of the worker that needs most."""
+    """Of the worker with the highest peak."""
     loss: float | None = None
-    """The last loss."""
     accuracy: float | None = None
-    """On the task's test samples."""
+    """On the task's evaluation split."""
     p50_s: float | None = None
-    """Of a trial of a fabric run: half of them took less."""
+    """Median time of a trial of a fabric run."""
     error: str | None = None
-    """Why it failed or can't be read, in one sentence."""
+    """Why it failed or can't be read."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class RunIndex:
-    """The runs below one root; brought up to date when it is opened."""
+    """The runs below a root; updated when it is opened."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self._database = self._open()
 
     def rows(self) -> list[RunRow]:
-        """All runs, the newest first."""
-        found = self._database.execute("SELECT row FROM runs ORDER BY begun DESC, name DESC").fetchall()
-        return [RunRow(**json.loads(row)) for (row,) in found]
+        """Return all runs, newest first."""
+        rows = self._database.execute("SELECT row FROM runs ORDER BY begun DESC, name DESC").fetchall()
+        return [RunRow(**json.loads(row)) for (row,) in rows]
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._database.close()
 
     def __enter__(self) -> RunIndex:
@@ -104,21 +97,21 @@ class RunIndex:
 
     def _open(self) -> sqlite3.Connection:
         if not self.root.is_dir():
-            return self._ready(":memory:")
+            return self._connect(":memory:")
         path = self.root / INDEX_NAME
         for _ in range(2):
             try:
-                return self._ready(str(path))
+                return self._connect(str(path))
             except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-                if getattr(error, "sqlite_errorname", "").startswith(_NOT_OURS):
+                if getattr(error, "sqlite_errorname", "").startswith(_NOT_WRITABLE):
                     break
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-        return self._ready(":memory:")
+        return self._connect(":memory:")
 
-    def _ready(self, place: str) -> sqlite3.Connection:
-        """A connection to an index that is as the folders are."""
-        database = sqlite3.connect(place, timeout=5.0)
+    def _connect(self, file: str) -> sqlite3.Connection:
+        """Connect to the index and update it."""
+        database = sqlite3.connect(file, timeout=5.0)
         try:
             with database:
                 database.execute("BEGIN IMMEDIATE")
@@ -144,7 +137,7 @@ class RunIndex:
             name, stamp = folder.relative_to(self.root).as_posix(), _stamp(folder)
             seen.add(name)
             if stored.get(name) != stamp:
-                row = _describe(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric(folder, name)
+                row = _plan_row(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric_row(folder, name)
                 database.execute(
                     "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
@@ -162,9 +155,9 @@ class RunIndex:
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
-    """Every folder of a run; hidden ones are runs that are being created."""
+    """Yield all run folders; hidden ones are being created."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda one: one.name):
+        for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.name.startswith(".") or not entry.is_dir():
                 continue
             path = folder / entry.name
@@ -175,7 +168,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _stamp(folder: Path) -> str:
-    """Changes when the plan or the result does."""
+    """Return a stamp that changes with the plan and the result."""
     parts = []
     for name in (_PLAN, _FABRIC, "environment.json", "result.json"):
         try:
@@ -186,7 +179,7 @@ def _stamp(folder: Path) -> str:
     return " ".join(parts)
 
 
-def _describe(folder: RunFolder, name: str) -> RunRow:
+def _plan_row(folder: RunFolder, name: str) -> RunRow:
     try:
         plan, environment, result = folder.plan(), folder.environment(), folder.result()
     except UsageError as error:
@@ -225,18 +218,18 @@ def _result_columns(result: RunResult | None) -> dict[str, Any]:
     }
 
 
-def _fabric(folder: Path, name: str) -> RunRow:
-    """Collectives on a network: what was sent, and how long a trial took."""
+def _fabric_row(folder: Path, name: str) -> RunRow:
+    """Describe a run of collectives on a network."""
     try:
-        asked = json.loads((folder / _FABRIC).read_text(encoding="utf-8"))
+        request = json.loads((folder / _FABRIC).read_text(encoding="utf-8"))
         path = folder / "result.json"
         result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        workload, total = asked["workload"], (result or {}).get("total", {})
+        workload, total = request["workload"], (result or {}).get("total", {})
         error = (result or {}).get("error")
         return RunRow(
             name=name,
             status="unfinished" if result is None else "failed" if error else "done",
-            begun=str(asked["begun"]),
+            begun=str(request["begun"]),
             model=str(workload["name"]),
             strategy="fabric",
             workers=int(workload["num_ranks"]),

@@ -1,15 +1,15 @@
-"""Steps of a worker on the disk as soon as they end: what is left of a worker that was killed.
+"""The journal of a worker's steps, on disk as soon as each ends: survives a killed worker.
 
-    events.journal            one record a step, each appended by one write: the system has it when that returns
-    events.before.journal     the records before these, where only the last steps of a long run are kept
+    events.journal            one record for each step, appended by one write call
+    events.before.journal     the previous file, where only the last steps of a long run are kept
 
-    length of    │ step i64, begin f64, end f64, │ new words: a list of JSON │ events: begin, end f64, bytes i64,
-    the rest u32 │ note u16, length of words u16 │ (nothing where all known) │ stage, micro-batch, peer i32,
+    length of    │ step i64, begin f64, end f64, │ new words: a JSON list    │ events: begin, end f64, bytes i64,
+    the rest u32 │ note u16, length of words u16 │ (empty where all known)   │ stage, micro-batch, peer i32,
                  │                               │                           │ kind, stream, note u16
 
-A text (kind, stream, note) is its place in the list of all words of the file so far, which has null too; a number that
-is not there is -1. All numbers are little-endian. A worker whose end is orderly writes its events in one file
-(``worker.py``) and removes this one. Half a record at the end, of a worker that was killed while it wrote, is left out.
+A text (kind, stream, note) is stored as its index in the list of all words of the file so far, which includes null; a
+missing number is -1. All numbers are little-endian. A worker that ends normally writes its events to one file
+(``worker_folder.py``) and removes the journal. An incomplete record at the end is ignored.
 """
 
 from __future__ import annotations
@@ -35,33 +35,30 @@ _EVENT = struct.Struct("<ddqiiiHHH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStep:
-    """One step of one worker, as it was recorded."""
+    """One recorded step of one worker."""
 
     step: int
-    """Which."""
     note: str | None
-    """What more there is to say."""
     begin_s: float
-    """When it began and ended."""
     end_s: float
     events: Sequence[JournalEvent]
-    """What was done in it, in the order in which it ended."""
+    """In the order of their ends."""
 
 
 def rows_of(step: RecordedStep) -> Iterator[dict[str, Any]]:
-    """A step as a run folder keeps it: itself, then its events by their begin.
+    """Yield the rows of a step for the run folder: the step, then its events by start time.
 
-    Nothing outlasts its step, and a collective beside computing counts from when the one before it is done.
+    Events are cut off at the end of the step, and an overlapped collective counts from the end of the one before it.
     """
     yield _row(step.step, ("step", "compute", None, None, step.begin_s, step.end_s, None, None, step.note))
-    timed = [(one[4], min(step.end_s, one[5]), one) for one in step.events]
+    timed = [(event[4], min(step.end_s, event[5]), event) for event in step.events]
     free_s = step.begin_s
-    for at, (start_s, stop_s, one) in sorted(enumerate(timed), key=lambda each: each[1][1]):
-        if one[1] == "collective":
-            timed[at] = (max(start_s, free_s), stop_s, one)
+    for index, (start_s, stop_s, event) in sorted(enumerate(timed), key=lambda item: item[1][1]):
+        if event[1] == "collective":
+            timed[index] = (max(start_s, free_s), stop_s, event)
             free_s = stop_s
-    for start_s, stop_s, one in sorted(timed, key=lambda each: (each[0], -each[1])):
-        yield _row(step.step, (*one[:4], start_s, stop_s, *one[6:]))
+    for start_s, stop_s, event in sorted(timed, key=lambda item: (item[0], -item[1])):
+        yield _row(step.step, (*event[:4], start_s, stop_s, *event[6:]))
 
 
 def _row(number: int, event: JournalEvent) -> dict[str, Any]:
@@ -81,7 +78,7 @@ def _row(number: int, event: JournalEvent) -> dict[str, Any]:
 
 
 class Journal:
-    """An append-only file of steps; what can't be written to it is let go, for a run is worth more than its record."""
+    """An append-only file of steps; write errors are ignored, so that they do not end a run."""
 
     def __init__(self, folder: Path, most_steps: int | None = None) -> None:
         self._path, self._before = journal_paths(folder)
@@ -91,7 +88,7 @@ class Journal:
         self._begin()
 
     def append(self, step: RecordedStep) -> None:
-        """Hand a step to the system."""
+        """Write a step."""
         if self._file is None:
             return
         try:
@@ -107,7 +104,7 @@ class Journal:
         self._count += 1
 
     def close(self) -> None:
-        """Write no more; what was written stays."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -123,52 +120,52 @@ class Journal:
 
 
 def journal_paths(folder: Path) -> tuple[Path, Path]:
-    """The journal of a worker's folder, and what came before it."""
+    """Return the paths of a worker's journal and of the previous one."""
     return folder / "events.journal", folder / "events.before.journal"
 
 
 def remove_journal(folder: Path) -> None:
-    """Its events are in another file, or of another run."""
+    """Remove a journal whose events are in another file or of another run."""
     for path in journal_paths(folder):
         path.unlink(missing_ok=True)
 
 
 def read_journal(folder: Path) -> list[RecordedStep]:
-    """The whole records of a worker's journal, the oldest first; none where there is no journal."""
-    found: list[RecordedStep] = []
+    """Read the complete records of a worker's journal, oldest first; empty without a journal."""
+    steps: list[RecordedStep] = []
     for path in reversed(journal_paths(folder)):
         try:
             content = path.read_bytes()
         except FileNotFoundError:
             continue
-        at, words = 0, list[str | None]()
-        while at + _LENGTH.size <= len(content):
-            (length,) = _LENGTH.unpack_from(content, at)
-            at += _LENGTH.size
-            if at + length > len(content):
-                break  # the writer was killed while writing it, or is writing it now
+        offset, words = 0, list[str | None]()
+        while offset + _LENGTH.size <= len(content):
+            (length,) = _LENGTH.unpack_from(content, offset)
+            offset += _LENGTH.size
+            if offset + length > len(content):
+                break  # incomplete: the writer was killed, or is still writing
             try:
-                found.append(_from_bytes(content[at : at + length], words))
+                steps.append(_from_bytes(content[offset : offset + length], words))
             except (ValueError, IndexError, TypeError, struct.error):
-                break  # a disk was damaged: what follows can't be found
-            at += length
-    return found
+                break  # damaged: the following records can't be located
+            offset += length
+    return steps
 
 
 def _to_bytes(step: RecordedStep, words: dict[str | None, int]) -> bytes:
-    """One record; words that are new are added."""
-    events = tuple(step.events)  # a collective of another thread may still be added
+    """Encode a record and add its new words."""
+    events = tuple(step.events)  # another thread may still append a collective
     try:
         return _packed(step, events, words, b"")
     except KeyError:
         known = len(words)
-        for word in (step.note, *(word for one in events for word in (one[0], one[1], one[8]))):
+        for word in (step.note, *(word for event in events for word in (event[0], event[1], event[8]))):
             words.setdefault(word, len(words))
         return _packed(step, events, words, json.dumps(list(words)[known:]).encode())
 
 
 def _packed(step: RecordedStep, events: Sequence[JournalEvent], words: Mapping[str | None, int], new: bytes) -> bytes:
-    """Row by row: column by column takes twice as long while the processor's cache holds a model's numbers."""
+    """Pack row by row: by columns takes twice as long while the cache holds a model's tensors."""
     pack = _EVENT.pack
     rows = [
         pack(
@@ -191,15 +188,25 @@ def _packed(step: RecordedStep, events: Sequence[JournalEvent], words: Mapping[s
 
 def _from_bytes(record: bytes, words: list[str | None]) -> RecordedStep:
     number, begin_s, end_s, about, length = _HEAD.unpack_from(record)
-    at = _HEAD.size
+    start = _HEAD.size
     if length:
-        words += json.loads(record[at : at + length])
+        words += json.loads(record[start : start + length])
     events = [
-        (words[kind], words[stream], _known(stage), _known(place), begin, end, _known(size), _known(peer), words[note])
-        for begin, end, size, stage, place, peer, kind, stream, note in _EVENT.iter_unpack(record[at + length :])
+        (
+            words[kind],
+            words[stream],
+            _optional(stage),
+            _optional(chunk),
+            begin,
+            end,
+            _optional(size),
+            _optional(peer),
+            words[note],
+        )
+        for begin, end, size, stage, chunk, peer, kind, stream, note in _EVENT.iter_unpack(record[start + length :])
     ]
     return RecordedStep(step=number, note=words[about], begin_s=begin_s, end_s=end_s, events=events)
 
 
-def _known(number: int) -> int | None:
+def _optional(number: int) -> int | None:
     return None if number == -1 else number

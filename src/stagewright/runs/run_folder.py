@@ -1,15 +1,15 @@
-"""The run folder: everything that a run leaves behind. Other parts only read it, so they can't hurt a run.
+"""The run folder: all files of a run. Only the run writes to it.
 
     runs/2026-11-15-031502-deit-small-pipeline-2/
-      plan.toml                     the resolved plan: runs again from here
+      plan.toml                     the resolved plan, which can be run again
       environment.json              versions, processor, GPUs
-      workers/0/metrics.jsonl       one line a step, on the disk as soon as it is written
-      workers/0/events.journal      what it did when, step by step: of a worker that goes on, or was killed
-      workers/0/events.parquet      the same, and memory.parquet: what it held; written when the worker ends
-      workers/0/clock.json          how its times are to be read beside those of the other workers
-      result.json                   written when the run ends; without it the run goes on, or was killed
+      workers/0/metrics.jsonl       one line for each step, flushed at once
+      workers/0/events.journal      its events by step, while it runs or after it was killed
+      workers/0/events.parquet      its events; memory.parquet: its memory; written when the worker ends
+      workers/0/clock.json          offset of its clock to worker 0's
+      result.json                   written when the run ends; missing while it runs, or after it was killed
 
-A folder appears with its plan and environment in it, or not at all. Each worker writes below its own number only.
+A folder is created atomically with its plan and environment. Each worker writes to its own subfolder only.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ from stagewright.spec.plan_file import plan_to_toml, read_plan, write_plan
 
 __all__ = ["RunFolder", "Status", "run_name"]
 
-_MAKE_ONE = "`stagewright runs` lists those that there are, `stagewright compare mlp-mnist --devices 2` makes some"
+_CREATE_ONE = "`stagewright runs` lists runs, `stagewright compare mlp-mnist --devices 2` creates some"
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's folder."""
+    """The folder of one run."""
 
     path: Path
-    """Where it is."""
 
     @classmethod
     def create(
         cls, root: str | Path, plan: Plan, *, environment: Mapping[str, Any] | None = None, now: datetime | None = None
     ) -> RunFolder:
-        """A new folder under `root`, named by time, model and mesh; without an environment, that of this machine."""
+        """Create a folder under `root`, named by time, model and mesh; the environment defaults to this machine's."""
         if environment is None:
             from stagewright.machine.machine import probe_machine
 
@@ -72,7 +71,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that exists; where it does not, the error offers the nearest one."""
+        """Open the folder of an existing run; the error suggests the nearest one."""
         path = Path(path)
         if not (path / "plan.toml").is_file():
             raise _no_run(path)
@@ -80,33 +79,32 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.path.name
 
     def plan(self) -> Plan:
-        """The plan that runs here."""
+        """Read the plan."""
         return read_plan(self.path / "plan.toml")
 
     def write_plan(self, plan: Plan) -> None:
-        """Puts the resolved plan in place of the one that was asked for."""
+        """Replace the plan by the resolved one."""
         write_plan(plan, self.path / "plan.toml")
 
     def environment(self) -> dict[str, Any]:
-        """Where and when it was run."""
+        """Read the start time and the machine."""
         return _read_json(self.path / "environment.json") or {}
 
     def worker(self, rank: int) -> WorkerFolder:
-        """The part that one worker writes; made if it is not there."""
+        """Return the folder of one worker."""
         return WorkerFolder(path=self.path / "workers" / str(rank))
 
     def workers(self) -> tuple[int, ...]:
-        """The workers that wrote something, in order."""
+        """Return the ranks of the workers that have a folder."""
         folder = self.path / "workers"
-        names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     def metrics(self, rank: int) -> Iterator[dict[str, Any]]:
-        """What a worker has measured so far, step by step."""
+        """Read a worker's metrics so far, step by step."""
         return self.worker(rank).metrics()
 
     def finish(self, status: Status, result: RunResult | Mapping[str, Any] | None = None) -> None:
@@ -116,10 +114,10 @@ class RunFolder:
         ended = result.ended or datetime.now().astimezone().isoformat(timespec="milliseconds")
         save_text(_json({"status": status, "ended": ended, **result.to_dict()}), self.path / "result.json")
 
-    def give_up(self, error: BaseException) -> None:
-        """The last word on a run that raised: it failed, or was refused where what was asked for can't be."""
+    def finish_with_error(self, error: BaseException) -> None:
+        """Finish a run that raised: refused for a UsageError, else failed."""
         refused = isinstance(error, UsageError)
-        self.finish("refused" if refused else "failed", {"error": str(error)})
+        self.finish("refused" if refused else "failed", RunResult(error=str(error)))
 
     def result(self) -> RunResult | None:
         """Read result.json; None where the run has not ended."""
@@ -132,42 +130,44 @@ class RunFolder:
 
 
 def run_name(plan: Plan, begun: datetime) -> str:
-    """A name that sorts by time and says what was run: 2026-11-15-031502-deit-small-pipeline-2."""
+    """Name a run by time, model and mesh: 2026-11-15-031502-deit-small-pipeline-2."""
     model = re.sub(r"[^A-Za-z0-9._]+", "-", plan.model.name).strip("-._")[-40:].strip("-._") or "model"
     axes = [f"{axis}-{plan.mesh.size(axis)}" for axis in AXES if plan.mesh.size(axis) > 1]
     return "-".join([begun.strftime("%Y-%m-%d-%H%M%S"), model, *(axes or ["serial"])])
 
 
 def _no_run(path: Path) -> UsageError:
-    """Why a path is no run: what is missing there, the runs in it or beside it, how to get one."""
+    """Explain why a path is not a run, and suggest one."""
     if path.is_file():
         return UsageError(f"{path} is a file; name the run's folder, such as {path.parent}")
-    inside, beside = _runs_in(path), _runs_in(path.parent)
+    inside, siblings = _runs_in(path), _runs_in(path.parent)
     if path.is_dir():
-        wrong = f"{path} is no run's folder: it has no plan.toml"
+        wrong = f"{path} is not a run folder: it has no plan.toml"
         if inside:
-            return UsageError(f"{wrong}; name one of the {len(inside)} runs in it, like {path / inside[0]}")
+            return UsageError(f"{wrong}; name one of its {len(inside)} runs, like {path / inside[0]}")
         deeper = _runs_in(path / "runs")
         if deeper:
             return UsageError(f"{wrong}; its runs are in {path / 'runs'}: name one, like {path / 'runs' / deeper[0]}")
-        return UsageError(f"{wrong}, and no run is in it; {_MAKE_ONE}")
-    if beside:
-        return UnknownName("run", path.name, beside, hint=f"(in {path.parent})")
-    return UsageError(f"unknown run {path.name!r}: there is no folder {path}, and no run in {path.parent}; {_MAKE_ONE}")
+        return UsageError(f"{wrong} and contains no runs; {_CREATE_ONE}")
+    if siblings:
+        return UnknownName("run", path.name, siblings, hint=f"(in {path.parent})")
+    return UsageError(
+        f"unknown run {path.name!r}: {path} does not exist, and {path.parent} contains no runs; {_CREATE_ONE}"
+    )
 
 
 def _runs_in(folder: Path) -> list[str]:
-    """The names of the runs in a folder, the newest first."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((one.name for one in found if (one / "plan.toml").is_file()), reverse=True)
+    """List the runs in a folder, newest first."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path.name for path in paths if (path / "plan.toml").is_file()), reverse=True)
 
 
 def _move(folder: Path, wanted: Path) -> Path:
-    """Gives the folder its name, or the first free one after it: …-pipeline-2, …-pipeline-2-again1."""
+    """Rename the folder, with a suffix where the name is taken: …-pipeline-2, …-pipeline-2-again1."""
     for attempt in count(1):
         target = wanted if attempt == 1 else wanted.with_name(f"{wanted.name}-again{attempt - 1}")
         try:
-            os.rename(folder, target)  # refused where another run is: a run's folder is never empty
+            os.rename(folder, target)  # fails for an existing run, whose folder is never empty
         except OSError:
             if not os.path.lexists(target):
                 raise

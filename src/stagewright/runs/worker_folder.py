@@ -1,8 +1,8 @@
-"""What one worker writes: metrics line by line while it runs, events and memory in one file each when it ends.
+"""The files of one worker: metrics line by line while it runs, events and memory when it ends.
 
-Each line is handed to the system at once, so a worker that is killed leaves every step and at most half a line, which
-readers leave out. Events are many and small, so they are Parquet; where pyarrow is missing, or the worker is in a hurry
-because the run has failed, JSON lines. Of a worker that was killed there is its journal (``journal.py``).
+Each line is flushed at once, so a killed worker leaves every step and at most one incomplete line, which readers
+ignore. Events are stored as Parquet; as JSON lines where pyarrow is missing or the run has failed and there is little
+time. A killed worker leaves its journal (``journal.py``).
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from stagewright.runs.journal import read_journal, remove_journal, rows_of
 __all__ = ["UNFINISHED", "WorkerFolder"]
 
 UNFINISHED = "unfinished"
-"""The note of a step that a fault ended, and of the last thing done in it."""
+"""Note of a step that a fault interrupted, and of its last event."""
 
 _TYPES = {"stage": "int64", "microbatch": "int64", "bytes": "int64", "peer": "int64", "note": "string"}
 
 
 @dataclass(slots=True)
 class WorkerFolder:
-    """The files of one worker; a context manager that closes them."""
+    """The folder of one worker; a context manager that closes its files."""
 
     path: Path
-    """Where they are: `workers/3` in the run folder."""
+    """`workers/3` in the run folder."""
     _metrics: IO[str] | None = field(default=None, repr=False)
-    """The open metrics file."""
 
     def append_metrics(self, **values: Any) -> None:
-        """Adds a line to metrics.jsonl and flushes it."""
+        """Append a line to metrics.jsonl and flush it."""
         line = json.dumps(values, ensure_ascii=False)
         assert "\n" not in line
         try:
             if self._metrics is None:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._metrics = open(self._metrics_path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
-                if _ends_in_half_a_line(self._metrics_path):
+                if _ends_in_incomplete_line(self._metrics_path):
                     self._metrics.write("\n")
             self._metrics.write(line + "\n")
             self._metrics.flush()
@@ -51,7 +50,7 @@ class WorkerFolder:
             raise RunError(f"can't write {self._metrics_path}: {error.strerror}") from error
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """The lines of metrics.jsonl that are whole."""
+        """Read the complete lines of metrics.jsonl."""
         try:
             file = open(self._metrics_path, "rb")  # noqa: SIM115 (closed below)
         except FileNotFoundError:
@@ -61,14 +60,14 @@ class WorkerFolder:
                 try:
                     values = json.loads(line)
                 except ValueError:
-                    continue  # the writer was killed while writing it, or is writing it now
+                    continue  # incomplete: the writer was killed, or is still writing
                 if isinstance(values, dict):
                     yield values
 
     def write_events(self, events: Iterable[Mapping[str, Any]], *, quickly: bool = False) -> Path:
-        """Writes all events, one row each; a column that an event lacks is empty.
+        """Write all events, one row each; missing columns are empty.
 
-        ``quickly``: as JSON lines, for a worker that is being ended; importing pyarrow may take a second.
+        ``quickly`` writes JSON lines, for a worker that is being ended: importing pyarrow may take a second.
         """
         if not quickly:
             path = self._write_rows("events", events)
@@ -80,22 +79,22 @@ class WorkerFolder:
         return path
 
     def events(self) -> list[dict[str, Any]]:
-        """All events, each as a row; of a worker that was killed, or goes on, those of whole steps."""
-        return self._rows("events") if self._has_events else _journalled(self.path)
+        """Read all events as rows; of a killed or running worker, those of complete steps."""
+        return self._rows("events") if self._has_events else _journal_rows(self.path)
 
-    def settle_events(self) -> None:
-        """Writes the events of a worker that was killed as it would have; no journal is left."""
-        rows = [] if self._has_events else _journalled(self.path)
+    def finalize_events(self) -> None:
+        """Write the events of a killed worker from its journal, and remove the journal."""
+        rows = [] if self._has_events else _journal_rows(self.path)
         if rows:
             self.write_events(rows)
         remove_journal(self.path)
 
     def write_memory(self, rows: Iterable[Mapping[str, Any]]) -> Path:
-        """Writes what was held in one step over time."""
+        """Write the memory of one step over time."""
         return self._write_rows("memory", rows)
 
     def memory(self) -> list[dict[str, Any]]:
-        """What was held over time; none where that was not counted."""
+        """Read the memory over time; empty where it was not recorded."""
         return self._rows("memory")
 
     def _write_rows(self, name: str, content: Iterable[Mapping[str, Any]]) -> Path:
@@ -106,14 +105,17 @@ class WorkerFolder:
             try:
                 import pyarrow
                 from pyarrow import parquet
-            except ImportError:  # not there, or broken
+            except ImportError:  # missing or broken
                 path = self.path / f"{name}.jsonl"
                 path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
                 return path
             path = self.path / f"{name}.parquet"
-            # A column may be empty in all rows of one worker: its type is then what it is elsewhere.
+            # A column may be empty in all rows of one worker: use its type explicitly.
             table = pyarrow.table(
-                {one: pyarrow.array([row.get(one) for row in rows], type=_TYPES.get(one)) for one in columns}
+                {
+                    column: pyarrow.array([row.get(column) for row in rows], type=_TYPES.get(column))
+                    for column in columns
+                }
             )
             temporary = self.path / f".{name}.parquet.tmp"
             parquet.write_table(table, temporary, compression="zstd")
@@ -133,7 +135,7 @@ class WorkerFolder:
         return [json.loads(line) for line in lines.read_text("utf-8").splitlines()] if lines.is_file() else []
 
     def close(self) -> None:
-        """Closes the metrics file."""
+        """Close the metrics file."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
@@ -155,12 +157,12 @@ class WorkerFolder:
         self.close()
 
 
-def _journalled(folder: Path) -> list[dict[str, Any]]:
+def _journal_rows(folder: Path) -> list[dict[str, Any]]:
     return [row for step in read_journal(folder) for row in rows_of(step)]
 
 
-def _ends_in_half_a_line(path: Path) -> bool:
-    """Whether a worker before this one was killed while writing."""
+def _ends_in_incomplete_line(path: Path) -> bool:
+    """Whether a previous worker was killed while writing."""
     with open(path, "rb") as file:
         file.seek(0, 2)
         if file.tell() == 0:

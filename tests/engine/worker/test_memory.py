@@ -14,7 +14,8 @@ from torch import nn
 
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.worker import memory
-from stagewright.engine.worker.memory import MemoryTracker, MemoryUse, process_peak_bytes, reset_process_peak
+from stagewright.engine.worker.memory import MemoryTracker, process_peak_bytes, reset_process_peak
+from stagewright.runs.result import MemoryUse
 from stagewright.errors import RunError
 from stagewright.graph import capture
 
@@ -108,7 +109,7 @@ def test_what_is_dropped_without_a_backward_is_given_back() -> None:
     del output  # after the tracked step
     gc.collect()
     assert tracker.report().current.activations == 0
-    assert not tracker._kept
+    assert not tracker._saved
 
 
 def test_storages_count_once_and_whole() -> None:
@@ -168,7 +169,7 @@ def test_recomputation_is_seen_while_it_lasts() -> None:
     model, _, tracker = make()
     graph = capture(model, (torch.randn(3, IN),), units=["0", "1", "2"])
     (stage,) = graph.stages([])
-    forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=4, watch=tracker.forward)
+    forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=4, recompute_context=tracker.forward)
     num_samples = 20 * BATCH
     inputs = num_samples * IN * FLOAT_BYTES
     with tracker.tracking():
@@ -182,7 +183,7 @@ def test_recomputation_is_seen_while_it_lasts() -> None:
             assert tracker.report().current.activations == left * inputs
     # Three micro-batches' inputs, and everything of the one that is recomputed.
     assert tracker.report().peak.activations == 3 * inputs + 20 * ACTIVATIONS
-    assert not tracker._kept
+    assert not tracker._saved
 
 
 def test_gradients_are_the_same_in_a_tracked_step() -> None:

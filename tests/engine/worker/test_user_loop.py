@@ -41,7 +41,7 @@ def test_wrong_input_says_all_in_its_sentence() -> None:
 def test_what_a_user_gives_is_taken_outside() -> None:
     loop = UserLoop(0, Device.parse("cpu:0"), 5.0)
     given = loop.outside(activity.action for _ in range(2))
-    assert [(one, activity.action) for one in given] == [(OUTSIDE, "deal"), (OUTSIDE, "deal")]
+    assert [(one, activity.action) for one in given] == [(OUTSIDE, "split batch"), (OUTSIDE, "split batch")]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from stagewright.engine.parity import check
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import compare_with_baseline
 from stagewright.engine.parity.rounding import full_precision
-from stagewright.report.tables.parity_note import unequal_sentence
+from stagewright.report.tables.notes import parity_note
 from stagewright.runs.result import ParityReport
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
@@ -110,7 +110,7 @@ def test_missing_tensors_and_nan_are_not_equal(changed: dict[str, Any], worst: s
     assert report.equal == (worst is None)
     if worst is not None:
         assert report.worst == worst
-        assert f"NOT equal to serial: {worst}" in unequal_sentence("data", report.to_dict())
+        assert f"baseline: {worst}" in parity_note("data", report)
 
 
 def test_nan_equals_nan_only(alone: None) -> None:

@@ -26,7 +26,7 @@ def alone() -> Iterator[None]:
 
 
 class Worker(SimpleNamespace):
-    """A worker that does everything, in the ways of ``StepRunner``; ``clip_to`` and ``rate`` are what it really does."""
+    """A worker with the interface of ``StepRunner``; ``clip_to`` and ``rate`` are what its step actually uses."""
 
     def __init__(self, *, clip: float | None, clip_to: float | None, rate: float, skips_last: bool) -> None:
         torch.manual_seed(0)

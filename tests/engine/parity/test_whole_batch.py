@@ -1,4 +1,4 @@
-"""A loss that depends on which samples share a batch is told by both numbers; any other is not, nor is a guess made."""
+"""A loss that depends on which samples share a batch is reported with both values; there is no result if unsure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 BATCH = 16
 
 
-def parts_of(num: int) -> list[MicroBatch]:
+def split_batch(num: int) -> list[MicroBatch]:
     x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1))
     y = torch.arange(BATCH) % 3
     size = BATCH // num
@@ -35,10 +35,10 @@ def parts_of(num: int) -> list[MicroBatch]:
     ]
 
 
-def tried(model: nn.Module, loss: Any = functional.cross_entropy, **more: Any) -> WholeBatchLoss | None:
-    (whole,) = parts_of(1)
-    options = {"known": None, "dtype": "float32", "device": CPU, **more}
-    return compare_whole_batch(model, parts_of(4), whole, loss, **options)
+def compare(model: nn.Module, loss: Any = functional.cross_entropy, **more: Any) -> WholeBatchLoss | None:
+    (whole,) = split_batch(1)
+    options = {"known_loss": None, "dtype": "float32", "device": CPU, **more}
+    return compare_whole_batch(model, split_batch(4), whole, loss, **options)
 
 
 def classifier(*layers: nn.Module) -> nn.Module:
@@ -51,43 +51,43 @@ def contrastive(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(output @ output.T, torch.arange(len(output)))
 
 
-def test_a_mean_over_samples_does_not_depend() -> None:
-    found = tried(classifier(nn.GELU()))
-    assert found is not None
-    assert not found.depends
-    assert found.difference < 1e-6
-    assert found.loss == pytest.approx(found.loss_of_pieces)
-    assert (found.pieces, found.samples, found.without_dropout) == (4, 4, False)
+def test_mean_over_samples_is_independent_of_the_batch() -> None:
+    result = compare(classifier(nn.GELU()))
+    assert result is not None
+    assert not result.depends
+    assert result.difference < 1e-6
+    assert result.loss == pytest.approx(result.loss_of_pieces)
+    assert (result.pieces, result.samples, result.without_dropout) == (4, 4, False)
 
 
 @pytest.mark.parametrize("kind", ["in-batch negatives", "batch norm", "mean over tokens"])
-def test_losses_that_do(kind: str) -> None:
-    """By the numbers of the plain model; those of the pieces are taken where they are known."""
+def test_losses_that_depend_on_the_batch(kind: str) -> None:
+    """Both losses are those of the plain model; a known loss of the micro-batches is used."""
 
     def over_tokens(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        rows = torch.where(target[0] == 0, 1, 2)  # not as many in every piece
+        rows = torch.where(target[0] == 0, 1, 2)  # differs between micro-batches
         return functional.cross_entropy(output[:rows], target[:rows])
 
     model = classifier(nn.BatchNorm1d(8)) if kind == "batch norm" else classifier()
     loss = {"in-batch negatives": contrastive, "mean over tokens": over_tokens}.get(kind, functional.cross_entropy)
-    found = tried(model, loss)
-    assert found is not None
-    assert found.depends
+    result = compare(model, loss)
+    assert result is not None
+    assert result.depends
     with torch.no_grad():
-        (whole,) = parts_of(1)
-        assert found.loss == pytest.approx(float(loss(model(*whole.args), whole.target)))
-        pieces = [float(loss(model(*part.args), part.target)) for part in parts_of(4)]
-    assert found.loss_of_pieces == pytest.approx(sum(pieces) / 4)
-    assert found.difference == pytest.approx(
-        abs(found.loss - found.loss_of_pieces) / max(found.loss, found.loss_of_pieces)
+        (whole,) = split_batch(1)
+        assert result.loss == pytest.approx(float(loss(model(*whole.args), whole.target)))
+        losses = [float(loss(model(*part.args), part.target)) for part in split_batch(4)]
+    assert result.loss_of_pieces == pytest.approx(sum(losses) / 4)
+    assert result.difference == pytest.approx(
+        abs(result.loss - result.loss_of_pieces) / max(result.loss, result.loss_of_pieces)
     )
-    known = tried(model, loss, known=found.loss)
-    assert known is not None
-    assert not known.depends
+    repeated = compare(model, loss, known_loss=result.loss)
+    assert repeated is not None
+    assert not repeated.depends
 
 
-class Skips(nn.Module):
-    """A layer that is skipped at random, attention and a functional dropout."""
+class RandomLayers(nn.Module):
+    """Stochastic depth, attention dropout and functional dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,71 +100,71 @@ class Skips(nn.Module):
         return functional.dropout(x[:, 0], 0.5)
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.AlphaDropout(0.3), Skips()])
-def test_dropout_is_no_difference(layer: nn.Module) -> None:
-    """Masks are drawn by micro-batch: they are left out of both numbers, whatever the reference had."""
-    found = tried(classifier(layer), known=99.0)
-    assert found is not None
-    assert not found.depends
-    assert found.without_dropout
-    mixed = tried(classifier(layer, nn.BatchNorm1d(8)))
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.AlphaDropout(0.3), RandomLayers()])
+def test_dropout_is_disabled(layer: nn.Module) -> None:
+    """Masks are drawn per micro-batch, so both losses are computed without dropout, ignoring a known loss."""
+    result = compare(classifier(layer), known_loss=99.0)
+    assert result is not None
+    assert not result.depends
+    assert result.without_dropout
+    mixed = compare(classifier(layer, nn.BatchNorm1d(8)))
     assert mixed is not None
     assert mixed.depends
 
 
-class Chooses(nn.Module):
-    """Random numbers that nobody can leave out."""
+class RandomChoice(nn.Module):
+    """Random numbers that can't be disabled."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.multinomial(torch.ones(3), 1)
 
 
-class Few(nn.Module):
-    """Does not take more than some samples."""
+class FourSamples(nn.Module):
+    """Accepts only batches of 4 or 1."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.zeros(4, 1)
 
 
-def test_no_answer_is_better_than_a_wrong_one() -> None:
-    assert tried(classifier(Chooses())) is None
-    assert tried(classifier(Few())) is None
-    assert tried(classifier(), lambda output, target: output.sum() * float("nan")) is None
+def test_no_result_if_unsure() -> None:
+    assert compare(classifier(RandomChoice())) is None
+    assert compare(classifier(FourSamples())) is None
+    assert compare(classifier(), lambda output, target: output.sum() * float("nan")) is None
 
 
-def test_a_whole_batch_without_room_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_batch_is_skipped_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     from stagewright.engine.parity import whole_batch
 
     model = classifier()
-    parameters = sum(one.numel() * 4 for one in model.parameters())
-    # A copy of its inputs, what the first layer gives and what the second one does, in the last layer.
+    parameters = sum(parameter.numel() * 4 for parameter in model.parameters())
+    # At the last layer: a copy of the inputs, the outputs of the first and of the second layer.
     needed = BATCH * (6 + 8 + 3) * 4
     seen: list[int] = []
     model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-    assert tried(model, memory_bytes=parameters + needed - 1) is None
+    assert compare(model, memory_bytes=parameters + needed - 1) is None
     assert seen == [4]
-    assert tried(model, memory_bytes=parameters + needed) is not None
+    assert compare(model, memory_bytes=parameters + needed) is not None
     assert seen[-1] == BATCH
     monkeypatch.setattr(whole_batch, "available_bytes", lambda: 2 * needed - 1)
-    assert tried(model) is None
+    assert compare(model) is None
 
 
-def test_the_model_and_its_random_numbers_are_left_alone() -> None:
+def test_model_and_random_state_are_unchanged() -> None:
     model = classifier(nn.Dropout(0.5), nn.BatchNorm1d(8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    assert tried(model) is not None
+    assert compare(model) is not None
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-    assert all(one.grad is None for one in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_a_loss_of_nearly_nothing_is_left_over_from_larger_numbers() -> None:
+def test_tiny_losses_are_rounding() -> None:
     def tiny(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.tensor(1e-7 if len(output) == BATCH else 2e-7)
 
-    found = tried(classifier(), tiny)
-    assert found is not None
-    assert found.difference == pytest.approx(0.5)
-    assert not found.depends
+    result = compare(classifier(), tiny)
+    assert result is not None
+    assert result.difference == pytest.approx(0.5)
+    assert not result.depends

@@ -128,7 +128,7 @@ def test_a_checkpoint_is_replaced_and_old_ones_go(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp_path: Path) -> None:
     path = str(tmp_path / checkpoint_name(1))
     pool_of(1).run("training_jobs:training", "serial", sizes=(12,), save=path)
-    with pytest.raises(AssertionError, match="was made with the optimiser AdamW, not SGD"):
+    with pytest.raises(AssertionError, match="was made with the optimizer AdamW, not SGD"):
         pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, optimizer="sgd")
     with pytest.raises(AssertionError, match=r"is not of this model: it lacks norm\.num_batches_tracked"):
         pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, norm=True)

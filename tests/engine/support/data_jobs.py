@@ -11,18 +11,18 @@ from typing import Any
 import tensor_jobs
 import torch
 import torch.distributed as dist
-from tensor_jobs import difference, worst
+from tensor_jobs import max_relative_error, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from stagewright.engine.batch.microbatch import shares
-from stagewright.engine.data.data_parallel import DataParallel
+from stagewright.engine.batch.microbatch import split_sizes
+from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.wrap import wrap_data_parallel
-from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.tensor.apply import apply_tensor_parallel
 from stagewright.graph import capture
-from stagewright.planner.calibration.job import both
+from stagewright.planner.calibration.job import gather_rounds
 
 
 class Tied(nn.Module):
@@ -149,7 +149,7 @@ def build(name: str, batch: int, step: int = 0) -> tuple[nn.Module, torch.Tensor
         if step == 0:  # each replica both ways
             signs[::2] = -1
         elif step != 2:  # the first replica another way than all others
-            signs[: shares(batch, dist.get_world_size())[0]] = -1
+            signs[: split_sizes(batch, dist.get_world_size())[0]] = -1
         return ROUTED[name](), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
     assert name == "normed"
     return Normed(), torch.randn(batch, 2, 6, 6), torch.randint(0, 3, (batch,))
@@ -162,13 +162,13 @@ def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
     """This replica's samples and weight; one that gets none takes the first sample with the weight 0."""
-    sizes = shares(batch, num_replicas)
+    sizes = split_sizes(batch, num_replicas)
     first = sum(sizes[:index])
     return (slice(first, first + sizes[index]), sizes[index] / batch) if sizes[index] else (slice(0, 1), 0.0)
 
 
 def replica_step(
-    replica: DataParallel, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
+    replica: DataParallelReplica, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
 ) -> torch.Tensor:
     """One step on this replica's part; the loss of the whole batch. ``forwards_first``: as GPipe orders the chunks."""
     rows, weight = own_part(len(x), replica.num_replicas, replica.index)
@@ -192,7 +192,7 @@ def replica_step(
         with replica.accumulate() if at < len(pieces) - 1 else contextlib.nullcontext():
             action(at)
     total = torch.stack([one.detach() for one in losses]).sum()
-    replica.synchronise(weight)
+    replica.synchronize(weight)
     dist.all_reduce(total, group=replica.group)
     return total
 
@@ -229,7 +229,7 @@ def steps(
         replica.traffic.reset()
         loss = replica_step(replica, x, target, chunks, forwards_first)
         wanted = serial_step(serial, name, x, target, replica.num_replicas)
-        found["loss"] = max(found["loss"], difference(loss, wanted))
+        found["loss"] = max(found["loss"], max_relative_error(loss, wanted))
         gradients = full_gradients(replica.module)
         found["gradients"] = max(found["gradients"], worst(gradients, full_gradients(serial)))
         for optimizer in optimizers:
@@ -283,7 +283,7 @@ def running_mean(rank: int, batch: int) -> float:
     replica_step(replica, x, target)
     serial(x)
     found = replica.module.get_buffer("norm.running_mean")
-    return difference(found, serial.get_buffer("norm.running_mean"))
+    return max_relative_error(found, serial.get_buffer("norm.running_mean"))
 
 
 def warned(rank: int, shard: bool) -> list[str]:
@@ -319,13 +319,13 @@ def recomputed(rank: int) -> float:
     x[2:, 1] *= -1  # all but one for the second
     (stage,) = capture(model, (x,), {}, ["first", *(f"layers.{at}" for at in range(4))]).stages([])
     replica = wrap_data_parallel(stage, dist.group.WORLD, shard=True, units=[model.first, *model.layers])
-    forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=1, through=replica)
+    forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=1, wrapper=replica)
     rows, weight = own_part(4, 2, rank)
     for _ in range(2):
         stage.zero_grad()
         (output,) = forward((x[rows],), 0)
         (loss_of(output, target[rows]) * weight).backward()
-        replica.synchronise(weight)
+        replica.synchronize(weight)
     loss_of(serial(x), target).backward()
     return worst(full_gradients(stage), full_gradients(serial))
 
@@ -339,7 +339,7 @@ def changed_in_place(rank: int) -> float:
         replica.module.zero_grad()
         loss_of(model(x).mul_(2), target).backward()
         if model is replica:
-            replica.synchronise(0.5)
+            replica.synchronize(0.5)
             found = full_gradients(replica.module)
     return worst({key: value / replica.num_replicas for key, value in found.items()}, full_gradients(serial))
 
@@ -364,12 +364,12 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
             optimizer.zero_grad()
         loss = tensor_jobs.loss_of(replica(**{key: value[rows] for key, value in whole.items()})) * weight
         loss.backward()
-        replica.synchronise(weight)
+        replica.synchronize(weight)
         total = loss.detach().clone()
         dist.all_reduce(total, group=replica.group)
         wanted = tensor_jobs.loss_of(serial(**whole))
         wanted.backward()
-        found["loss"] = max(found["loss"], difference(total, wanted.detach()))
+        found["loss"] = max(found["loss"], max_relative_error(total, wanted.detach()))
         found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), full_gradients(serial)))
         for optimizer in optimizers:
             optimizer.step()
@@ -381,7 +381,7 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
 
 def rounds(rank: int) -> list[Any]:
     """What a calibration's workers tell each other, of different lengths."""
-    return both([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]
+    return gather_rounds([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]
 
 
 def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
@@ -405,12 +405,12 @@ def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
         calls.append(1)
         return plain(*args, **kwargs)
 
-    before = module.PIECE_BYTES
-    module.PIECE_BYTES, dist.broadcast = piece_bytes, counted
+    before = module.BUCKET_BYTES
+    module.BUCKET_BYTES, dist.broadcast = piece_bytes, counted
     try:
         found = [one.clone() for one in module.broadcast(iter(held), torch.device("cpu"), source=source)]
     finally:
-        module.PIECE_BYTES, dist.broadcast = before, plain
+        module.BUCKET_BYTES, dist.broadcast = before, plain
     for one, other in zip(made, found, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert torch.equal(one, other)

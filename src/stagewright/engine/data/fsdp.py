@@ -68,16 +68,16 @@ class FSDPReplica(DataParallelReplica):
         Units all-gather their parameters for it, which all replicas must do at the same point, even if their samples
         use different units.
         """
-        for unit in self._groups:
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
-            unit.set_custom_all_gather(_RecordedCollective(_all_gather, self))  # type: ignore[arg-type]
+        for fsdp_module in self._groups:
+            fsdp_module.set_gradient_divide_factor(1.0)
+            fsdp_module.set_force_sum_reduction_for_comms(True)
+            fsdp_module.set_custom_all_gather(_RecordedCollective(_all_gather, self))  # type: ignore[arg-type]
             scatter = _reduce_scatter if device.type != "cpu" else _all_to_all_and_sum
-            unit.set_custom_reduce_scatter(_RecordedCollective(scatter, self))  # type: ignore[arg-type]
-            self._fill_missing_gradients(unit)
-            unit._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
-        for unit in self._groups[:-1]:
-            self._attach_to_thread(unit)
+            fsdp_module.set_custom_reduce_scatter(_RecordedCollective(scatter, self))  # type: ignore[arg-type]
+            self._fill_missing_gradients(fsdp_module)
+            fsdp_module._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
+        for fsdp_module in self._groups[:-1]:
+            self._attach_to_thread(fsdp_module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

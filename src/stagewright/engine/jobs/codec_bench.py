@@ -1,6 +1,6 @@
-"""What every codec does to what really crosses a model's cuts: error, size, time, and the links on which it pays.
+"""Benchmark codecs on the tensors that cross a model's cuts: error, size, time, and the links on which they pay off.
 
-model ─► capture ─► cut ─► one batch forward and backward ─► the crossing's tensors ─► each codec, beside a copy
+model ─► capture ─► cut ─► forward and backward of one batch ─► crossing tensors ─► each codec, and a plain copy
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from stagewright.codecs.choose import Cost
+from stagewright.codecs.cost import CodecCost
 from stagewright.codecs.kernels.select import kernel_names
-from stagewright.codecs.measure import copy_seconds, measure_codec
-from stagewright.engine.pipeline.crossing_tensors import tensors_at
+from stagewright.codecs.measure import measure_codec, measure_copy
+from stagewright.engine.pipeline.crossing_tensors import collect_crossing_tensors
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch, Model
@@ -25,19 +25,19 @@ __all__ = ["CodecBench", "CodecRow", "bench_codecs", "even_cuts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecRow:
-    """One codec on what crosses one cut in one direction."""
+    """One codec on the tensors that cross one cut in one direction."""
 
     cut: str
     """The unit before the cut."""
     backward: bool
-    """Gradients, or activations."""
-    cost: Cost
-    """What it does, all tensors of the crossing together."""
+    """Whether the tensors are gradients; else activations."""
+    cost: CodecCost
+    """All tensors of the crossing combined."""
     copy_s: float
-    """A copy of the same tensors in the same run."""
+    """Time of a plain copy of the same tensors in the same run."""
 
     def to_dict(self, rates: Sequence[float]) -> dict[str, Any]:
-        """As JSON knows it; ``pays`` says it for each link."""
+        """Convert to JSON; ``pays`` and ``link_gain`` have one entry per link rate."""
         raw = self.cost.raw_bytes
         return {
             "cut": self.cut,
@@ -47,32 +47,28 @@ class CodecRow:
             "copy_s": self.copy_s,
             "encode_bytes_per_s": raw / self.cost.encode_s,
             "decode_bytes_per_s": raw / self.cost.decode_s,
-            "pays": [self.cost.pays(rate) for rate in rates],
-            "link_gain": [raw / rate / self.cost.seconds(rate) for rate in rates],
+            "pays": [self.cost.pays_off(rate) for rate in rates],
+            "link_gain": [raw / rate / self.cost.transfer_s(rate) for rate in rates],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecBench:
-    """Codecs on a model's cuts."""
+    """Results of a codec benchmark on a model's cuts."""
 
     model: str
-    """Its name."""
     device: str
-    """Where it was measured."""
     kernels: str
-    """What does the work of the block codecs there: numba, triton or torch."""
+    """Implementation of the block codecs on that device: numba, triton or torch."""
     dtype: str
-    """Of what crosses."""
     batch_size: int
-    """Samples."""
     rates: tuple[float, ...]
-    """Links, in bytes a second."""
+    """Link bandwidths in bytes per second."""
     rows: tuple[CodecRow, ...]
-    """Cut by cut, forward and backward."""
+    """By cut, forward and backward."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON knows it."""
+        """Convert to JSON."""
         return {
             "model": self.model,
             "device": self.device,
@@ -85,11 +81,11 @@ class CodecBench:
 
 
 def even_cuts(graph: UnitGraph, num_stages: int) -> list[int]:
-    """Cuts that leave about equally many units in each stage."""
+    """Return cuts with about the same number of units in each stage."""
     count = len(graph.calls)
     if not 2 <= num_stages <= count:
         raise UsageError(f"{count} units can be cut into 2 to {count} stages, not {num_stages}: change --stages")
-    return [round(count * at / num_stages) - 1 for at in range(1, num_stages)]
+    return [round(count * stage / num_stages) - 1 for stage in range(1, num_stages)]
 
 
 def bench_codecs(
@@ -106,22 +102,28 @@ def bench_codecs(
 ) -> CodecBench:
     """Measure codecs on one batch of the model."""
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    tensors = tensors_at(graph, cuts, batch, model.loss if training else None)
-    jobs = [(at, way, name) for at in range(len(cuts)) for way in (False, True) if tensors[way][at] for name in names]
+    tensors = collect_crossing_tensors(graph, cuts, batch, model.loss if training else None)
+    jobs = [
+        (index, backward, name)
+        for index in range(len(cuts))
+        for backward in (False, True)
+        if tensors[backward][index]
+        for name in names
+    ]
     if not jobs:
-        raise UsageError(f"no activation that a codec takes crosses the cuts of {model.name!r}: choose other cuts")
+        raise UsageError(f"no tensor that a codec can compress crosses the cuts of {model.name!r}: choose other cuts")
     rows = []
-    for done, (at, way, name) in enumerate(jobs):
+    for done, (index, backward, name) in enumerate(jobs):
         if progress is not None:
             progress(done, len(jobs), name)
-        every = tensors[way][at]
-        costs = [measure_codec(name, one, repeats) for one in every]
+        crossing = tensors[backward][index]
+        costs = [measure_codec(name, tensor, repeats) for tensor in crossing]
         rows.append(
             CodecRow(
-                cut=graph.calls[cuts[at]].name,
-                backward=way,
-                cost=Cost.together(costs),
-                copy_s=sum(copy_seconds(one, repeats) for one in every),
+                cut=graph.calls[cuts[index]].name,
+                backward=backward,
+                cost=CodecCost.combine(costs),
+                copy_s=sum(measure_copy(tensor, repeats) for tensor in crossing),
             )
         )
     first: torch.Tensor = next(row[0] for row in tensors[False] if row)

@@ -1,7 +1,7 @@
-"""Run the same batch of the same model under several plans and line the results up.
+"""Run the same batch of the same model under several plans and compare the results.
 
-Serial comes first: its throughput is what the others are compared with. A plan that is not equal to serial, that was
-refused or that failed has a row too, with the reason and without a speed-up.
+Speed-ups are relative to the single-device baseline. A plan that fails the parity check, is rejected or fails has a row
+too, with the reason and without a speed-up.
 """
 
 from __future__ import annotations
@@ -27,44 +27,42 @@ Progress = Callable[[str], None]
 
 
 def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
-    """One plan a strategy: a name (serial, data, tensor, pipeline) or a mesh such as ``data=2,pipeline=2``."""
+    """Make one plan per strategy: a name (serial, data, tensor, pipeline) or a mesh such as ``data=2,pipeline=2``."""
     plans = []
     for text in strategies:
-        simple = text in ("data", "tensor", "pipeline")
-        mesh = Mesh.parse("serial" if text == "serial" else f"{text}={num_devices}" if simple else text)
+        is_name = text in ("data", "tensor", "pipeline")
+        mesh = Mesh.parse("serial" if text == "serial" else f"{text}={num_devices}" if is_name else text)
         if mesh.num_workers > num_devices:
             raise UsageError(
                 f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
                 f"use --devices {mesh.num_workers}"
             )
-        pipelined = mesh.pipeline > 1
+        is_pipeline = mesh.pipeline > 1
         plans.append(
             replace(
                 base,
                 mesh=mesh,
                 devices=base.devices[: mesh.num_workers],
-                microbatches=microbatches if pipelined else 1,
-                schedule=base.schedule if pipelined else "1f1b",
-                stages=base.stages if pipelined else None,
-                cuts=base.cuts if pipelined else (),
-                placement=base.placement if pipelined else "auto",
+                microbatches=microbatches if is_pipeline else 1,
+                schedule=base.schedule if is_pipeline else "1f1b",
+                stages=base.stages if is_pipeline else None,
+                cuts=base.cuts if is_pipeline else (),
+                placement=base.placement if is_pipeline else "auto",
                 shard=base.shard and mesh.data > 1,
-                codec=base.codec if pipelined else "none",
-                codec_backward=base.codec_backward if pipelined else None,
+                codec=base.codec if is_pipeline else "none",
+                codec_backward=base.codec_backward if is_pipeline else None,
             )
         )
     return plans
 
 
-def run_plan(
-    plan: Plan, root: str | Path, *, progress: Progress | None = None, hang_s: float = HANG_S
-) -> RunResult:
-    """Resolve and run one plan in a new run folder; its merged result."""
-    tell = progress or (lambda text: None)
-    tell("resolving")
+def run_plan(plan: Plan, root: str | Path, *, progress: Progress | None = None, hang_s: float = HANG_S) -> RunResult:
+    """Resolve and run one plan in a new run folder; return the merged result."""
+    report = progress or (lambda text: None)
+    report("resolving")
     plan = resolve_plan(plan)
     folder = RunFolder.create(root, plan)
-    tell("running")
+    report("running")
     try:
         launch(plan, folder, hang_s=hang_s)
         result = merge_results(plan, folder)
@@ -72,7 +70,7 @@ def run_plan(
         folder.finish("interrupted")
         raise
     except BaseException as error:
-        folder.give_up(error)
+        folder.finish_with_error(error)
         raise
     folder.finish("done", result)
     return result
@@ -86,14 +84,14 @@ def compare(
     progress: Callable[[Plan, str], None] | None = None,
     hang_s: float = HANG_S,
 ) -> list[RunResult]:
-    """Run each plan; rows with ``speedup`` over the serial one among them (only where equal to serial).
+    """Run each plan; return its row, with ``speedup`` over the single-device plan if it passes the parity check.
 
-    In several rounds plans take turns, so that a slow phase of the machine hits all of them: see ``median_rows``.
+    Several rounds are interleaved, so that a slow phase of the machine affects all plans: see ``median_rows``.
     """
-    found = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
-    serial = next((at for at, plan in enumerate(plans) if plan.mesh.num_workers == 1), None)
-    rows = median_rows(found, serial)
-    for row in [*(row for one in found for row in median_rows([one], serial)), *rows]:
+    results = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
+    serial = next((index for index, plan in enumerate(plans) if plan.mesh.num_workers == 1), None)
+    rows = median_rows(results, serial)
+    for row in [*(row for one_round in results for row in median_rows([one_round], serial)), *rows]:
         _save_row(row)
     return rows
 
@@ -140,7 +138,7 @@ def _save_row(row: RunResult) -> None:
 
 
 def _run_row(plan: Plan, root: str | Path, progress: Callable[[Plan, str], None] | None, hang_s: float) -> RunResult:
-    """Run a plan; the result says why where it was refused or failed."""
+    """Run a plan; if it is rejected or fails, the result holds the reason."""
     try:
         return run_plan(plan, root, progress=partial(progress, plan) if progress is not None else None, hang_s=hang_s)
     except (UsageError, RunError) as error:

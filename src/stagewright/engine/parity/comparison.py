@@ -16,12 +16,10 @@ import torch.distributed as dist
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.relative_error import SMALLEST, label, name_outputs, relative_error, scales
 from stagewright.engine.parity.rounding import MAX_SENSITIVITY
-from stagewright.engine.worker.broadcast import broadcast
+from stagewright.engine.worker.broadcast import broadcast, gather_ragged
 from stagewright.runs.result import ParityReport
 
 __all__ = ["compare_with_baseline", "worst_of_all_workers"]
-
-NAME_BYTES = 256  # length of a tensor name in the all-gather
 
 
 def compare_with_baseline(
@@ -105,17 +103,10 @@ class _Errors:
 
 def worst_of_all_workers(name: str, error: float, device: torch.device) -> str:
     """Return the name with the largest error of any worker; every worker must call this."""
-    if dist.get_world_size() == 1:
-        return name
-    text = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
-    encoded = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    size = torch.tensor([error], dtype=torch.float64, device=device)
-    names = [torch.empty_like(encoded) for _ in range(dist.get_world_size())]
-    sizes = [torch.empty_like(size) for _ in names]
-    dist.all_gather(names, encoded)
-    dist.all_gather(sizes, size)
-    worst = max(range(len(names)), key=lambda rank: float(sizes[rank]))
-    return bytes(names[worst].cpu().tolist()).rstrip(b"\0").decode(errors="replace")
+    names = gather_ragged(torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8), device)
+    errors = gather_ragged(torch.tensor([error], dtype=torch.float64), device)
+    worst = max(range(len(names)), key=lambda rank: float(errors[rank]))
+    return bytes(names[worst].tolist()).decode()
 
 
 def _held_by_no_worker(

@@ -156,7 +156,7 @@ class Checkpoint:
 
     def model_names(self) -> frozenset[str]:
         """Return the names of its parameters and buffers."""
-        return frozenset(self._homes["model"])
+        return frozenset(self._files["model"])
 
     def model_tensor(self, name: str) -> torch.Tensor:
         """Read the full value of a parameter or buffer."""

@@ -29,47 +29,47 @@ import torch.distributed as dist
 from proven import proven_replica
 from whole_model import WholeModel, WholeTime, with_whole
 
-from stagewright.engine.jobs.measure import make_optimizer
+from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.files.atomic import save_text
-from stagewright.planner.calibration.calibrate import Calibration, with_rounds
-from stagewright.planner.calibration.job import Probe, both
+from stagewright.planner.calibration.calibrate import Calibration, calibrate_from_rounds
+from stagewright.planner.calibration.job import Probe, gather_rounds
 from stagewright.planner.costs.measure import measure_model
-from stagewright.planner.forecast import prepare
+from stagewright.planner.forecast import prepare_plan
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     """Prove the plan, then turns; writes turns.json."""
     settings = json.loads(os.environ["FORECAST_TURNS"])
-    replica, batch, equality = proven_replica(plan, context)
+    runner, batch, equality = proven_replica(plan, context)
     gc.collect()
     gc.freeze()
-    optimizer = make_optimizer(plan.optimizer, [one for one in replica.module.parameters() if one.requires_grad])
+    optimizer = make_optimizer(plan.optimizer, [one for one in runner.part.module.parameters() if one.requires_grad])
 
     def step() -> float:
         start = time.perf_counter()
         if not plan.training:  # a stream, as the engine times it: its pipeline is filled once for some batches
-            for _ in replica.stream(batch, plan.steps):
+            for _ in runner.stream(batch, plan.steps):
                 pass
             return (time.perf_counter() - start) / plan.steps
-        replica.zero_gradients()
-        replica.memory.update()
-        outcome = replica.train_step(batch)
-        replica.change_parameters(optimizer)
-        replica.total_loss(outcome)
+        runner.part.zero_gradients()
+        runner.memory.update()
+        outcome = runner.train_step(batch)
+        runner.optimizer_step(optimizer)
+        runner.total_loss(outcome)
         return time.perf_counter() - start
 
-    replica.memory.reset_peak()
+    runner.memory.reset_peak()
     if plan.training:
-        with replica.tracked():
+        with runner.track_memory():
             step()
-            replica.memory.follow_optimizer(optimizer)
-            replica.memory.begin_rows()
+            runner.memory.follow_optimizer(optimizer)
+            runner.memory.begin_rows()
             step()
     else:
-        with replica.memory.tracking():
-            replica.memory.begin_rows("loaded")
+        with runner.memory.tracking():
+            runner.memory.begin_rows("loaded")
         step()
-    memory_bytes = replica.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
+    memory_bytes = runner.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
     calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
     own = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
     several = plan.mesh.num_workers > 1
@@ -105,7 +105,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         wholes.append(around)
         steps_s.append(taken)
     if several:
-        calibration = with_rounds(calibration, both(rounds))
+        calibration = calibrate_from_rounds(calibration, gather_rounds(rounds))
     everyone = of_all(wholes) if several else [wholes]
     forecasts = []
     for turn, one in zip(range(context.rank, settings["turns"], plan.mesh.num_workers), measured, strict=True):
@@ -134,7 +134,7 @@ def of_all(wholes: list[list[WholeTime]]) -> list[list[list[WholeTime]]]:
 
 def forecast_of(plan: Any, measured: Any, calibration: Calibration) -> Any:
     """The forecast on the machine as it was measured."""
-    return prepare(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.terms).forecast()
+    return prepare_plan(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.overheads).forecast()
 
 
 def paired_forecasts(
@@ -144,10 +144,10 @@ def paired_forecasts(
 
     Their crowding is in that; which worker is the slower one may change from moment to moment, as it does in steps.
     """
-    terms, moments = replace(calibration.terms, crowding=0.0), []
+    terms, moments = replace(calibration.overheads, contention=0.0), []
     for times in zip(*wholes, strict=True):  # of all workers at one moment
         speeds = tuple(sum(times[0]) / sum(one) for one in times)
-        at_once = replace(calibration, terms=terms, speeds=speeds)
+        at_once = replace(calibration, overheads=terms, speeds=speeds)
         moments.append(forecast_of(plan, with_whole(measured, times[0]), at_once).step_s)
     return [statistics.mean(pair) for pair in itertools.pairwise(moments)]
 

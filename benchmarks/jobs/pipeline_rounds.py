@@ -28,8 +28,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _ScheduleForwardOnly
 
 from stagewright.cluster.device import available_cores
-from stagewright.engine.jobs.measure import load_model
-from stagewright.engine.parallel.replica import Replica, capture_for, cut_indices
+from stagewright.engine.parallel.model import load_model
+from stagewright.engine.parallel.model import capture_for, cut_indices
+from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
 
@@ -55,13 +56,13 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     """Prove the plan equal to serial, then time the rivals in turns; writes rounds.json."""
     settings = json.loads(os.environ["PIPELINE_ROUNDS"])
     whole = load_model(plan, context)
-    replica, batch, equality = proven_replica(plan, context)
+    runner, batch, equality = proven_replica(plan, context)
     pipelined = plan.mesh.pipeline > 1
     count = settings["stream"] if pipelined and not plan.training else plan.microbatches
-    rivals = {"ours": ours(plan, replica, batch, count)}
+    rivals = {"ours": ours(plan, runner, batch, count)}
     if settings["stock"]:
         # The very same parameters: where memory lies moves times by half a percent.
-        rivals["stock"] = stock(plan, whole, context, count, replica.stages[context.pipeline])
+        rivals["stock"] = stock(plan, whole, context, count, runner.part.stages[context.pipeline])
     if settings["parameters"]:
         model_again = load_model(plan, context)
         rivals["parameters"] = stock(replace(plan, cuts=tuple(settings["parameters"])), model_again, context, count)
@@ -69,7 +70,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         rivals["prepare_pippy"] = prepare_pippy(plan, context)
     if "torchgpipe" in settings["peers"]:
         rivals["torchgpipe"] = torchgpipe(plan, context)
-    alone, alone_samples = serial(plan, whole, replica.dealer, context, settings["serial"])
+    alone, alone_samples = serial(plan, whole, runner.splitter, context, settings["serial"])
     for name, rival in rivals.items():
         if name != "ours" or not plan.training:  # a step of ours has just been proven
             rival()
@@ -93,7 +94,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         rounds.append(seconds)
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
-    recorder.close()  # its journal stays: pipeline_speedup.py divides the steps
+    recorder.close()  # its log stays: pipeline_speedup.py divides the steps
     events = [(one["kind"], one["end_s"] - one["start_s"]) for one in recorder.rows() if one["note"] != AT_THE_END]
     result = {"equality": equality.to_dict(), "rounds": rounds, "count": count, "samples": samples}
     result |= {"threads": mean_taken(used), "compute": medians(events), "late": late(events)}
@@ -150,18 +151,18 @@ def serial(plan: Any, model: Any, dealer: Any, context: Any, most: int) -> tuple
     return run, sum(part.size for part in parts)
 
 
-def ours(plan: Any, replica: Replica, batch: Batch, count: int) -> Callable[[], None]:
+def ours(plan: Any, runner: StepRunner, batch: Batch, count: int) -> Callable[[], None]:
     """Our way."""
-    optimizer = torch.optim.SGD(replica.module.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(runner.part.module.parameters(), lr=1e-4)
 
     def run() -> None:
         if not plan.training:
-            for _ in replica.stream(batch, count // plan.microbatches):
+            for _ in runner.stream(batch, count // plan.microbatches):
                 pass
             return
-        replica.zero_gradients()
-        replica.train_step(batch)
-        replica.change_parameters(optimizer)
+        runner.part.zero_gradients()
+        runner.train_step(batch)
+        runner.optimizer_step(optimizer)
 
     return run
 

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stagewright.engine.jobs.measure import load_model, make_optimizer
-from stagewright.engine.parallel.replica import Replica, capture_for
+from stagewright.engine.parallel.model import load_model
+from stagewright.engine.parallel.optimizer import make_optimizer
+from stagewright.engine.parallel.model import capture_for
+from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
 
@@ -21,14 +23,14 @@ from stagewright.zoo.model import Batch
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    replica = Replica(plan, model, context, capture_for(plan, model))
-    optimizer = make_optimizer(plan.optimizer, [one for one in replica.module.parameters() if one.requires_grad])
+    runner = StepRunner(plan, model, context, capture_for(plan, model))
+    optimizer = make_optimizer(plan.optimizer, [one for one in runner.part.module.parameters() if one.requires_grad])
 
     def step() -> None:
-        replica.zero_gradients()
-        outcome = replica.train_step(batch)
-        replica.change_parameters(optimizer)
-        replica.total_loss(outcome)
+        runner.part.zero_gradients()
+        outcome = runner.train_step(batch)
+        runner.optimizer_step(optimizer)
+        runner.total_loss(outcome)
 
     def timed(*, recorded: bool) -> float:
         dist.barrier()

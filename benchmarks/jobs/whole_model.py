@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 
 from stagewright.cluster.device import Device
-from stagewright.planner.costs.measure import MeasuredModel, load_captured
-from stagewright.planner.costs.tensor_shard import split_alone
+from stagewright.planner.costs.measure import ModelCosts, load_captured
+from stagewright.planner.costs.tensor_shard import split_one_shard
 from stagewright.profiler.profile import Time
 from stagewright.profiler.replay import Stopwatch
 from stagewright.profiler.storage import tensors_in
@@ -34,7 +34,7 @@ class WholeModel:
         place = Device.parse(plan.devices[0])
         self._model, self._graph = load_captured(plan, place)
         if plan.mesh.tensor > 1:
-            split_alone(self._graph, plan.mesh.tensor)
+            split_one_shard(self._graph, plan.mesh.tensor)
         self._training = plan.training
         self._parameters = [one for one in self._model.module.parameters() if one.requires_grad]
         self._stopwatch = Stopwatch(place.torch_device())
@@ -52,7 +52,7 @@ class WholeModel:
         return forward_s, self._stopwatch.time(backward)[1]
 
 
-def with_whole(measured: MeasuredModel, around: WholeTime) -> MeasuredModel:
+def with_whole(measured: ModelCosts, around: WholeTime) -> ModelCosts:
     """A measured model whose units sum to what the whole took at another moment."""
     forward_s, backward_s = around
     profile = replace(

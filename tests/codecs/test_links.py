@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stagewright import codecs
-from stagewright.engine.pipeline.executor import MicroBatch
+from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.pipeline.link_codec import FakeLink, LinkCodecs
 from stagewright.engine.pipeline.transport import TensorShape, Transfer
 from stagewright.errors import CorruptMessage, UsageError
@@ -115,7 +115,7 @@ def test_state_is_in_the_checkpoint_and_frozen_in_evaluation(pool_of: Any, tmp_p
 
 
 def test_a_message_of_another_codec_is_rejected() -> None:
-    batch = [MicroBatch((torch.zeros(2, 3),), None, 2, 1.0)]
+    batch = [MicroBatch(inputs=(torch.zeros(2, 3),), num_samples=2, weight=1.0)]
     here, there = LinkCodecs(["block4"], ["none"]), LinkCodecs(["hadamard4"], ["none"])
     for end in (here, there):
         end.begin([[True]], batch)

@@ -13,14 +13,14 @@ from torch import nn
 
 from stagewright.engine.batch.batch_norm import (
     DeferredBatchNorm,
-    held_statistics,
-    refuse_synchronised,
-    refuse_torn_norms,
-    tracked_norms,
+    check_split_norms,
+    find_tracked_norms,
+    freeze_statistics,
+    reject_sync_batch_norm,
 )
-from stagewright.engine.batch.dropout import random_key
-from stagewright.engine.batch.microbatch import microbatch_sizes, shares
-from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.batch.microbatch import microbatch_sizes, split_sizes
+from stagewright.engine.batch.random_key import random_key
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.errors import UsageError
 from stagewright.graph import capture
 
@@ -87,7 +87,7 @@ def test_merged_over_replicas(momentum: float | None) -> None:
         data = batch(nn.BatchNorm1d, step)
         whole(data)
         deferred = [DeferredBatchNorm(replica) for replica in replicas]
-        for one, replica, part in zip(deferred, replicas, data.split(shares(13, 3)), strict=True):
+        for one, replica, part in zip(deferred, replicas, data.split(split_sizes(13, 3)), strict=True):
             one.install()
             for microbatch in part.split(microbatch_sizes(len(part), 2)):
                 replica(microbatch)
@@ -171,7 +171,7 @@ def test_what_is_left_alone() -> None:
         deferred.finish_step()
     assert int(frozen.num_batches_tracked) == 0
     assert torch.equal(frozen.running_mean, torch.zeros(5))
-    assert tracked_norms(nn.Sequential(untracked, frozen, frozen)) == [frozen]
+    assert find_tracked_norms(nn.Sequential(untracked, frozen, frozen)) == [frozen]
 
 
 def test_removed_it_is_as_it_was() -> None:
@@ -203,10 +203,10 @@ def test_a_failed_forward_leaves_the_buffers_in_place() -> None:
 
 def test_norms_that_workers_compute_together_are_refused_where_serial_is_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
-    refuse_synchronised(model, 1)
+    reject_sync_batch_norm(model, 1)
     with pytest.raises(UsageError, match="'1' is a SyncBatchNorm, which 2 workers"):
-        refuse_synchronised(model, 2)
-    refuse_synchronised(model.eval(), 2)
+        reject_sync_batch_norm(model, 2)
+    reject_sync_batch_norm(model.eval(), 2)
 
 
 def test_a_replica_without_samples_of_its_own_is_not_counted() -> None:
@@ -232,9 +232,9 @@ def test_a_norm_that_several_stages_call_is_refused(workers: list[int], deferred
     stages = [nn.Sequential(shared), nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.BatchNorm1d(4), shared)]
     model = nn.Sequential(*stages)
     with pytest.raises(UsageError, match=r"'0\.0' is called in stages 0 and 2") if torn else nullcontext():
-        refuse_torn_norms(model, stages, workers, deferred=deferred)
+        check_split_norms(model, stages, workers, deferred=deferred)
     shared.eval()  # frozen: nothing moves
-    refuse_torn_norms(model, stages, workers, deferred=deferred)
+    check_split_norms(model, stages, workers, deferred=deferred)
 
 
 @pytest.mark.parametrize("mode", ["plain", "deferred"])
@@ -249,7 +249,7 @@ def test_recomputed_forwards_do_not_count(mode: str, momentum: float | None) -> 
         model.load_state_dict(state)
         model.zero_grad()
         (stage,) = graph.stages([])
-        forward = RecomputedForward(stage, policy=policy, index=0, num_microbatches=2)
+        forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=2)
         deferred = DeferredBatchNorm(stage)
         if mode == "deferred":
             deferred.install()
@@ -269,7 +269,7 @@ def test_recomputed_forwards_do_not_count(mode: str, momentum: float | None) -> 
 def test_held_statistics() -> None:
     norm = nn.BatchNorm1d(5)
     mean = norm.running_mean
-    with held_statistics([norm]), held_statistics([norm]):
+    with freeze_statistics([norm]), freeze_statistics([norm]):
         output = norm(batch(nn.BatchNorm1d))
     assert norm.running_mean is mean
     assert torch.equal(mean, torch.zeros(5))

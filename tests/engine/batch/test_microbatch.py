@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stagewright.engine.batch.microbatch import (
-    batch_dims,
-    batch_dims_of,
-    leading_dims,
+    find_batch_dims,
+    find_input_batch_dims,
+    guess_batch_dims,
+    make_slicer,
+    microbatch_layout,
     microbatch_sizes,
-    microbatches,
-    narrow,
-    shares,
-    split,
-    weights,
+    split_sizes,
 )
 from stagewright.errors import UsageError
 from stagewright.graph import capture
@@ -29,13 +27,13 @@ sizes_of_batches = st.integers(1, 200)
 @given(sizes_of_batches, counts)
 def test_sizes_are_those_of_tensor_split(samples: int, num: int) -> None:
     expected = tuple(len(part) for part in torch.arange(samples).tensor_split(num))
-    assert shares(samples, num) == expected
+    assert split_sizes(samples, num) == expected
     assert microbatch_sizes(samples, num) == tuple(size for size in expected if size)
 
 
 @given(sizes_of_batches, counts, counts)
 def test_every_sample_is_in_one_microbatch_of_one_replica(batch: int, num: int, data: int) -> None:
-    every = [one for replica in range(data) for one in microbatches(batch, num, data=data, replica=replica)]
+    every = [one for replica in range(data) for one in microbatch_layout(batch, num, data=data, replica=replica)]
     samples = [one.first_sample + at for one in every for at in range(one.num_samples)]
     assert samples == list(range(batch))
     assert sum(one.weight for one in every) == pytest.approx(1, abs=1e-12)
@@ -48,27 +46,26 @@ def test_weighted_means_add_up_to_the_mean(batch: int, num: int, data: int) -> N
     losses = torch.linspace(-3, 5, batch, dtype=torch.float64).square()
     total = 0.0
     for replica in range(data):
-        for one in microbatches(batch, num, data=data, replica=replica):
+        for one in microbatch_layout(batch, num, data=data, replica=replica):
             total += one.weight * float(losses.narrow(0, one.first_sample, one.num_samples).mean())
     assert total == pytest.approx(float(losses.mean()), rel=1e-12)
 
 
 def test_numbers() -> None:
-    assert shares(10, 4) == (3, 3, 2, 2)
-    assert shares(2, 3) == (1, 1, 0)
+    assert split_sizes(10, 4) == (3, 3, 2, 2)
+    assert split_sizes(2, 3) == (1, 1, 0)
     assert microbatch_sizes(5, 8) == (1, 1, 1, 1, 1)
     assert microbatch_sizes(0, 4) == ()
-    assert weights((3, 1)) == (0.75, 0.25)
-    first, second = microbatches(10, 2, data=2, replica=1)
-    assert (first.index, first.first_sample, first.num_samples, first.weight) == (0, 5, 3, 0.3)
-    assert (second.index, second.first_sample, second.num_samples, second.weight) == (1, 8, 2, 0.2)
-    assert microbatches(2, 4, data=3, replica=2) == ()
+    first, second = microbatch_layout(10, 2, data=2, replica=1)
+    assert (first.replica, first.first_sample, first.num_samples, first.weight) == (1, 5, 3, 0.3)
+    assert (second.replica, second.first_sample, second.num_samples, second.weight) == (1, 8, 2, 0.2)
+    assert microbatch_layout(2, 4, data=3, replica=2) == ()
 
 
 @pytest.mark.parametrize(("batch", "num"), [(0, 2), (4, 0)])
 def test_nothing_to_share(batch: int, num: int) -> None:
     with pytest.raises(UsageError, match="at least 1"):
-        shares(batch, num)
+        split_sizes(batch, num)
     with pytest.raises(UsageError, match="at least 1"):
         microbatch_sizes(4, 0)
 
@@ -77,10 +74,10 @@ def test_dims_from_two_examples() -> None:
     def example(batch: int) -> object:
         return {"x": torch.zeros(batch, 4), "time_first": torch.zeros(4, batch), "table": torch.zeros(4, 4), "flag": 3}
 
-    assert batch_dims(example(4), example(5)) == (0, 1, None, None)
-    assert leading_dims(example(4), 4) == (0, 0, 0, None)  # one example can't tell a table of 4 rows from 4 samples
+    assert find_batch_dims(example(4), example(5)) == (0, 1, None, None)
+    assert guess_batch_dims(example(4), 4) == (0, 0, 0, None)  # one example can't tell a table of 4 rows from 4 samples
     with pytest.raises(UsageError, match="differ in structure"):
-        batch_dims((torch.zeros(2),), [torch.zeros(3)])
+        find_batch_dims((torch.zeros(2),), [torch.zeros(3)])
 
 
 def test_dims_of_a_graph() -> None:
@@ -93,27 +90,28 @@ def test_dims_of_a_graph() -> None:
             return self.second(self.first(x) * scale) + bias
 
     graph = capture(Two(), (torch.zeros(3, 4), torch.zeros(4)), {"bias": torch.zeros(3, 1)})
-    assert batch_dims_of(graph) == (0, None, 0)
+    assert find_input_batch_dims(graph) == (0, None, 0)
 
 
-def test_split_gives_views_of_what_has_a_batch_dimension() -> None:
+def test_slices_are_views_along_the_batch_dimension() -> None:
     batch = ({"x": torch.arange(10).view(5, 2), "mask": torch.arange(20).view(2, 10)}, "whole", torch.ones(5))
-    first, second = split(batch, (0, 1, None, None), (3, 2))
+    slice_samples = make_slicer(batch, (0, 1, None, None), batch=5)
+    first, second = slice_samples(0, 3), slice_samples(3, 2)
     assert first[0]["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert second[0]["x"].tolist() == [[6, 7], [8, 9]]
-    assert second[0]["mask"].tolist() == [[6, 7, 8, 9], [16, 17, 18, 19]]  # two rows a sample
+    assert second[0]["mask"].tolist() == [[6, 7, 8, 9], [16, 17, 18, 19]]  # two rows per sample
     assert second[1] == "whole"
     assert second[2] is batch[2]
     assert second[0]["x"].untyped_storage().data_ptr() == batch[0]["x"].untyped_storage().data_ptr()
-    assert narrow(batch, (0, 1, None, None), batch=5, first=4, num=1)[0]["x"].tolist() == [[8, 9]]
+    assert slice_samples(4, 1)[0]["x"].tolist() == [[8, 9]]
 
 
-def test_wrong_batches() -> None:
+def test_invalid_batches_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"value 1 .* shape \[4\].* should hold 5 samples"):
-        split((torch.zeros(5), torch.zeros(4)), (0, 0), (3, 2))
+        make_slicer((torch.zeros(5), torch.zeros(4)), (0, 0), batch=5)(0, 3)
     with pytest.raises(UsageError, match="has 2 values, the example had 1"):
-        split((torch.zeros(5), torch.zeros(4)), (0,), (3, 2))
+        make_slicer((torch.zeros(5), torch.zeros(4)), (0,), batch=5)
     with pytest.raises(UsageError, match="can't take 3 of 5 samples"):
-        split((torch.zeros(5),), (None,), (3, 2))
-    assert split(None, (None,), (3, 2)) == [None, None]
-    assert split((3, torch.zeros(5)), (None, None), (5,))[0][0] == 3
+        make_slicer((torch.zeros(5),), (None,), batch=5)(0, 3)
+    assert make_slicer(None, (None,), batch=5)(0, 3) is None
+    assert make_slicer((3, torch.zeros(5)), (None, None), batch=5)(0, 5)[0] == 3

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagewright.engine.batch.microbatch import microbatches
-from stagewright.engine.batch.splitter import num_microbatches
+from stagewright.engine.batch.microbatch import microbatch_layout
+from stagewright.engine.batch.splitter import count_microbatches
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
 def sizes(size: int, batch: int, most: int, data: int = 1, shard: bool = False) -> list[list[int]]:
     """Samples of each replica's micro-batches of a batch of ``size`` under a plan for ``batch``."""
     plan = Plan(model=ModelSpec(name="m"), batch=batch, microbatches=most, mesh=Mesh(data=data), shard=shard)
-    num = num_microbatches(size, plan)
-    return [[one.num_samples for one in microbatches(size, num, data=data, replica=at)] for at in range(data)]
+    num = count_microbatches(size, plan)
+    return [[one.num_samples for one in microbatch_layout(size, num, data=data, replica=at)] for at in range(data)]
 
 
 @pytest.mark.parametrize(

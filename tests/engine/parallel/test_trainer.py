@@ -122,7 +122,7 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
 
 def test_too_few_workers_are_refused() -> None:
     plan = Plan(model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4)
-    with pytest.raises(UsageError, match=r"the plan wants 2 workers \(pipeline=2\), but 1 were started"):
+    with pytest.raises(UsageError, match=r"the plan needs 2 workers \(pipeline=2\), but 1 were started"):
         parallelize(nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2)), plan=plan, loss=nn.functional.mse_loss)
 
 

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from stagewright.engine.pipeline import executor as engine_pipeline
-from stagewright.engine.pipeline.executor import Links, MicroBatch, Pipeline
-from stagewright.engine.pipeline.messages import Message
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.pipeline import step as pipeline_step
+from stagewright.engine.pipeline.config import PipelineConfig
+from stagewright.engine.pipeline.executor import PipelineExecutor
+from stagewright.engine.pipeline.links import Links
+from stagewright.engine.pipeline.transfers import Transfer
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 MODELS = ["mlp", "digits-vit", "deit", "mobilenet-v2", "roberta", "roberta-mask", "gpt2", "llama"]
@@ -110,44 +113,44 @@ def test_bytes_on_the_links_are_those_of_the_crossings(pool_of: Any) -> None:
     assert [one["sent_bytes"] for one in found] == [{0: hidden}, {0: hidden}]
 
 
-def lone_pipeline(device: str, *stage_workers: int) -> Pipeline:
+def lone_pipeline(device: str, *stage_workers: int) -> PipelineExecutor:
     """Worker 0's part, with nobody to talk to and nothing on its device."""
     groups = {(backward, up): None for backward in (False, True) for up in (False, True)}
     context: Any = SimpleNamespace(pipeline=0, rank=0, pipeline_ranks=range(2), torch_device=torch.device(device))
     context.link_groups, context.link_group = groups, lambda sender, receiver, *, backward: None
-    return Pipeline(
-        {stage: torch.nn.Identity() for stage, worker in enumerate(stage_workers) if worker == 0},  # type: ignore[misc]
+    config = PipelineConfig(
         stage_workers=stage_workers,
         schedule="1f1b",
         num_microbatches=1,
         links=Links(shapes=lambda cut, size: [], needs_gradient=[(False,)] * (len(stage_workers) - 1)),
-        context=context,
         unflatten=lambda outputs: outputs,
         loss=torch.nn.functional.mse_loss,
     )
+    stages: Any = {stage: torch.nn.Identity() for stage, worker in enumerate(stage_workers) if worker == 0}
+    return PipelineExecutor(stages, config, context)
 
 
 def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 has the ends of a V: nothing comes back before two micro-batches have left."""
-    asked: list[Mapping[Message, int]] = []
+    asked: list[Mapping[Transfer, int]] = []
 
-    def mailbox(*_: Any, after: Mapping[Message, int], **__: Any) -> Any:
+    def receiver(*_: Any, after: Mapping[Transfer, int], **__: Any) -> Any:
         asked.append(after)
         raise InterruptedError
 
-    monkeypatch.setattr(engine_pipeline, "Mailbox", mailbox)
-    monkeypatch.setattr(Pipeline, "open_links", lambda self, *, backward: None)
+    monkeypatch.setattr(pipeline_step, "Receiver", receiver)
+    monkeypatch.setattr(PipelineExecutor, "open_links", lambda self, *, backward: None)
     with pytest.raises(InterruptedError):
-        next(lone_pipeline("cpu", 0, 1, 1, 0).stream([MicroBatch([torch.zeros(1)], None, 1, 1.0)]))
-    assert [asked[0][Message(2, number, False)] for number in range(2)] == [2, 3]
+        next(lone_pipeline("cpu", 0, 1, 1, 0).stream([MicroBatch(inputs=[torch.zeros(1)], num_samples=1, weight=1.0)]))
+    assert [asked[0][Transfer(2, number, False)] for number in range(2)] == [2, 3]
 
 
 def test_only_linked_gpus_meet_something_new_and_each_size_once() -> None:
-    assert not lone_pipeline("cpu", 0, 1)._is_new(True, [4])
-    assert not lone_pipeline("cuda", 0)._is_new(True, [4])
+    assert not lone_pipeline("cpu", 0, 1)._needs_host_transport(True, [4])
+    assert not lone_pipeline("cuda", 0)._needs_host_transport(True, [4])
     linked = lone_pipeline("cuda", 0, 1)
-    assert linked._is_new(True, [4, 4])
-    linked._warm.add((True, 4))
-    assert not linked._is_new(True, [4, 4])
-    assert linked._is_new(True, [4, 3])
-    assert linked._is_new(False, [4])
+    assert linked._needs_host_transport(True, [4, 4])
+    linked._seen_sizes.add((True, 4))
+    assert not linked._needs_host_transport(True, [4, 4])
+    assert linked._needs_host_transport(True, [4, 3])
+    assert linked._needs_host_transport(False, [4])

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from stagewright.cluster.device import Device
-from stagewright.engine.pipeline.executor import Links, MicroBatch, Pipeline
-from stagewright.engine.pipeline.recompute import RecomputedForward
-from stagewright.engine.pipeline.transport import TensorShape
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
+from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks
+from stagewright.engine.pipeline.executor import PipelineExecutor
+from stagewright.engine.pipeline.links import Links, TensorShape
 from stagewright.engine.worker.context import WorkerContext, make_context
 from stagewright.graph import UnitGraph, capture
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
@@ -128,7 +130,8 @@ def microbatches(graph: UnitGraph, args: Any, kwargs: Any, target: Any, batch: i
     found = []
     for piece in pieces:
         chosen = graph.flatten(tuple(one[piece] for one in args), {name: one[piece] for name, one in kwargs.items()})
-        found.append(MicroBatch(chosen, target[piece], len(piece), len(piece) / batch))
+        size = len(piece)
+        found.append(MicroBatch(inputs=chosen, target=target[piece], num_samples=size, weight=size / batch))
     return found
 
 
@@ -167,23 +170,25 @@ def pipeline_step(
 
     parts = microbatches(graph, args, kwargs, target, batch, count)
     forwards = {
-        index: RecomputedForward(stage, policy=recompute, index=index, num_microbatches=len(parts), watch=watch)
+        index: CheckpointedForward(
+            stage, policy=recompute, index=index, num_microbatches=len(parts), recompute_context=watch
+        )
         for index, stage in stages.items()
         if recompute != "none"
     }
-    pipeline = Pipeline(
-        stages,
-        forwards=forwards,
+    hooks = PipelineHooks()
+    hooks.forwards = forwards
+    config = PipelineConfig(
         stage_workers=workers,
         schedule=schedule,
         num_microbatches=count,
         links=Links(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in cuts]),
-        context=context,
         unflatten=graph.unflatten,
         loss=loss,
     )
+    pipeline = PipelineExecutor(stages, config, context, hooks)
     if through_host:
-        pipeline._is_new = lambda training, sizes: bool(sizes)  # type: ignore[method-assign]
+        pipeline._needs_host_transport = lambda training, sizes: bool(sizes)  # type: ignore[method-assign]
     graph.model.zero_grad()
     outcome = pipeline.train_step(parts)
     gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}

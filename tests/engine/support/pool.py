@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stagewright.engine.launch.fork_server import imported_ahead
+from stagewright.engine.launch.fork_server import forked_workers
 
 HERE = Path(__file__).parent
 
@@ -31,7 +31,7 @@ class Pool:
         for rank in range(num_workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, num_workers, theirs), daemon=True)
-            with imported_ahead():
+            with forked_workers():
                 process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stagewright.cluster.device import Device
 from stagewright.engine.jobs.train import run_training
 from stagewright.engine.parallel.evaluation import in_eval_mode
-from stagewright.engine.parallel.replica import capture_for
+from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.trainer import Trainer
 from stagewright.engine.worker import broadcast
 from stagewright.engine.worker.context import WorkerContext, make_context
@@ -173,14 +173,14 @@ class Allocations(TorchDispatchMode):
 def gathering(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
     """What a worker must have room for, beside its part, to give the whole state; where each tensor is large."""
     trainer = make_trainer(rank, mesh, name="vit", **more)
-    pieces, broadcast.PIECE_BYTES = broadcast.PIECE_BYTES, 1
+    pieces, broadcast.BUCKET_BYTES = broadcast.BUCKET_BYTES, 1
     with Allocations() as made:
         state = trainer.state_dict()
-    own = {one.untyped_storage().data_ptr() for one in trainer.replica.module.parameters() if not more.get("shard")}
+    own = {one.untyped_storage().data_ptr() for one in trainer.runner.part.module.parameters() if not more.get("shard")}
     sizes = [one.numel() * one.element_size() for one in state.values()]
     with Allocations() as for_the_first:
         kept = trainer._state.everything(wanted=rank == 0)
-    broadcast.PIECE_BYTES = pieces
+    broadcast.BUCKET_BYTES = pieces
     return {
         "most": made.most_bytes,
         "most_for_the_first": for_the_first.most_bytes,

@@ -1,17 +1,17 @@
-"""Batch norm under micro-batches: whose statistics move the running ones, and when.
+"""Batch norm under micro-batching: which statistics update the running statistics, and when.
 
-In both modes a micro-batch is normalised with its own mean and variance: no stage ever sees the whole batch. So the
-loss of a model with batch norm depends on the size of its micro-batches, as it depends on the batch size in serial
-training; compare with serial training on the same micro-batches. The modes differ in the running statistics alone:
+In both modes a micro-batch is normalized with its own mean and variance: no stage ever sees the whole batch. So the
+loss of a model with batch norm depends on the micro-batch size, as it depends on the batch size on a single device;
+compare with a single-device baseline on the same micro-batches. The modes differ in the running statistics only:
 
-    plain       they move once a micro-batch, m times a step, in the order in which micro-batches run
-    deferred    they move once a step, with the mean and variance of the whole batch (of all replicas, if asked):
-                what one serial step on the whole batch does to a first layer
+    plain       updated once per micro-batch, m times per step, in the order in which micro-batches run
+    deferred    updated once per step, with mean and variance of the whole batch (of all replicas on request):
+                what one single-device step on the whole batch does to a first layer
 
-A recomputed forward moves nothing in either mode (``held_statistics``). In deferred mode the module computes its
-statistics as ever, but into fresh tensors with momentum 1, so that they cost no second pass over the data; counts,
-means and variances are merged in float64 when the step ends (Chan, Golub, LeVeque 1983, around the running mean).
-Names and tensors of ``state_dict`` stay the module's own. ``SyncBatchNorm`` merges by itself and is left alone.
+A recomputed forward updates nothing in either mode (``freeze_statistics``). In deferred mode the module computes its
+statistics as usual, but into fresh tensors with momentum 1, without a second pass over the data; counts, means and
+variances are merged in float64 at the end of the step (Chan, Golub, LeVeque 1983, around the running mean). Names and
+tensors of ``state_dict`` stay the module's. ``SyncBatchNorm`` merges by itself and is left unchanged.
 """
 
 from __future__ import annotations
@@ -27,92 +27,98 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from stagewright.engine.batch.dropout import current_key
+from stagewright.engine.batch.random_key import current_key
 from stagewright.errors import UsageError
 
-__all__ = ["DeferredBatchNorm", "held_statistics", "refuse_synchronised", "refuse_torn_norms", "tracked_norms"]
+__all__ = [
+    "DeferredBatchNorm",
+    "check_split_norms",
+    "find_tracked_norms",
+    "freeze_statistics",
+    "reject_sync_batch_norm",
+]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
-_held: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def tracked_norms(module: nn.Module) -> list[_BatchNorm]:
-    """The batch norms in a module that have running statistics, each once."""
+def find_tracked_norms(module: nn.Module) -> list[_BatchNorm]:
+    """Return the batch norms in a module that have running statistics, each once."""
     return [
-        one
-        for one in module.modules()
-        if isinstance(one, _BatchNorm) and one.track_running_stats and one.running_mean is not None
+        norm
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.track_running_stats and norm.running_mean is not None
     ]
 
 
-def refuse_torn_norms(model: nn.Module, stages: Sequence[nn.Module], workers: Sequence[int], *, deferred: bool) -> None:
-    """Refuse a batch norm that several stages call, where its running statistics would not move as in serial.
+def check_split_norms(model: nn.Module, stages: Sequence[nn.Module], workers: Sequence[int], *, deferred: bool) -> None:
+    """Raise UsageError for a batch norm that several stages call, if its running statistics would differ.
 
-    Workers would move copies of their own, and stages of one worker would move them in another order, which matters
-    unless all moves are one.
+    Several workers would each update their own copy, and stages of one worker would update it in another order, which
+    matters unless there is one update per step.
     """
     for name, norm in model.named_modules():
         if not isinstance(norm, _BatchNorm) or norm.running_mean is None or not norm.training:
             continue
-        held = [at for at, stage in enumerate(stages) if any(one is norm for one in stage.modules())]
-        if len(held) > 1 and not (deferred and len({workers[at] for at in held}) == 1):
+        callers = [index for index, stage in enumerate(stages) if any(module is norm for module in stage.modules())]
+        if len(callers) > 1 and not (deferred and len({workers[index] for index in callers}) == 1):
             raise UsageError(
-                f"the batch norm {name!r} is called in stages {' and '.join(map(str, held))}, which would not move its "
-                "running statistics as serial does: cut so that one stage has all its calls, or use data"
+                f"the batch norm {name!r} is called in stages {' and '.join(map(str, callers))}, which would not "
+                "update its running statistics as a single device does: cut so that one stage has all its calls, or "
+                "use data parallelism"
             )
 
 
-def refuse_synchronised(model: nn.Module, num_workers: int) -> None:
-    """Refuse norms that sum over all workers by themselves: worker 0, alone with serial, would wait for others."""
+def reject_sync_batch_norm(model: nn.Module, num_workers: int) -> None:
+    """Raise UsageError for SyncBatchNorm: the baseline, which worker 0 computes alone, would wait for the others."""
     for name, norm in model.named_modules():
         if isinstance(norm, nn.SyncBatchNorm) and norm.training and num_workers > 1:
             raise UsageError(
-                f"{name!r} is a SyncBatchNorm, which {num_workers} workers compute together and serial can't alone: "
+                f"{name!r} is a SyncBatchNorm, which {num_workers} workers compute together and a single device can't: "
                 'make it a BatchNorm; batch_norm = "deferred" gives it the statistics of the whole batch'
             )
 
 
 @contextmanager
-def held_statistics(norms: Iterable[_BatchNorm]) -> Iterator[None]:
-    """Forwards in this block are those of a recomputation: running statistics stay as they are.
+def freeze_statistics(norms: Iterable[_BatchNorm]) -> Iterator[None]:
+    """Leave running statistics unchanged by forwards in this block, which are recomputations.
 
-    In training nothing reads the running statistics, so that others may take what is written meanwhile.
+    In training nothing reads the running statistics, so temporary buffers can take what is written.
     """
     swapped: list[tuple[_BatchNorm, dict[str, Any]]] = []
     try:
         for norm in norms:
-            if norm.training and norm not in _held:
+            if norm.training and norm not in _frozen:
                 swapped.append((norm, _swap(norm, {name: _blank(norm._buffers[name]) for name in _BUFFERS})))
-                _held.add(norm)
+                _frozen.add(norm)
         yield
     finally:
         for norm, before in swapped:
-            _held.discard(norm)
+            _frozen.discard(norm)
             _swap(norm, before)
 
 
 @dataclass(slots=True)
 class _Statistics:
-    """What one forward in training mode found."""
+    """The batch statistics of one forward in training mode."""
 
     count: int
-    """Values for each channel."""
+    """Values per channel."""
     mean: torch.Tensor
-    """Of each channel."""
     variance: torch.Tensor
-    """Of each channel, unbiased: divided by ``count - 1``."""
+    """Unbiased: divided by ``count - 1``."""
 
 
 class DeferredBatchNorm:
-    """Deferred mode for every batch norm in some modules, from ``install`` to ``remove`` (or as a context)."""
+    """Deferred mode for every batch norm in some modules, from ``install`` to ``remove`` (or as a context manager)."""
 
     def __init__(self, *modules: nn.Module) -> None:
-        unique = {norm: None for module in modules for norm in tracked_norms(module)}
+        unique = {norm: None for module in modules for norm in find_tracked_norms(module)}
         self.norms: tuple[_BatchNorm, ...] = tuple(norm for norm in unique if not isinstance(norm, nn.SyncBatchNorm))
         # For each norm and each of its calls in a forward of the model: the statistics of every micro-batch.
-        self._found: dict[_BatchNorm, list[list[_Statistics]]] = {norm: [[]] for norm in self.norms}
+        self._collected: dict[_BatchNorm, list[list[_Statistics]]] = {norm: [[]] for norm in self.norms}
         self._num_calls: dict[tuple[_BatchNorm, int | None], int] = {}
-        self._before: dict[_BatchNorm, Any] = {}
+        self._original_forwards: dict[_BatchNorm, Any] = {}
 
     def __enter__(self) -> DeferredBatchNorm:
         self.install()
@@ -122,57 +128,58 @@ class DeferredBatchNorm:
         self.remove()
 
     def install(self) -> None:
-        """Let forwards in training mode put their statistics aside."""
+        """Make forwards in training mode collect their statistics."""
         for norm in self.norms:
-            if norm not in self._before:
-                self._before[norm] = norm.__dict__.get("forward")
-                norm.__dict__["forward"] = self._deferring(norm, norm.forward)
+            if norm not in self._original_forwards:
+                self._original_forwards[norm] = norm.__dict__.get("forward")
+                norm.__dict__["forward"] = self._make_forward(norm, norm.forward)
 
     def remove(self) -> None:
-        """Put the modules back as they were; what was not finished is dropped."""
-        for norm, before in self._before.items():
-            if before is None:
+        """Restore the modules; drop the statistics of an unfinished step."""
+        for norm, original in self._original_forwards.items():
+            if original is None:
                 del norm.__dict__["forward"]
             else:
-                norm.__dict__["forward"] = before
-        self._before.clear()
+                norm.__dict__["forward"] = original
+        self._original_forwards.clear()
         self.discard()
 
     def discard(self) -> None:
-        """Forget what has been gathered, as after a failed step."""
+        """Drop the collected statistics, as after a failed step."""
         self._num_calls.clear()
-        for calls in self._found.values():
+        for calls in self._collected.values():
             for call in calls:
                 call.clear()
 
     @torch.no_grad()
     def finish_step(self, reduce: Callable[[torch.Tensor], object] | None = None, *, is_counted: bool = True) -> None:
-        """Move the running statistics once, with those of the whole batch.
+        """Update the running statistics once, with those of the whole batch.
 
-        ``reduce`` adds a float64 vector over the replicas of the data axis, in place; every replica must call it with
-        the same model and the same running statistics. It is called once for all norms of a device. A replica that
-        has no samples of its own, and ran others' for company, is not counted.
+        ``reduce`` all-reduces a float64 vector over the replicas in place; every replica must call it with the same
+        model and the same running statistics. It is called once for all norms. A replica without samples, which ran
+        those of another only to take part, is not counted.
         """
-        num_calls = max((len(calls) for calls in self._found.values()), default=0)
-        # A second call of a norm moves what the first has moved; all first calls go together, all second ones, …
-        rounds = [
-            _Round({norm: calls[number] for norm, calls in self._found.items() if number < len(calls)})
+        num_calls = max((len(calls) for calls in self._collected.values()), default=0)
+        # A second call of a norm updates what the first has updated: all first calls go together, all second ones, …
+        updates = [
+            _Update({norm: calls[number] for norm, calls in self._collected.items() if number < len(calls)})
             for number in range(num_calls)
         ]
-        if reduce is not None and rounds:
-            flat = torch.cat([one.sums.flatten() for one in rounds])
+        if reduce is not None and updates:
+            flat = torch.cat([update.sums.flatten() for update in updates])
             if not is_counted:
                 flat.zero_()
             reduce(flat)
-            for one, part in zip(rounds, torch.split(flat, [one.sums.numel() for one in rounds]), strict=True):
-                one.sums = part.view(3, -1)
-        for one in rounds:
-            one.move()
+            sizes = [update.sums.numel() for update in updates]
+            for update, sums in zip(updates, torch.split(flat, sizes), strict=True):
+                update.sums = sums.view(3, -1)
+        for update in updates:
+            update.apply()
         self.discard()
 
-    def _deferring(self, norm: _BatchNorm, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def _make_forward(self, norm: _BatchNorm, forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def run(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if not norm.training or norm in _held:
+            if not norm.training or norm in _frozen:
                 return forward(*args, **kwargs)
             mean = torch.zeros_like(_buffer(norm, "running_mean"))
             variance = torch.zeros_like(_buffer(norm, "running_var"))
@@ -183,76 +190,77 @@ class DeferredBatchNorm:
             finally:
                 norm.momentum = momentum
                 _swap(norm, before)
-            self._note(norm, _Statistics(output.numel() // len(mean), mean, variance))
+            self._collect(norm, _Statistics(output.numel() // len(mean), mean, variance))
             return output
 
         return run
 
-    def _note(self, norm: _BatchNorm, found: _Statistics) -> None:
-        """Keep what one forward found, by its place among the calls of this norm in one micro-batch."""
+    def _collect(self, norm: _BatchNorm, statistics: _Statistics) -> None:
+        """Keep the statistics of one forward, by its position among the calls of this norm in one micro-batch."""
         key = current_key()
         number = 0
-        if key is not None:  # without a key, every call is taken for a micro-batch of its own
+        if key is not None:  # without a key, every call counts as a separate micro-batch
             number = self._num_calls.get((norm, key.base), 0)
             self._num_calls[norm, key.base] = number + 1
-        calls = self._found[norm]
+        calls = self._collected[norm]
         if number == len(calls):
             calls.append([])
-        calls[number].append(found)
+        calls[number].append(statistics)
 
 
-class _Round:
-    """One move of many norms, all their channels side by side."""
+class _Update:
+    """One update of many norms, all their channels concatenated."""
 
-    def __init__(self, found: dict[_BatchNorm, list[_Statistics]]) -> None:
-        self.norms = list(found)
+    def __init__(self, statistics: dict[_BatchNorm, list[_Statistics]]) -> None:
+        self.norms = list(statistics)
         self.sizes = [len(_buffer(norm, "running_mean")) for norm in self.norms]
         self.shift = self._running("running_mean")
-        self.sums = self._add(list(itertools.zip_longest(*found.values())))
-        """Count, sum and sum of squares of each channel, measured from its running mean; they add up over replicas."""
+        self.sums = self._sum(list(itertools.zip_longest(*statistics.values())))
+        """Count, sum and sum of squares of each channel around its running mean; additive over replicas."""
 
-    def _add(self, rows: list[tuple[_Statistics | None, ...]]) -> torch.Tensor:
-        """Add up what the norms found in each micro-batch, a row each; ``None`` where one found nothing."""
+    def _sum(self, rows: list[tuple[_Statistics | None, ...]]) -> torch.Tensor:
+        """Sum the statistics of all micro-batches, one row each; ``None`` for a norm that did not run."""
         if not rows:
             return self.shift.new_zeros(3, len(self.shift))
-        blank = [torch.zeros_like(_buffer(norm, "running_mean")) for norm in self.norms]
-        nothing = [_Statistics(0, zeros, zeros) for zeros in blank]
-        every = [one or none for row in rows for one, none in zip(row, nothing, strict=True)]
+        zeros = [torch.zeros_like(_buffer(norm, "running_mean")) for norm in self.norms]
+        empty = [_Statistics(0, zero, zero) for zero in zeros]
+        statistics = [entry or default for row in rows for entry, default in zip(row, empty, strict=True)]
         shape = (len(rows), len(self.shift))
-        count = self._spread([one.count for one in every]).view(shape)
-        mean = torch.cat([one.mean for one in every]).double().view(shape) - self.shift
-        variance = torch.cat([one.variance for one in every]).double().view(shape)
+        count = self._expand([entry.count for entry in statistics]).view(shape)
+        mean = torch.cat([entry.mean for entry in statistics]).double().view(shape) - self.shift
+        variance = torch.cat([entry.variance for entry in statistics]).double().view(shape)
         square = (count - 1).clamp_min(0) * variance + count * mean.square()
         return torch.stack([count.sum(0), (count * mean).sum(0), square.sum(0)])
 
-    def move(self) -> None:
-        """Update the running statistics as the modules do it themselves with a whole batch."""
+    def apply(self) -> None:
+        """Update the running statistics as the modules themselves do with a whole batch."""
         count, total, square = self.sums
-        seen = count > 1
+        has_samples = count > 1
         mean = total / count.clamp_min(1)
         variance = (square - count * mean.square()).clamp_min(0) / (count - 1).clamp_min(1)
-        firsts = [sum(self.sizes[:at]) for at in range(len(self.sizes))]
-        factor = self._spread(
-            [_factor(norm) if moves else 0.0 for norm, moves in zip(self.norms, seen[firsts].tolist(), strict=True)]
+        starts = [sum(self.sizes[:index]) for index in range(len(self.sizes))]
+        flags = has_samples[starts].tolist()
+        factor = self._expand(
+            [_count_batch(norm) if flag else 0.0 for norm, flag in zip(self.norms, flags, strict=True)]
         )
         for name, value in (("running_mean", mean + self.shift), ("running_var", variance)):
             running = self._running(name)
             # Not `lerp`: with a factor of 0 the running value must stay, to the last bit.
-            moved = torch.where(factor > 0, (1 - factor) * running + factor * value, running)
-            for norm, part in zip(self.norms, torch.split(moved, self.sizes), strict=True):
-                _buffer(norm, name).copy_(part)
+            updated = torch.where(factor > 0, (1 - factor) * running + factor * value, running)
+            for norm, channels in zip(self.norms, torch.split(updated, self.sizes), strict=True):
+                _buffer(norm, name).copy_(channels)
 
     def _running(self, name: str) -> torch.Tensor:
         return torch.cat([_buffer(norm, name) for norm in self.norms]).to(torch.float64)
 
-    def _spread(self, values: Sequence[float]) -> torch.Tensor:
-        """One number for each norm (or for each norm in every row) as one for each channel."""
+    def _expand(self, values: Sequence[float]) -> torch.Tensor:
+        """Repeat one number per norm (or per norm and row) for each channel."""
         sizes = torch.tensor(self.sizes * (len(values) // len(self.sizes)))
         return torch.tensor(values, dtype=torch.float64).repeat_interleave(sizes).to(self.shift.device)
 
 
-def _factor(norm: _BatchNorm) -> float:
-    """Count one batch more; how far the running statistics move towards it."""
+def _count_batch(norm: _BatchNorm) -> float:
+    """Count one more batch; return its weight in the running statistics."""
     tracked = norm._buffers.get("num_batches_tracked")
     if tracked is not None:
         tracked.add_(1)
@@ -272,7 +280,7 @@ def _blank(buffer: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _swap(norm: _BatchNorm, buffers: dict[str, Any]) -> dict[str, Any]:
-    """Put other tensors in the place of a norm's buffers; returns those that were there."""
+    """Replace a norm's buffers; return the previous ones."""
     before = {name: norm._buffers.get(name) for name in buffers}
     norm._buffers.update(buffers)
     return before

@@ -1,9 +1,8 @@
-"""Evaluation while a plan trains: the same cuts of the model captured in eval mode, over the same parameters.
+"""Evaluation during training: the same cuts of the model captured in eval mode, over the same parameters.
 
-Training flags are baked into the glue between units, so a stage captured for training can't be used; a second set of
-stages calls the same modules with batch norm and dropout in eval mode. Forward alone has one order for every schedule
-and placement. Where FSDP2 divides the parameters, the evaluation stage runs inside the training stage, which gathers
-them.
+Train and eval mode are baked into the glue between units, so a stage captured for training can't be used. A second set
+of stages calls the same modules with batch norm and dropout in eval mode. Forward alone has one order for every
+schedule and placement. With FSDP2, the evaluation stage runs inside the training stage, which gathers the parameters.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from typing import Any
 
 from torch import nn
 
-from stagewright.engine.parallel.replica import Replica, cut_indices
-from stagewright.engine.pipeline.executor import Links, MicroBatch, Pipeline
-from stagewright.engine.pipeline.transport import TensorShape
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.parallel.model import cut_indices
+from stagewright.engine.parallel.step_runner import ActivityHooks, StepRunner
+from stagewright.engine.pipeline.config import PipelineConfig
+from stagewright.engine.pipeline.executor import PipelineExecutor
+from stagewright.engine.pipeline.links import Links, TensorShape
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
@@ -30,120 +32,122 @@ _END = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What came of one batch in eval mode."""
+    """The result of one batch in eval mode."""
 
     loss: float
-    """Of the whole batch, the same on every worker."""
+    """Loss of the whole batch, the same on every worker."""
     outputs: list[Any] = field(default_factory=list)
-    """The model's results, one a micro-batch of this replica; only where the last stage is."""
+    """The model's outputs, one per micro-batch of this replica; only on the worker of the last stage."""
     targets: list[Any] = field(default_factory=list)
-    """What they are compared with; only where the last stage is."""
+    """The targets of these outputs; only on the worker of the last stage."""
     num_samples: int
     """Samples of the whole batch."""
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every module is in the mode in which it was."""
-    before = [(one, one.training) for one in module.modules()]
+    """Set eval mode inside the block, and restore the mode of every submodule afterwards."""
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for one, training in before:
-            one.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 class Evaluator:
-    """A replica's stages in eval mode."""
+    """The stages of a worker in eval mode."""
 
-    def __init__(self, replica: Replica, graph: UnitGraph) -> None:
-        self._replica, self._graph = replica, graph
-        cuts = cut_indices(graph, replica.plan.cuts)
-        with in_eval_mode(replica.model.module):  # a graph gives the stages of the mode in which the model is
-            every = graph.stages(cuts)
-        stages = {index: every[index] for index in replica.stages}
+    def __init__(self, runner: StepRunner, graph: UnitGraph) -> None:
+        self._runner, self._graph = runner, graph
+        plan, part = runner.plan, runner.part
+        cuts = cut_indices(graph, plan.cuts)
+        with in_eval_mode(runner.model.module):  # stages have the mode that the model has now
+            all_stages = graph.stages(cuts)
+        stages = {index: all_stages[index] for index in part.stages}
 
-        def shapes(cut: int, size: int) -> list[TensorShape]:
-            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in graph.crossing_shapes(cuts[cut], size)]
+        def shapes(cut: int, num_samples: int) -> list[TensorShape]:
+            crossing = graph.crossing_shapes(cuts[cut], num_samples)
+            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in crossing]
 
-        self._inside = replica.plan.shard and replica.plan.mesh.data > 1
-        if self._inside:
+        self._is_fsdp = plan.shard and plan.mesh.data > 1
+        if self._is_fsdp:
             ((index, stage),) = stages.items()
-            stages = {index: _Inside(replica.stages[index], stage)}  # type: ignore[dict-item]
-        self._pipeline = Pipeline(
-            stages,
-            stage_workers=replica.stage_workers,
-            schedule=replica.plan.schedule,
-            num_microbatches=replica.plan.microbatches,
+            stages = {index: _InsideFSDP(part.stages[index], stage)}  # type: ignore[dict-item]
+        config = PipelineConfig(
+            stage_workers=part.stage_workers,
+            schedule=plan.schedule,
+            num_microbatches=plan.microbatches,
             links=Links(
                 shapes=shapes,
                 needs_gradient=[(False,) * len(graph.cuts[cut].crossing) for cut in cuts],
-                codecs=replica.codecs,
-                coded=[graph.needs_gradient(cut) for cut in cuts],
+                compressible=[graph.needs_gradient(cut) for cut in cuts],
             ),
-            context=replica.context,
+            codecs=runner.codecs,
             unflatten=graph.unflatten,
-            loss=replica.model.loss,
-            watch=replica._note,
+            loss=runner.model.loss,
         )
+        self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner))
 
     def evaluate(self, batch: Batch) -> Evaluation:
-        """Forward and loss of one batch, which every worker is given whole."""
-        replica = self._replica
-        chunks = self._chunks(batch)
-        with in_eval_mode(replica.model.module):
-            outcome = self._pipeline.evaluate(chunks)
-        kept = [at for at, one in enumerate(chunks) if one.weight > 0] if outcome.outputs else []
+        """Run forward and loss of one batch; every worker gets the whole batch."""
+        microbatches = self._split(batch)
+        with in_eval_mode(self._runner.model.module):
+            result = self._executor.evaluate(microbatches)
+        pairs = zip(result.outputs, microbatches, strict=True) if result.outputs else ()
+        counted = [(output, microbatch.target) for output, microbatch in pairs if microbatch.weight > 0]
         return Evaluation(
-            loss=replica.total_loss(outcome),
-            outputs=[outcome.outputs[at] for at in kept],
-            targets=[chunks[at].target for at in kept],
-            num_samples=replica.dealer.size_of(batch),
+            loss=self._runner.total_loss(result),
+            outputs=[output for output, _ in counted],
+            targets=[target for _, target in counted],
+            num_samples=self._runner.splitter.count_samples(batch),
         )
 
     def stream(self, batches: Iterable[Batch]) -> Iterator[list[Any]]:
-        """The results of a stream of batches, for each a list with one a micro-batch; empty but at the last stage."""
+        """Yield for each batch of a stream the outputs of its micro-batches; empty except at the last stage."""
         weights: deque[list[float]] = deque()
 
-        def dealt() -> Iterator[MicroBatch]:
+        def split_all() -> Iterator[MicroBatch]:
             for batch in batches:
-                chunks = self._chunks(batch)
-                weights.append([one.weight for one in chunks])
-                yield from chunks
+                microbatches = self._split(batch)
+                weights.append([microbatch.weight for microbatch in microbatches])
+                yield from microbatches
 
-        found: list[Any] = []
-        results = self._pipeline.stream(dealt())
+        outputs: list[Any] = []
+        results = self._executor.stream(split_all())
         while True:
-            with in_eval_mode(self._replica.model.module):  # not while the caller has its turn
-                result = next(results, _END)
+            with in_eval_mode(self._runner.model.module):  # not while the caller runs
+                output = next(results, _END)
             while weights and not weights[0]:  # a batch of which this replica has no sample
                 weights.popleft()
                 yield []
-            if result is _END:
+            if output is _END:
                 return
-            found.append(result)
-            if len(found) == len(weights[0]):
-                yield [one for one, weight in zip(found, weights.popleft(), strict=True) if one is not None and weight]
-                found = []
+            outputs.append(output)
+            if len(outputs) == len(weights[0]):
+                pairs = zip(outputs, weights.popleft(), strict=True)
+                yield [output for output, weight in pairs if output is not None and weight]
+                outputs = []
 
-    def _chunks(self, batch: Batch) -> list[MicroBatch]:
-        """This replica's micro-batches of a whole batch."""
-        dealer, context = self._replica.dealer, self._replica.context
-        parts = dealer.parts(batch, context.torch_device, context.data)
-        if not parts and self._inside:  # FSDP2 gathers parameters from every replica
-            parts = [replace(dealer.parts(batch, context.torch_device, 0)[0], weight=0.0)]
+    def _split(self, batch: Batch) -> list[MicroBatch]:
+        """Return this replica's micro-batches of a whole batch."""
+        splitter, context = self._runner.splitter, self._runner.context
+        microbatches = splitter.split(batch, context.torch_device, context.data)
+        if not microbatches and self._is_fsdp:  # FSDP2 gathers parameters from every replica
+            microbatches = [replace(splitter.split(batch, context.torch_device, 0)[0], weight=0.0)]
         return [
-            MicroBatch(self._graph.flatten(one.args, one.kwargs), one.target, one.size, one.weight) for one in parts
+            replace(microbatch, inputs=self._graph.flatten(microbatch.args, microbatch.kwargs))
+            for microbatch in microbatches
         ]
 
 
-class _Inside(nn.Module):
-    """Runs an evaluation stage while the training stage's parameters are gathered."""
+class _InsideFSDP(nn.Module):
+    """Runs an evaluation stage while FSDP has gathered the training stage's parameters."""
 
     def __init__(self, training: Stage, evaluation: Stage) -> None:
         super().__init__()
-        self._training = [training]
+        self._training = [training]  # in a list, so that they are no submodules
         self._evaluation = [evaluation]
 
     def forward(self, *inputs: Any) -> Any:
@@ -151,21 +155,21 @@ class _Inside(nn.Module):
 
         def run(stage: Stage, *values: Any) -> Any:
             for prefix, holder in stage.named_modules():
-                there = _find(evaluation, prefix)
-                for name in there._parameters if there is not None and there is not holder else ():
+                module = _find_submodule(evaluation, prefix)
+                for name in module._parameters if module is not None and module is not holder else ():
                     if name in holder._parameters:
-                        there._parameters[name] = holder._parameters[name]  # type: ignore[union-attr]
+                        module._parameters[name] = holder._parameters[name]  # type: ignore[union-attr]
             return evaluation(*values)
 
-        before, training._run = training._run, run
+        original_run, training._run = training._run, run
         try:
             return training(*inputs)
         finally:
-            training._run = before
-            training.reshard()  # type: ignore[operator]  # FSDP2's: its root stays gathered after a forward
+            training._run = original_run
+            training.reshard()  # type: ignore[operator]  # FSDP2's root stays gathered after a forward
 
 
-def _find(module: nn.Module, name: str) -> nn.Module | None:
+def _find_submodule(module: nn.Module, name: str) -> nn.Module | None:
     try:
         return module.get_submodule(name)
     except AttributeError:

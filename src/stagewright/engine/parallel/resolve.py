@@ -1,6 +1,7 @@
-"""Resolve a plan: choose its devices and cuts, so that it says all that a run needs.
+"""Complete a plan: choose the devices, cuts and codecs that it leaves open.
 
-The launcher does it before workers start; workers that `torchrun` starts agree on the cuts among themselves.
+The launcher resolves devices and cuts before workers start (``resolve_plan``). Workers finalize a plan among themselves
+(``finalize_plan``): the cuts if ``torchrun`` started them without a resolved plan, and codecs set to ``auto``.
 """
 
 from __future__ import annotations
@@ -12,73 +13,101 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
-from stagewright.engine.batch.microbatch import shares
-from stagewright.engine.parallel.replica import capture_for, cut_indices, on_device
+from stagewright.engine.batch.microbatch import split_sizes
+from stagewright.engine.parallel.codec_choice import choose_codecs
+from stagewright.engine.parallel.model import capture_for, cut_indices, move_batch
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
-from stagewright.engine.worker.host_memory_check import check_builds
+from stagewright.engine.worker.host_memory_check import check_host_memory
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.machine import default_devices
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
-from stagewright.spec.local_check import check_here
+from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["agreed_cuts", "check_cuts", "resolve_plan"]
+__all__ = ["check_cuts", "finalize_plan", "resolve_plan"]
 
 
 def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = None) -> Plan:
-    """The plan with devices and cuts, able to run here; measures the model where the split's policy needs times."""
+    """Choose devices and cuts, and check that the plan can run here; profile the model if the split policy needs it."""
     if not plan.devices:
         plan = replace(plan, devices=default_devices(plan.mesh.num_workers))
     check_plan(plan)
-    check_here(plan)
+    check_on_this_machine(plan)
     if plan.cuts or plan.num_stages == 1:
         return plan
     find_policy(plan.split)
-    check_builds(plan.model, plan.mesh.num_workers)
+    check_host_memory(plan.model, plan.mesh.num_workers)
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
     model = model.to(device.torch_device(), plan.memory_bytes)
     graph = capture_for(plan, model)
-    cuts = _cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
+    cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
     del model, graph
-    device.give_back()  # workers need the room
+    device.release_memory()  # workers need the memory
     return replace(plan, cuts=cuts)
 
 
+def finalize_plan(
+    plan: Plan,
+    model: Model,
+    graph: UnitGraph,
+    context: WorkerContext,
+    *,
+    write_plan: Callable[[Plan], object] | None = None,
+) -> Plan:
+    """Choose the cuts and codecs that a plan leaves open; every worker must call this, and all get the same plan.
+
+    Worker 0 calls ``write_plan`` if anything was chosen.
+    """
+    final = plan
+    if not plan.cuts and plan.num_stages > 1:
+        activity.begin("split")
+        final = replace(plan, cuts=_agree_on_cuts(plan, model, graph, context))
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    final = choose_codecs(final, model, graph, context, batch)
+    if final != plan:
+        check_plan(final)
+        if write_plan is not None and context.rank == 0:
+            write_plan(final)
+    return final
+
+
 def check_cuts(plan: Plan) -> None:
-    """UsageError where the model has not the units or the cuts that the plan names; builds and captures the model."""
+    """Raise UsageError if the model lacks the units or cuts that the plan names; builds and captures the model."""
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
     cut_indices(capture_for(plan, model), plan.cuts)
 
 
-def agreed_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
-    """The cuts of a plan that workers run without having resolved it: worker 0 finds them, all follow."""
-    chosen = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
+def _agree_on_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
+    """Choose the cuts on worker 0 and broadcast them."""
+    indices = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
     if context.rank == 0:
         batch = Batch(args=model.args, kwargs=model.kwargs)
         if graph.dynamic:
-            batch = on_device(model.example(_microbatch_size(plan)), context.torch_device)
-        names = _cuts(plan, graph, batch, context.device, lambda done, total, unit: activity.begin(f"profile {unit}"))
-        chosen.copy_(torch.tensor(cut_indices(graph, names)))
+            batch = move_batch(model.example(_microbatch_size(plan)), context.torch_device)
+        names = _choose_cuts(
+            plan, graph, batch, context.device, lambda done, total, unit: activity.begin(f"profile {unit}")
+        )
+        indices.copy_(torch.tensor(cut_indices(graph, names)))
     if plan.mesh.num_workers > 1:
-        dist.broadcast(chosen, src=0)
-    return tuple(graph.calls[cut].name for cut in chosen.tolist())
+        dist.broadcast(indices, src=0)
+    return tuple(graph.calls[index].name for index in indices.tolist())
 
 
-def _cuts(
+def _choose_cuts(
     plan: Plan, graph: UnitGraph, batch: Batch, device: Device, progress: Callable[[int, int, str], None] | None
 ) -> tuple[str, ...]:
-    """Where the plan's policy cuts, with the model measured on a device."""
-    from stagewright.profiler.measure import profile as measure
+    """Profile the model on a device and return the cuts of the plan's split policy."""
+    from stagewright.profiler.measure import profile as measure_profile
 
-    measured = measure(
+    profile = measure_profile(
         graph,
         batch.args,
         batch.kwargs,
@@ -88,8 +117,8 @@ def _cuts(
         progress=progress,
     )
     conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
-    return split_by(measured, plan.num_stages, plan.split, conditions).cut_names
+    return split_by(profile, plan.num_stages, plan.split, conditions).cut_names
 
 
 def _microbatch_size(plan: Plan) -> int:
-    return max(1, max(shares(plan.batch, plan.mesh.data)) // plan.microbatches)
+    return max(1, max(split_sizes(plan.batch, plan.mesh.data)) // plan.microbatches)

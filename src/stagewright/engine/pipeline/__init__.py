@@ -1,1 +1,1 @@
-"""Run the stages of one worker: executor, backward, transport, link codecs, activation checkpointing."""
+"""Run the stages of one worker: executor, backward, P2P transport, link codecs, activation checkpointing."""

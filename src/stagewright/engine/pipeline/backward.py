@@ -1,11 +1,11 @@
-"""The backward pass of one stage and one micro-batch: whole, or first for the inputs and later for the weights.
+"""The backward pass of one stage and one micro-batch: whole, or split into input gradient (B) and weight gradient (W).
 
-The two halves come from ``torch.distributed.pipelining._backward`` (private, reached from this file only). They know of
-outputs that depend on the inputs. The whole backward of others happens in the second half: of a value made of
-parameters alone, and of all where no input needs a gradient.
+The split uses ``torch.distributed.pipelining._backward`` (private, imported in this file only), which handles outputs
+that depend on the stage's inputs. Other outputs run their whole backward in the second half: those computed from
+parameters alone, and all outputs if no input needs a gradient.
 
-``None`` is the gradient of what no loss reaches, as in autograd. It is not a zero: an optimiser leaves a parameter
-without a gradient alone, and changes one whose gradient is zero (weight decay, momentum).
+``None`` is the gradient of a tensor that the loss does not depend on, as in autograd. It is not a zero: an optimizer
+skips a parameter without a gradient, and changes one whose gradient is zero (weight decay, momentum).
 """
 
 from __future__ import annotations
@@ -18,98 +18,95 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-__all__ = ["Held", "backward_inputs", "backward_weights", "backward_whole"]
+__all__ = ["BackwardState", "run_backward", "run_input_backward", "run_weight_backward"]
 
 
 @dataclass(slots=True)
-class Held:
-    """What a stage holds of a micro-batch between its forward and its backward."""
+class BackwardState:
+    """The inputs and outputs of a stage that its backward of one micro-batch needs."""
 
     inputs: list[torch.Tensor]
-    """The received values whose gradient must travel back."""
+    """The received tensors whose gradient is sent back."""
     outputs: list[torch.Tensor | None]
-    """The values (or the loss) whose gradient arrives; ``None`` where a value turned out not to need one."""
-    later: list[torch.Tensor] = field(default_factory=list)
-    """The outputs that the first half left alone."""
-    gradients: list[torch.Tensor] = field(default_factory=list)
-    """Their gradients."""
-    groups: Any = None
-    """What the first half left for the second."""
-    forgotten: bool = False
-    """Whether the stage runs again for its backward."""
+    """The outputs (or the loss) that get a gradient; ``None`` for one that does not require it."""
+    deferred_outputs: list[torch.Tensor] = field(default_factory=list)
+    """The outputs whose backward runs in the second half."""
+    deferred_gradients: list[torch.Tensor] = field(default_factory=list)
+    param_groups: Any = None
+    """Intermediate results of the first half for the second."""
+    is_recomputed: bool = False
+    """Whether the backward recomputes the stage's forward."""
 
 
-def backward_whole(held: Held, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Add the parameters' gradients; return those of the inputs."""
-    outputs, given = _paired(held.outputs, gradients)
+def run_backward(state: BackwardState, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Accumulate the parameters' gradients; return the gradients of the inputs."""
+    outputs, output_gradients = _pair(state.outputs, gradients)
     if outputs:
-        torch.autograd.backward(outputs, given)
-    return _taken(held.inputs)
+        torch.autograd.backward(outputs, output_gradients)
+    input_gradients = [tensor.grad for tensor in state.inputs]
+    for tensor in state.inputs:
+        tensor.grad = None
+    return input_gradients
 
 
-def backward_inputs(
-    held: Held, gradients: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]
+def run_input_backward(
+    state: BackwardState, gradients: Sequence[torch.Tensor | None], parameters: Sequence[nn.Parameter]
 ) -> list[torch.Tensor | None]:
-    """The first half: gradients of the inputs alone."""
-    outputs, given = _paired(held.outputs, gradients)
-    depend = [_depends(output, held.inputs) for output in outputs]
-    held.outputs, held.later, held.gradients = [], _chosen(outputs, depend, False), _chosen(given, depend, False)
-    if not any(depend):
-        return [None] * len(held.inputs)
+    """Run the first half of backward: return the gradients of the inputs alone."""
+    outputs, output_gradients = _pair(state.outputs, gradients)
+    depends = [_depends_on(output, state.inputs) for output in outputs]
+    state.outputs = []
+    state.deferred_outputs = _select(outputs, depends, False)
+    state.deferred_gradients = _select(output_gradients, depends, False)
+    if not any(depends):
+        return [None] * len(state.inputs)
     from torch.distributed.pipelining._backward import stage_backward_input
 
-    found, held.groups = stage_backward_input(
-        _chosen(outputs, depend, True), _chosen(given, depend, True), held.inputs, iter(parameters)
+    input_gradients, state.param_groups = stage_backward_input(
+        _select(outputs, depends, True), _select(output_gradients, depends, True), state.inputs, iter(parameters)
     )
-    return list(found)
+    return list(input_gradients)
 
 
-def backward_weights(held: Held, parameters: Sequence[nn.Parameter]) -> None:
-    """The second half: the parameters' gradients."""
-    if held.later:
-        torch.autograd.backward(held.later, held.gradients, retain_graph=held.groups is not None)
-    if held.groups is None:
+def run_weight_backward(state: BackwardState, parameters: Sequence[nn.Parameter]) -> None:
+    """Run the second half of backward: accumulate the parameters' gradients."""
+    if state.deferred_outputs:
+        torch.autograd.backward(
+            state.deferred_outputs, state.deferred_gradients, retain_graph=state.param_groups is not None
+        )
+    if state.param_groups is None:
         return
     from torch.distributed.pipelining._backward import stage_backward_weight
 
-    stage_backward_weight(iter(parameters), held.groups)
+    stage_backward_weight(iter(parameters), state.param_groups)
 
 
-def _depends(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a gradient of the output reaches one of the inputs."""
-    ends = {get_gradient_edge(value).node for value in inputs}
-    todo = [get_gradient_edge(output).node] if ends else []
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
+def _depends_on(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether a gradient of the output reaches one of the inputs."""
+    ends = {get_gradient_edge(tensor).node for tensor in inputs}
+    pending = [get_gradient_edge(output).node] if ends else []
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
         if node in ends:
             return True
-        following = {one for one, _ in node.next_functions if one is not None} - seen
+        following = {function for function, _ in node.next_functions if function is not None} - seen
         seen |= following
-        todo += following
+        pending += following
     return False
 
 
-def _chosen(values: Sequence[torch.Tensor], marks: Sequence[bool], wanted: bool) -> list[torch.Tensor]:
-    return [value for value, mark in zip(values, marks, strict=True) if mark is wanted]
+def _select(tensors: Sequence[torch.Tensor], flags: Sequence[bool], wanted: bool) -> list[torch.Tensor]:
+    return [tensor for tensor, flag in zip(tensors, flags, strict=True) if flag is wanted]
 
 
-def _paired(
+def _pair(
     outputs: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs that take part, each with its gradient."""
+    """Return the outputs that have a gradient, and these gradients."""
     pairs = [
-        (value, gradient)
-        for value, gradient in zip(outputs, gradients, strict=True)
-        if value is not None and gradient is not None
+        (output, gradient)
+        for output, gradient in zip(outputs, gradients, strict=True)
+        if output is not None and gradient is not None
     ]
-    return [value for value, _ in pairs], [gradient for _, gradient in pairs]
-
-
-def _taken(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """The gradients that reached the inputs."""
-    found = []
-    for value in inputs:
-        found.append(value.grad)
-        value.grad = None
-    return found
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]

@@ -1,4 +1,4 @@
-"""Real tensors at the cuts of a model: the activations that codecs take, and their gradients, of one batch."""
+"""Real tensors at the cuts of a model: the compressible activations of one batch, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
 
-__all__ = ["tensors_at"]
+__all__ = ["collect_crossing_tensors"]
 
 
-def tensors_at(
+def collect_crossing_tensors(
     graph: UnitGraph, cuts: Sequence[int], batch: Batch, loss: Callable[[Any, Any], torch.Tensor] | None
 ) -> dict[bool, list[list[torch.Tensor]]]:
-    """For forward (False) and backward (True) and each cut, its tensors; no gradients without a loss."""
-    found: dict[bool, list[list[torch.Tensor]]] = {False: [], True: [[] for _ in cuts]}
+    """Run one batch; return the tensors of each cut, forward (key False) and backward (True).
+
+    Without a loss there are no gradients.
+    """
+    collected: dict[bool, list[list[torch.Tensor]]] = {False: [], True: [[] for _ in cuts]}
     crossing: list[list[torch.Tensor]] = []
     with preserved(graph.model), torch.set_grad_enabled(loss is not None):
         values: Sequence[Any] = graph.flatten(batch.args, batch.kwargs)
-        for at, stage in enumerate(graph.stages(cuts)):
+        for index, stage in enumerate(graph.stages(cuts)):
             values = stage(*values)
-            if at < len(cuts):
-                wanted = zip(values, graph.needs_gradient(cuts[at]), strict=True)
-                crossing.append([value for value, one in wanted if one and value.dtype in DTYPES])
-                found[False].append([value.detach().clone() for value in crossing[-1]])
+            if index < len(cuts):
+                pairs = zip(values, graph.needs_gradient(cuts[index]), strict=True)
+                crossing.append([value for value, needed in pairs if needed and value.dtype in DTYPES])
+                collected[False].append([value.detach().clone() for value in crossing[-1]])
         if loss is not None:
             total = loss(graph.unflatten(values), batch.target)
             flat = [value for row in crossing for value in row if value.requires_grad]
             gradients = iter(torch.autograd.grad(total, flat, allow_unused=True) if flat else ())
-            for at, row in enumerate(crossing):
-                every = [next(gradients) for value in row if value.requires_grad]
-                found[True][at] = [one.contiguous() for one in every if one is not None]
-    return found
+            for index, row in enumerate(crossing):
+                row_gradients = [next(gradients) for value in row if value.requires_grad]
+                collected[True][index] = [gradient.contiguous() for gradient in row_gradients if gradient is not None]
+    return collected

@@ -1,11 +1,11 @@
-"""The codecs of a pipeline's links, at this worker: which tensors they take, and what their two ends remember.
+"""The codecs of a pipeline's links on this worker: which tensors they compress, and the state of both ends.
 
-    stage ─► value ─► encode ─► bytes ═══ link ═══ bytes ─► decode ─► value ─► stage
-                      forward: activations through which gradients flow       backward: their gradients
+    stage ─► tensor ─► encode ─► bytes ═══ link ═══ bytes ─► decode ─► tensor ─► stage
+                      forward: activations that need a gradient       backward: their gradients
 
-Ids, masks and whatever else crosses travel as they are, and so does all that stays on one worker. The first message of
-every kind carries a checksum and is checked by its receiver: that sets the link up. ``STAGEWRIGHT_CODEC_CHECK=1`` has
-every message checked.
+Other tensors (ids, masks) are sent unchanged, and so is everything between two stages of one worker. The first transfer
+of every kind carries a checksum that the receiver verifies; that sets the link up. With ``STAGEWRIGHT_CODEC_CHECK=1``
+every transfer is verified.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from stagewright.codecs.builtin.stateful import Channel, open_channel
 from stagewright.codecs.header import DTYPES
 from stagewright.codecs.name import AUTO, CodecName
 from stagewright.codecs.registry import get
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.pipeline.links import TensorShape
+from stagewright.engine.pipeline.transfers import Transfer
 from stagewright.engine.worker.recorder import recorder
 
 if TYPE_CHECKING:
-    from stagewright.engine.pipeline.executor import MicroBatch
-    from stagewright.engine.pipeline.messages import Message
-    from stagewright.engine.pipeline.transport import TensorShape
     from stagewright.spec.plan import Plan
 
-__all__ = ["CHECK", "FakeLink", "LinkCodecs", "fake_links", "make_link_codecs", "through"]
+__all__ = ["CHECK", "FakeLink", "LinkCodecs", "fake_link_codecs", "make_link_codecs", "round_trip"]
 
 CHECK = "STAGEWRIGHT_CODEC_CHECK"
-"""The variable that has every message checked."""
+"""The environment variable that turns on verification of every transfer."""
 
 
 def make_link_codecs(plan: Plan) -> LinkCodecs | None:
-    """The codecs of a plan's cuts; None where nothing is compressed."""
+    """Make the codecs of a plan's cuts; None if nothing is compressed."""
     if not plan.has_codecs:
         return None
     cuts = range(plan.num_stages - 1)
@@ -48,8 +48,8 @@ def make_link_codecs(plan: Plan) -> LinkCodecs | None:
     )
 
 
-def fake_links(plan: Plan) -> list[tuple[str, str]]:
-    """For each cut, the codecs of both directions: what a serial run must do to compute what the plan computes."""
+def fake_link_codecs(plan: Plan) -> list[tuple[str, str]]:
+    """Return each cut's codecs (forward, backward) that the single-device baseline must apply to match the plan."""
     workers = plan.stage_workers
     return [
         (plan.codec_of(cut), plan.codec_of(cut, backward=True))
@@ -64,68 +64,71 @@ class LinkCodecs:
 
     def __init__(self, forward: Sequence[str], backward: Sequence[str], *, always_check: bool = False) -> None:
         self.names = {False: tuple(forward), True: tuple(backward)}
-        """For each direction (backward or not), the codec of each cut."""
-        self._remembers = any(CodecName.parse(name).is_stateful for names in self.names.values() for name in names)
+        """The codec of each cut, by whether the direction is backward."""
+        self._is_stateful = any(CodecName.parse(name).is_stateful for names in self.names.values() for name in names)
         self._always_check = always_check
         self._channels: dict[str, Channel] = {}
-        self._known: set[tuple[str, bytes]] = set()
-        self._coded: Sequence[Sequence[bool]] = ()
-        self._keys: list[list[int]] = []
+        self._verified: set[tuple[str, bytes]] = set()
+        self._compressible: Sequence[Sequence[bool]] = ()
+        self._sample_keys: list[list[int]] = []
         self._training = False
 
-    def begin(self, coded: Sequence[Sequence[bool]], batch: Sequence[MicroBatch] | None) -> None:
-        """A step begins. ``coded``: for each cut and value, whether it is an activation that codecs take.
+    def begin(self, compressible: Sequence[Sequence[bool]], batch: Sequence[MicroBatch] | None) -> None:
+        """Begin a step.
 
-        ``batch``: what is trained on; None: nothing is.
+        ``compressible``: for each cut and tensor, whether it is an activation that codecs may compress. ``batch``: the
+        micro-batches to train on; None for inference, which leaves the codecs' state unchanged.
         """
-        self._coded, self._training = coded, batch is not None
-        self._keys = [_sample_keys(one.inputs, one.size) for one in batch or ()] if self._remembers else []
+        self._compressible, self._training = compressible, batch is not None
+        self._sample_keys = []
+        if self._is_stateful:
+            self._sample_keys = [_hash_samples(microbatch.inputs, microbatch.num_samples) for microbatch in batch or ()]
 
     def finish(self) -> None:
-        """A step has ended: take over what its messages taught."""
+        """End a step: update the codecs' state."""
         if self._training:
             for channel in self._channels.values():
                 channel.finish_step()
 
-    def codec(self, message: Message, position: int, dtype: torch.dtype) -> Codec | None:
-        """What writes a tensor of a message; None: it travels as it is."""
-        name = self.names[message.backward][message.edge]
+    def codec(self, transfer: Transfer, position: int, dtype: torch.dtype) -> Codec | None:
+        """Return the codec of one tensor of a transfer; None if it is sent unchanged."""
+        name = self.names[transfer.backward][transfer.cut]
         if name in ("none", AUTO) or dtype not in DTYPES:
             return None
-        if not message.backward and not self._coded[message.edge][position]:
+        if not transfer.backward and not self._compressible[transfer.cut][position]:
             return None
         return get(name)
 
-    def encode(self, message: Message, position: int, values: torch.Tensor) -> torch.Tensor:
-        """What travels for a tensor."""
-        codec = self.codec(message, position, values.dtype)
+    def encode(self, transfer: Transfer, position: int, values: torch.Tensor) -> torch.Tensor:
+        """Return what to send for a tensor."""
+        codec = self.codec(transfer, position, values.dtype)
         if codec is None:
             return values
         start = recorder.now()
-        channel = self._channel(message, position, codec, "send", values.shape, values.dtype)
-        encoded = channel.encode(values, message.microbatch, self._keys_of(message))
-        recorder.add("encode", start, num_bytes=encoded.numel() * encoded.element_size())
+        channel = self._channel(transfer, position, codec, "send", values.shape, values.dtype)
+        encoded = channel.encode(values, transfer.microbatch, self._keys_of(transfer))
+        recorder.add("encode", start, num_bytes=encoded.nbytes)
         return encoded
 
-    def num_bytes(self, message: Message, position: int, expected: TensorShape) -> int | None:
-        """The size of what arrives for a tensor; None: the tensor itself."""
-        codec = self.codec(message, position, expected.dtype)
+    def num_bytes(self, transfer: Transfer, position: int, expected: TensorShape) -> int | None:
+        """Return the encoded size of a tensor; None if it is sent unchanged."""
+        codec = self.codec(transfer, position, expected.dtype)
         return None if codec is None else codec.num_bytes(expected.shape, expected.dtype)
 
-    def decode(self, message: Message, position: int, expected: TensorShape, buffer: torch.Tensor) -> torch.Tensor:
-        """The tensor in what arrived."""
-        codec = self.codec(message, position, expected.dtype)
+    def decode(self, transfer: Transfer, position: int, expected: TensorShape, buffer: torch.Tensor) -> torch.Tensor:
+        """Decode a received tensor."""
+        codec = self.codec(transfer, position, expected.dtype)
         if codec is None:
             return buffer
         start = recorder.now()
-        channel = self._channel(message, position, codec, "receive", expected.shape, expected.dtype)
-        keys = self._keys_of(message)
-        decoded = channel.decode(buffer, expected.shape, expected.dtype, message.microbatch, keys)
-        recorder.add("decode", start, num_bytes=buffer.numel() * buffer.element_size())
+        channel = self._channel(transfer, position, codec, "receive", expected.shape, expected.dtype)
+        keys = self._keys_of(transfer)
+        decoded = channel.decode(buffer, expected.shape, expected.dtype, transfer.microbatch, keys)
+        recorder.add("decode", start, num_bytes=buffer.nbytes)
         return decoded
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that this worker's ends remember, for a checkpoint."""
+        """Return the state of this worker's ends, for a checkpoint."""
         return {
             f"{end}|{name}": value
             for end, channel in sorted(self._channels.items())
@@ -133,78 +136,79 @@ class LinkCodecs:
         }
 
     def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put back what was remembered."""
-        self.forget()
+        """Restore the state of a checkpoint."""
+        self.reset()
         ends: dict[str, dict[str, torch.Tensor]] = {}
         for key, value in state.items():
             end, _, name = key.rpartition("|")
             ends.setdefault(end, {})[name] = value
         for end, values in ends.items():
-            way, edge, *_ = end.split()
-            channel = self._channels[end] = open_channel(get(self.names[way == "backward"][int(edge)]))
+            direction, cut, *_ = end.split()
+            channel = self._channels[end] = open_channel(get(self.names[direction == "backward"][int(cut)]))
             channel.load_state(values)
 
-    def forget(self) -> None:
-        """Begin with an empty memory."""
+    def reset(self) -> None:
+        """Drop all state."""
         self._channels.clear()
 
-    def _keys_of(self, message: Message) -> list[int]:
-        """A number for each sample, where codecs remember them."""
-        return self._keys[message.microbatch] if self._keys else []
+    def _keys_of(self, transfer: Transfer) -> list[int]:
+        """Return a hash of each sample if codecs are stateful."""
+        return self._sample_keys[transfer.microbatch] if self._sample_keys else []
 
     def _channel(
-        self, message: Message, position: int, codec: Codec, side: str, shape: Sequence[int], dtype: torch.dtype
+        self, transfer: Transfer, position: int, codec: Codec, side: str, shape: Sequence[int], dtype: torch.dtype
     ) -> Channel:
-        end = f"{'backward' if message.backward else 'forward'} {message.edge} {position} {side}"
+        end = f"{'backward' if transfer.backward else 'forward'} {transfer.cut} {position} {side}"
         channel = self._channels.get(end)
         if channel is None:
             channel = self._channels[end] = open_channel(codec)
         kind = (end, codec.header(shape, dtype))
-        channel.checked = self._always_check or kind not in self._known
+        channel.checked = self._always_check or kind not in self._verified
         channel.frozen = not self._training
-        self._known.add(kind)
+        self._verified.add(kind)
         return channel
 
 
-def through(codec: Codec, values: torch.Tensor) -> torch.Tensor:
-    """What a receiver makes of a tensor."""
+def round_trip(codec: Codec, values: torch.Tensor) -> torch.Tensor:
+    """Encode and decode a tensor."""
     return codec.decode(codec.encode(values, checked=False), values.shape, values.dtype, checked=False)
 
 
 class FakeLink(torch.autograd.Function):
-    """A link inside one process: what a receiver makes of the activation, and the sender of its gradient."""
+    """A compressed link inside one process: round-trips the activation in forward and its gradient in backward."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, forward: str, backward: str, nudge: float = 0.0) -> torch.Tensor:
-        """Through the codec of the way there; what enters it is moved by up to ``nudge`` of its largest value."""
-        ctx.backward_codec, ctx.nudge = backward, nudge
-        values = _nudged(values, nudge)
-        return values.clone() if forward == "none" else through(get(forward), values.contiguous())
+    def forward(ctx: Any, values: torch.Tensor, forward: str, backward: str, perturbation: float = 0.0) -> torch.Tensor:
+        """Apply the forward codec; first perturb the values by up to ``perturbation`` times the largest of them."""
+        ctx.backward_codec, ctx.perturbation = backward, perturbation
+        values = _perturb(values, perturbation)
+        return values.clone() if forward == "none" else round_trip(get(forward), values.contiguous())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Through the codec of the way back."""
-        gradient = _nudged(gradients[0], ctx.nudge)
+        """Apply the backward codec to the gradient."""
+        gradient = _perturb(gradients[0], ctx.perturbation)
         if ctx.backward_codec != "none":
-            gradient = through(get(ctx.backward_codec), gradient.contiguous())
+            gradient = round_trip(get(ctx.backward_codec), gradient.contiguous())
         return gradient, None, None, None
 
 
-def _nudged(values: torch.Tensor, nudge: float) -> torch.Tensor:
-    """Each value moved a little, the same way at each call."""
-    if nudge == 0 or values.numel() == 0:
+def _perturb(values: torch.Tensor, perturbation: float) -> torch.Tensor:
+    """Add uniform noise, the same at each call."""
+    if perturbation == 0 or values.numel() == 0:
         return values
-    by = torch.rand(values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    return (values + by.to(values.device) * nudge * values.abs().max()).to(values.dtype)
+    noise = torch.rand(values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return (values + noise.to(values.device) * perturbation * values.abs().max()).to(values.dtype)
 
 
-def _sample_keys(inputs: Sequence[Any], size: int) -> list[int]:
-    """A number for each sample, made of what the model is given of it: the same on every worker."""
-    rows = [hashlib.blake2b(digest_size=8) for _ in range(size)]
+def _hash_samples(inputs: Sequence[Any], num_samples: int) -> list[int]:
+    """Hash the model inputs of each sample; the same on every worker."""
+    hashes = [hashlib.blake2b(digest_size=8) for _ in range(num_samples)]
     for value in inputs:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu().contiguous()
-            each = value if value.ndim and value.shape[0] == size else value.expand(size, *value.shape)
-            for row, one in zip(rows, each, strict=True):
-                row.update(one.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return [int.from_bytes(row.digest(), "little") >> 1 for row in rows]
+            is_batched = value.ndim and value.shape[0] == num_samples
+            samples = value if is_batched else value.expand(num_samples, *value.shape)
+            for sample_hash, sample in zip(hashes, samples, strict=True):
+                sample_hash.update(sample.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return [int.from_bytes(sample_hash.digest(), "little") >> 1 for sample_hash in hashes]

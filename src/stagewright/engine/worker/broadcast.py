@@ -1,4 +1,4 @@
-"""Broadcast many tensors from one worker in few collectives.
+"""Broadcast many tensors from one worker in few collectives, and gather tensors of different lengths.
 
 A broadcast costs about a millisecond before its first byte, and a model has hundreds of small tensors. Consecutive
 small tensors travel in one bucket, each aligned for any dtype; large ones travel alone.
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["broadcast"]
+__all__ = ["broadcast", "gather_ragged"]
 
 BUCKET_BYTES = 4 * 2**20  # maximum size of a bucket, which is also the extra memory it needs
 _ALIGN_BYTES = 16  # of the widest dtype
@@ -43,6 +43,21 @@ def broadcast(
             yield from _send(bucket, device, group, source)
             bucket, bucket_bytes = [], 0
     yield from _send(bucket, device, group, source)
+
+
+def gather_ragged(local: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """Gather one tensor per worker, in rank order, on the host; lengths of the last dimension may differ."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [local.cpu()]
+    num_workers, length = dist.get_world_size(), local.shape[-1]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_workers)]
+    dist.all_gather(sizes, torch.tensor([length], device=device))
+    lengths = [int(size) for size in sizes]
+    padded = torch.zeros((*local.shape[:-1], max(lengths)), dtype=local.dtype, device=device)
+    padded[..., :length] = local
+    gathered = [torch.empty_like(padded) for _ in range(num_workers)]
+    dist.all_gather(gathered, padded)
+    return [tensor[..., :size].cpu() for tensor, size in zip(gathered, lengths, strict=True)]
 
 
 def _padded(tensor: torch.Tensor) -> int:

@@ -1,15 +1,15 @@
 """Random numbers that depend on what is computed, not on where or when.
 
-Before every unit call the device's generator is seeded from the key (seed, step, first sample of the micro-batch,
-index of the unit call). So the same seed gives the same masks for every cut into stages, every schedule, every worker
-and every recomputation; only the cut into micro-batches matters. Random operations of the glue follow the unit call
-before them; those before the first unit have a key of their own.
+Before every unit call the device's generator is seeded from the key (seed, step, first sample of the micro-batch, index
+of the unit call). So one seed gives the same dropout masks for every split into stages, every schedule, every worker
+and every recomputation; only the split into micro-batches matters. Random operations of the glue follow the unit call
+before them; those before the first unit have their own key.
 
-    with random_key(seed=0, step=7, first_sample=16, device=device):    the executor, around a micro-batch's forward
+    with random_key(seed=0, step=7, first_sample=16, device=device):    around the forward of a micro-batch
         stage(*inputs)            reseed(0) · glue · reseed(1) · unit 0 · glue · reseed(2) · unit 1 · …
 
-``key_stage`` writes the ``reseed`` calls into the stage's own code: hooks would also fire for a unit that another unit
-calls, and would be compiled into units. The generators' states are put back when the key is left.
+``key_stage`` writes the ``reseed`` calls into the stage's code: hooks would also fire for a unit that another unit
+calls, and would be compiled into units. Generator states are restored when the key is left.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from stagewright.graph.stage import Stage
 __all__ = [
     "RandomKey",
     "current_key",
-    "generators_of",
-    "held_key",
-    "hold_key",
+    "device_generators",
     "is_keyed",
-    "kept_generators",
-    "key_of",
     "key_stage",
+    "make_key",
+    "preserve_generators",
     "random_key",
     "reseed",
+    "set_key",
+    "use_key",
 ]
 
 _MASK = (1 << 64) - 1
@@ -49,12 +49,12 @@ class RandomKey:
     """What the random numbers of one micro-batch depend on, besides the unit call."""
 
     base: int
-    """64 bits made of seed, step and first sample."""
+    """64-bit hash of seed, step and first sample."""
     generators: tuple[torch.Generator, ...]
-    """The generators of the CPU and, if that is another one, of the device."""
+    """The generators of the CPU and, if different, of the device."""
 
     def seed_of(self, call: int) -> int:
-        """The seed of a unit call: one round of splitmix64."""
+        """Return the seed of a unit call: one round of splitmix64."""
         mixed = (self.base + call * 0x9E3779B97F4A7C15) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -62,7 +62,7 @@ class RandomKey:
 
 
 class _Current(threading.local):
-    """The key under which this thread computes: autograd recomputes on threads of its own."""
+    """The key of this thread; autograd recomputes on threads of its own."""
 
     key: RandomKey | None = None
 
@@ -71,32 +71,32 @@ _current = _Current()
 
 
 def current_key() -> RandomKey | None:
-    """The key that is held now, if any."""
+    """Return the current key, if any."""
     return _current.key
 
 
 def random_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> AbstractContextManager[None]:
-    """A context in which keyed stages draw the random numbers of one micro-batch of one step."""
-    return held_key(key_of(seed=seed, step=step, first_sample=first_sample, device=device))
+    """Return a context in which keyed stages draw the random numbers of one micro-batch of one step."""
+    return use_key(make_key(seed=seed, step=step, first_sample=first_sample, device=device))
 
 
-def key_of(*, seed: int, step: int, first_sample: int, device: torch.device) -> RandomKey:
-    """The key of one micro-batch of one step."""
+def make_key(*, seed: int, step: int, first_sample: int, device: torch.device) -> RandomKey:
+    """Make the key of one micro-batch of one step."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, step, first_sample), digest_size=8).digest()
-    return RandomKey(base=int.from_bytes(digest, "little"), generators=generators_of(device))
+    return RandomKey(base=int.from_bytes(digest, "little"), generators=device_generators(device))
 
 
 @contextmanager
-def held_key(key: RandomKey) -> Iterator[None]:
-    """Compute under a key; the generators and the key held before are back afterwards."""
-    with kept_generators(key.generators):
-        hold_key(key)
+def use_key(key: RandomKey) -> Iterator[None]:
+    """Use a key inside the block; restore the generators and the previous key afterwards."""
+    with preserve_generators(key.generators):
+        set_key(key)
         yield
 
 
 @contextmanager
-def kept_generators(generators: tuple[torch.Generator, ...]) -> Iterator[None]:
-    """Whatever key is held in here, the generators and the key held before are back afterwards."""
+def preserve_generators(generators: tuple[torch.Generator, ...]) -> Iterator[None]:
+    """Restore the generators and the current key after the block."""
     before = _current.key
     states = [generator.get_state() for generator in generators]
     try:
@@ -107,13 +107,13 @@ def kept_generators(generators: tuple[torch.Generator, ...]) -> Iterator[None]:
             generator.set_state(state)
 
 
-def hold_key(key: RandomKey) -> None:
-    """Compute under a key from now on; in a block of ``kept_generators`` with the same ones."""
+def set_key(key: RandomKey) -> None:
+    """Use a key from now on; call it inside ``preserve_generators`` with the key's generators."""
     _current.key = key
 
 
 def key_stage(stage: Stage) -> None:
-    """Make a stage reseed before each of its unit calls while a key is held; without one it runs as before."""
+    """Make a stage reseed before each of its unit calls if there is a current key."""
     if is_keyed(stage):
         return
     graph = fx.Graph()
@@ -122,24 +122,24 @@ def key_stage(stage: Stage) -> None:
     nodes = [node for node in graph.nodes if node.op != "placeholder"]
     calls = [node for node in nodes if node.op == "call_module"]
     assert len(calls) == len(stage.calls), "every call of a module in a stage is a unit call"
-    if stage.calls[0].index == 0:  # first, for the first of the nodes may be a unit call
+    if stage.calls[0].index == 0:  # before the loop, because the first node may be a unit call
         with graph.inserting_before(nodes[0]):
             graph.call_function(reseed, (0,))
     for node, call in zip(calls, stage.calls, strict=True):
         with graph.inserting_before(node):
             graph.call_function(reseed, (call.index + 1,))
-    # The code of a stage is written when it is made: take it from a stage made of the changed graph.
+    # A stage generates its code when it is created: take the code of a stage of the changed graph.
     stage._run = Stage(graph, calls=stage.calls, inputs=stage.inputs, outputs=stage.outputs)._run
     stage.__dict__["stagewright_keyed"] = True
 
 
 def is_keyed(stage: Stage) -> bool:
-    """Whether ``key_stage`` has been here."""
+    """Return whether ``key_stage`` was applied to a stage."""
     return "stagewright_keyed" in stage.__dict__
 
 
 def reseed(call: int) -> None:
-    """Seed the generators for a unit call (counted from 1; 0 is what comes before the first)."""
+    """Seed the generators for a unit call (counted from 1; 0 is everything before the first)."""
     key = _current.key
     if key is not None:
         seed = key.seed_of(call)
@@ -147,8 +147,8 @@ def reseed(call: int) -> None:
             generator.manual_seed(seed)
 
 
-def generators_of(device: torch.device) -> tuple[torch.Generator, ...]:
-    """Those from which a model on this device draws: the CPU's, and a GPU's own."""
+def device_generators(device: torch.device) -> tuple[torch.Generator, ...]:
+    """Return the generators that a model on this device uses: the CPU's and the GPU's."""
     if device.type != "cuda":
         return (torch.default_generator,)
     index = device.index if device.index is not None else torch.cuda.current_device()

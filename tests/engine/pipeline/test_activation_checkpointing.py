@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stagewright.engine.pipeline.backward import Held, backward_inputs, backward_weights
-from stagewright.engine.pipeline.recompute import Policy, RecomputedForward, recomputes
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward, RecomputePolicy, is_recomputed
+from stagewright.engine.pipeline.backward import BackwardState, run_input_backward, run_weight_backward
 from stagewright.errors import UsageError
 from stagewright.graph import UnitGraph, capture
 from stagewright.graph.stage import Stage
@@ -45,7 +45,9 @@ def graph() -> UnitGraph:
     return capture(Masked(), (torch.randint(0, 11, (3,)),), units=units)
 
 
-def run(graph: UnitGraph, policy: Policy, autocast: AbstractContextManager[Any] | None = None) -> list[torch.Tensor]:
+def run(
+    graph: UnitGraph, policy: RecomputePolicy, autocast: AbstractContextManager[Any] | None = None
+) -> list[torch.Tensor]:
     """Three micro-batches through three stages, forward and then backward, as GPipe does."""
     graph.model.zero_grad()
     torch.manual_seed(1)
@@ -53,7 +55,7 @@ def run(graph: UnitGraph, policy: Policy, autocast: AbstractContextManager[Any] 
     stages = graph.stages([0, 2])
     assert [value.dtype for value in stages[1].inputs] == ["int64", "float32"]
     forwards = [
-        RecomputedForward(stage, policy=policy, index=index, num_microbatches=3) for index, stage in enumerate(stages)
+        CheckpointedForward(stage, policy=policy, index=index, num_microbatches=3) for index, stage in enumerate(stages)
     ]
     held, found = [], []
     for at, part in enumerate(torch.randint(0, 11, (3 * BATCH,)).split(BATCH)):
@@ -80,7 +82,7 @@ def run(graph: UnitGraph, policy: Policy, autocast: AbstractContextManager[Any] 
 
 
 @pytest.mark.parametrize("policy", ["always", "except-last", (True, False, True)])
-def test_equal_to_the_last_bit(graph: UnitGraph, policy: Policy) -> None:
+def test_equal_to_the_last_bit(graph: UnitGraph, policy: RecomputePolicy) -> None:
     expected, found = run(graph, "none"), run(graph, policy)
     assert len(expected) == 3 * 2 + 3 * 2 + 14 + 9
     for a, b in zip(expected, found, strict=True):
@@ -96,7 +98,7 @@ def test_equal_under_autocast(graph: UnitGraph) -> None:
     assert not torch.equal(plain[0], expected[0])
 
 
-def kept_bytes(stage: Stage, policy: Policy, inputs: tuple[Any, ...], microbatch: int = 0) -> int:
+def saved_bytes(stage: Stage, policy: RecomputePolicy, inputs: tuple[Any, ...], microbatch: int = 0) -> int:
     """Bytes of the storages that autograd keeps, parameters left out."""
     own = {one.untyped_storage().data_ptr() for one in [*stage.parameters(), *stage.buffers()]}
     storages: dict[int, torch.UntypedStorage] = {}
@@ -105,7 +107,7 @@ def kept_bytes(stage: Stage, policy: Policy, inputs: tuple[Any, ...], microbatch
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         return tensor
 
-    forward = RecomputedForward(stage, policy=policy, index=0, num_microbatches=2)
+    forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=2)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = forward(inputs, microbatch)
     assert outputs[1].requires_grad
@@ -116,10 +118,10 @@ def test_only_inputs_are_kept(graph: UnitGraph) -> None:
     stage = graph.stage(1, 2)
     inputs = (torch.randint(0, 11, (BATCH,)), torch.randn(BATCH, WIDTH, requires_grad=True))
     inputs_bytes = BATCH * WIDTH * FLOAT_BYTES + BATCH * 8
-    everything = kept_bytes(stage, "none", inputs)
-    assert kept_bytes(stage, "always", inputs) == inputs_bytes
-    assert kept_bytes(stage, "except-last", inputs, microbatch=0) == inputs_bytes
-    assert kept_bytes(stage, "except-last", inputs, microbatch=1) == everything
+    everything = saved_bytes(stage, "none", inputs)
+    assert saved_bytes(stage, "always", inputs) == inputs_bytes
+    assert saved_bytes(stage, "except-last", inputs, microbatch=0) == inputs_bytes
+    assert saved_bytes(stage, "except-last", inputs, microbatch=1) == everything
     assert everything > 4 * inputs_bytes
 
 
@@ -127,7 +129,7 @@ def test_the_generator_goes_on_as_without_recomputation(graph: UnitGraph) -> Non
     after = []
     for policy in ("none", "always"):
         torch.manual_seed(4)
-        forward = RecomputedForward(graph.stage(1, 2), policy=policy, index=0, num_microbatches=1)
+        forward = CheckpointedForward(graph.stage(1, 2), policy=policy, index=0, num_microbatches=1)
         x = torch.randn(BATCH, WIDTH, requires_grad=True)
         forward((torch.zeros(BATCH, dtype=torch.int64), x), 0)[1].sum().backward()
         after.append(torch.rand(3))
@@ -154,7 +156,7 @@ def test_a_stage_that_changes_its_input(needs_gradient: bool) -> None:
         for policy in ("none", "always"):
             model.zero_grad()
             x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(needs_gradient)
-            outputs = RecomputedForward(stage, policy=policy, index=0, num_microbatches=1)((x,), 0)
+            outputs = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=1)((x,), 0)
             found.append([outputs[0].detach().clone()])
             if outputs[0].requires_grad:
                 outputs[0].square().sum().backward()
@@ -172,10 +174,10 @@ def test_backward_in_two_halves(graph: UnitGraph) -> None:
         graph.model.zero_grad()
         torch.manual_seed(3)
         x = torch.randn(BATCH, WIDTH, requires_grad=True)
-        forward = RecomputedForward(stage, policy=policy, index=0, num_microbatches=1)
-        held = Held([x], [forward((ids, x), 0)[1]])
-        found.append(backward_inputs(held, [torch.ones(BATCH, WIDTH)], parameters))
-        backward_weights(held, parameters)
+        forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=1)
+        held = BackwardState([x], [forward((ids, x), 0)[1]])
+        found.append(run_input_backward(held, [torch.ones(BATCH, WIDTH)], parameters))
+        run_weight_backward(held, parameters)
         found[-1].extend(one.grad for one in parameters if one.grad is not None)
     assert len(found[0]) == 1 + 8
     for a, b in zip(*found, strict=True):
@@ -183,19 +185,19 @@ def test_backward_in_two_halves(graph: UnitGraph) -> None:
 
 
 def test_without_gradients_nothing_is_special(graph: UnitGraph) -> None:
-    forward = RecomputedForward(graph.stage(0, 4), policy="always", index=0, num_microbatches=1)
+    forward = CheckpointedForward(graph.stage(0, 4), policy="always", index=0, num_microbatches=1)
     with torch.no_grad():
         assert not forward((torch.zeros(BATCH, dtype=torch.int64),), 0)[0].requires_grad
 
 
 def test_what_runs_again_is_watched(graph: UnitGraph) -> None:
     entered = []
-    forward = RecomputedForward(
+    forward = CheckpointedForward(
         graph.stage(0, 4),
         policy="always",
         index=0,
         num_microbatches=1,
-        watch=lambda: nullcontext(entered.append(torch.is_grad_enabled())),
+        recompute_context=lambda: nullcontext(entered.append(torch.is_grad_enabled())),
     )
     output = forward((torch.zeros(BATCH, dtype=torch.int64),), 0)[0]
     assert entered == []
@@ -223,11 +225,11 @@ class Ranged(nn.Module):
 
 
 def test_buffers_that_a_forward_changes() -> None:
-    def run(policy: Policy) -> list[torch.Tensor]:
+    def run(policy: RecomputePolicy) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(Ranged(), nn.Tanh(), Ranged())
         (stage,) = capture(model, (torch.randn(2, 4),), units=["0", "1", "2"]).stages([])
-        forward = RecomputedForward(stage, policy=policy, index=0, num_microbatches=3)
+        forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=3)
         outputs = [forward((size * torch.randn(size, 4),), at)[0] for at, size in enumerate((1, 2, 3))]
         for output in outputs:
             output.square().sum().backward()
@@ -251,7 +253,7 @@ def test_through_a_data_parallel_wrapper() -> None:
         wrapper = nn.parallel.DistributedDataParallel(stage)
         calls: list[None] = []
         wrapper.register_forward_pre_hook(lambda *_: calls.append(None))
-        forward = RecomputedForward(stage, policy="always", index=0, num_microbatches=1, through=wrapper)
+        forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=1, wrapper=wrapper)
         saved: list[torch.Size] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
             output = forward((x,), 0)[0]
@@ -268,7 +270,7 @@ def test_through_a_data_parallel_wrapper() -> None:
 
 def test_policies() -> None:
     def of(policy: Any, stage: int = 1) -> list[bool]:
-        return [recomputes(policy, stage=stage, microbatch=at, num_microbatches=3) for at in range(3)]
+        return [is_recomputed(policy, stage=stage, microbatch=at, num_microbatches=3) for at in range(3)]
 
     assert of("none") == [False, False, False]
     assert of("always") == [True, True, True]

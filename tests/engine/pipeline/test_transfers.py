@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.engine.pipeline.messages import Message, channels, traffic
+from stagewright.engine.pipeline.transfers import Transfer, link_directions, plan_receives
 from stagewright.schedules.actions import Action, Kind, schedule_actions
 from stagewright.schedules.catalog import SCHEDULES
 
@@ -23,21 +23,21 @@ def test_what_is_let_go_of_was_sent_before_and_taken_before_the_message_that_tel
     needs = [[True]] * (len(workers) - 1)
     told = set()
     for own in range(max(workers) + 1):
-        found = traffic(actions, workers, own, needs)
-        for message, gone in found.taken.items():
-            sender = workers[message.edge + message.backward]
+        found = plan_receives(actions, workers, own, needs)
+        for message, gone in found.acknowledges.items():
+            sender = workers[message.cut + message.backward]
             place = _place(actions[sender], message, makes=True)
             for one in gone:
                 assert one not in told
                 told.add(one)
-                assert workers[one.edge + one.backward] == own
+                assert workers[one.cut + one.backward] == own
                 assert _place(actions[sender], one, makes=False) <= place
     sent = {
-        Message(edge, number, backward)
-        for edge in range(len(workers) - 1)
+        Transfer(cut, number, backward)
+        for cut in range(len(workers) - 1)
         for number in range(4)
         for backward in (False, True)
-        if workers[edge] != workers[edge + 1]
+        if workers[cut] != workers[cut + 1]
     }
     assert told < sent  # the last gradients of a step are waited for at its end
     assert {one for one in sent if not one.backward} <= told
@@ -49,13 +49,13 @@ def test_a_receive_can_be_posted_before_it_is_needed_but_not_before_it_can_come(
     actions = schedule_actions(schedule, workers, 4, 4)
     early = 0
     for own in range(max(workers) + 1):
-        found = traffic(actions, workers, own, [[True]] * (len(workers) - 1))
+        found = plan_receives(actions, workers, own, [[True]] * (len(workers) - 1))
         for messages in found.orders.values():
             for message in messages:
                 needed = _place(actions[own], message, makes=False)
                 assert found.after[message] <= needed
                 early += found.after[message] < needed
-                for gone in found.taken[message]:
+                for gone in found.acknowledges[message]:
                     assert found.after[message] > _place(actions[own], gone, makes=True)
     assert early
 
@@ -64,13 +64,13 @@ def test_a_message_waits_for_this_worker_over_others() -> None:
     """Worker 0 gets nothing from worker 2 before its own first stage is done, though worker 1 is between them."""
     workers = (0, 1, 2, 0, 1, 2)
     actions = schedule_actions("interleaved", workers, 3, 3)
-    found = traffic(actions, workers, 0, [[True]] * 5)
-    assert [found.after[Message(2, number, False)] for number in range(3)] == [1, 2, 3]
+    found = plan_receives(actions, workers, 0, [[True]] * 5)
+    assert [found.after[Transfer(2, number, False)] for number in range(3)] == [1, 2, 3]
 
 
-def _place(actions: tuple[Action, ...], message: Message, *, makes: bool) -> int:
+def _place(actions: tuple[Action, ...], message: Transfer, *, makes: bool) -> int:
     """Where in a worker's order this message is made, or taken."""
-    stage = message.edge + (message.backward == makes)
+    stage = message.cut + (message.backward == makes)
     kinds = (Kind.BACKWARD, Kind.BACKWARD_INPUT) if message.backward else (Kind.FORWARD,)
     return next(
         at
@@ -81,17 +81,17 @@ def _place(actions: tuple[Action, ...], message: Message, *, makes: bool) -> int
 
 def test_a_gradient_tells_that_its_activation_has_arrived() -> None:
     actions = schedule_actions("1f1b", (0, 1), 2, 2)
-    found = traffic(actions, (0, 1), 0, [[True]])
-    assert found.orders == {(1, True): (Message(0, 0, True), Message(0, 1, True))}
-    assert found.taken[Message(0, 0, True)] == (Message(0, 0, False),)
+    found = plan_receives(actions, (0, 1), 0, [[True]])
+    assert found.orders == {(1, True): (Transfer(0, 0, True), Transfer(0, 1, True))}
+    assert found.acknowledges[Transfer(0, 0, True)] == (Transfer(0, 0, False),)
 
 
 def test_values_that_need_no_gradient_send_none_back() -> None:
     actions = schedule_actions("1f1b", (0, 1), 2, 2)
-    assert traffic(actions, (0, 1), 0, [[False]]).orders == {}
+    assert plan_receives(actions, (0, 1), 0, [[False]]).orders == {}
 
 
 def test_links_open_in_one_order_and_each_way_once() -> None:
-    assert list(channels((0, 1, 2), backward=True)) == [(0, 1, False), (1, 0, True), (1, 2, False), (2, 1, True)]
-    assert list(channels((0, 1, 1, 0), backward=False)) == [(0, 1, False), (1, 0, False)]
-    assert list(channels((0, 1, 2, 3), backward=False)) == [(0, 1, False), (2, 3, False), (1, 2, False)]
+    assert list(link_directions((0, 1, 2), backward=True)) == [(0, 1, False), (1, 0, True), (1, 2, False), (2, 1, True)]
+    assert list(link_directions((0, 1, 1, 0), backward=False)) == [(0, 1, False), (1, 0, False)]
+    assert list(link_directions((0, 1, 2, 3), backward=False)) == [(0, 1, False), (2, 3, False), (1, 2, False)]

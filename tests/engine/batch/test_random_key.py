@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.engine.batch.dropout import current_key, is_keyed, key_stage, random_key
-from stagewright.engine.pipeline.recompute import RecomputedForward
+from stagewright.engine.batch.random_key import current_key, is_keyed, key_stage, random_key
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.graph import UnitGraph, capture
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def run(
     forwards = []
     for index, stage in enumerate(graph.stages(cuts)):
         key_stage(stage)
-        forwards.append(RecomputedForward(stage, policy=policy, index=index, num_microbatches=PARTS))
+        forwards.append(CheckpointedForward(stage, policy=policy, index=index, num_microbatches=PARTS))
     values: dict[int, Any] = {at: (part,) for at, part in enumerate(data.tensor_split(PARTS))}
     pairs = [(stage, at) for at in range(PARTS) for stage in range(len(forwards))]
     if order == "stages":
@@ -150,7 +150,7 @@ def test_the_users_generator_is_left_as_it_was(graph: UnitGraph) -> None:
     expected = torch.rand(3)
     torch.manual_seed(5)
     with random_key(seed=0, step=0, first_sample=0, device=CPU):
-        output = RecomputedForward(stage, policy="always", index=0, num_microbatches=1)((torch.randn(2, 6),), 0)
+        output = CheckpointedForward(stage, policy="always", index=0, num_microbatches=1)((torch.randn(2, 6),), 0)
     assert current_key() is None
     output[0].sum().backward()
     assert current_key() is None

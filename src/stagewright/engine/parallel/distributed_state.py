@@ -1,0 +1,156 @@
+"""The model's state distributed over workers: which worker holds what, and how to gather it by the model's names.
+
+    name in ``state_dict``    canonical name (the first of tied ones)    holders along the pipeline    owner
+    embedding.weight          embedding.weight                           0, 3                          0
+    head.weight               embedding.weight                           0, 3                          0
+    pooler.weight (unused)    pooler.weight                              none: a copy on worker 0      0
+
+The owner writes and sends a value: the first holder of replica 0, first along the tensor axis. Create this before the
+stages are built, because building them frees the parameters of other workers. Every method that gathers must be called
+on every worker. It gathers to the host tensor by tensor, small ones together, so a device needs memory for one more
+tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.state.full_state import full_tensor
+from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
+from stagewright.engine.worker.broadcast import broadcast
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.errors import UsageError
+from stagewright.graph.unit_graph import UnitGraph
+
+__all__ = ["DistributedState"]
+
+_HOST = torch.device("cpu")
+
+
+class DistributedState:
+    """The model's state as one worker sees it."""
+
+    def __init__(
+        self, graph: UnitGraph, cuts: Sequence[int], stage_workers: Sequence[int], context: WorkerContext
+    ) -> None:
+        self._context = context
+        state = graph.model.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        self.canonical: dict[str, str] = {name: first.setdefault(id(value), name) for name, value in state.items()}
+        """The canonical name of each name in ``state_dict``."""
+        self.shapes = {name: (value.shape, value.dtype) for name, value in state.items()}
+        holders: dict[str, set[int]] = {name: set() for name in self.canonical.values()}
+        for stage, worker in zip(graph.stages(cuts), stage_workers, strict=True):
+            for name, _ in _named_tensors(stage):
+                if name in self.canonical:
+                    holders[self.canonical[name]].add(worker)
+        self.owners: dict[str, int] = {name: min(workers, default=0) for name, workers in holders.items()}
+        """The owner's pipeline rank for each canonical name."""
+        self._unused = {
+            name: state[name].detach().clone()
+            for name, workers in holders.items()
+            if not workers and context.pipeline == 0
+        }
+        self._part: ModelPart | None = None
+
+    def bind(self, part: ModelPart) -> None:
+        """Use the tensors of the stages that were built."""
+        self._part = part
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that this worker holds, possibly sharded, by canonical name in the order of the state."""
+        assert self._part is not None
+        tensors: dict[str, torch.Tensor] = {}
+        for stage in self._part.stages.values():
+            for name, value in _named_tensors(stage):
+                if name in self.canonical:
+                    tensors.setdefault(self.canonical[name], value)
+        tensors |= self._unused
+        return {name: tensors[name] for name in self.owners if name in tensors}
+
+    def owned(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Select the values that this worker owns."""
+        return {name: value for name, value in values.items() if self._owns(name)}
+
+    def owned_in_full(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Gather tensors (values, or optimizer states) and return the full ones that this worker owns.
+
+        Gathered tensors are on the host; unsharded tensors stay on their device.
+        """
+        layouts, owned = self._shard_layouts, {}
+        for name, value in values.items():
+            full = self._gather(name, value, layouts)
+            if self._owns(name):
+                owned[name] = full
+            del full  # free it before the next is gathered
+        return owned
+
+    def gather_all(self, *, wanted: bool = True) -> dict[str, torch.Tensor]:
+        """Copy the full value of every canonical name to the host, on every worker; return {} if not ``wanted``."""
+        context, layouts, held = self._context, self._shard_layouts, self.held()
+
+        def owner_tensors(names: Sequence[str], owner: int) -> Iterator[torch.Tensor]:
+            for name in names:
+                value = self._gather(name, held[name], layouts) if name in held else None  # a collective of all holders
+                if value is None or context.rank != owner:
+                    del value  # free it before allocating another
+                    shape, dtype = self.shapes[name]
+                    value = torch.empty(shape, dtype=dtype, device=context.torch_device)
+                yield value
+                del value
+
+        full: dict[str, torch.Tensor] = {}
+        for owner_position, group in itertools.groupby(self.owners, key=self.owners.__getitem__):
+            names, owner = list(group), context.mesh.rank(0, 0, owner_position)
+            values = broadcast(owner_tensors(names, owner), context.torch_device, source=owner)
+            for name in names:
+                value = next(values)
+                if wanted:
+                    full[name] = value.to(_HOST, copy=True)
+                del value
+        return full
+
+    @torch.no_grad()
+    def load(self, name: str, target: torch.Tensor, full: torch.Tensor) -> None:
+        """Copy this worker's shard of a full value into ``target``."""
+        shard = self.shard(name, full, target)
+        if shard.shape != target.shape:
+            raise UsageError(
+                f"{name} has shape {list(full.shape)} in the checkpoint, but {list(self.shapes[name][0])} in the model"
+            )
+        target.copy_(shard)
+
+    def shard(self, name: str, full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Return this worker's shard of a full value that belongs to the parameter ``like``."""
+        if full.ndim == 0 or full.shape != self.shapes[name][0]:
+            return full
+        value = full.to(like.device)
+        layout = self._shard_layouts.get(name)
+        if layout is not None:
+            value = layout.shard(value)
+        if isinstance(like, DTensor):
+            value = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+        return value
+
+    def _owns(self, name: str) -> bool:
+        is_first = (self._context.data, self._context.tensor) == (0, 0)
+        return is_first and self.owners[name] == self._context.pipeline
+
+    def _gather(self, name: str, value: torch.Tensor, layouts: Mapping[str, ShardLayout]) -> torch.Tensor:
+        return value if name in self._unused else full_tensor(value.detach(), layouts.get(name), _HOST)
+
+    @property
+    def _shard_layouts(self) -> Mapping[str, ShardLayout]:
+        assert self._part is not None
+        return shard_layouts(self._part.model.module) if self._context.mesh.tensor > 1 else {}
+
+
+def _named_tensors(stage: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from stage.named_parameters(remove_duplicate=False)
+    yield from stage.named_buffers(remove_duplicate=False)

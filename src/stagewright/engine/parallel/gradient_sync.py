@@ -1,0 +1,150 @@
+"""What workers synchronize in a training step: gradients, tied weights, batch norm statistics, the gradient norm.
+
+one stage per replica     DistributedDataParallel or FSDP2 wraps the stage
+several stages            GradientAllReduce, bucketed and overlapped with backward
+tied weights              GradientAllReduce over the workers that hold them
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
+from stagewright.engine.data.clipping import GradientClipper
+from stagewright.engine.data.data_parallel import DataParallelReplica
+from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
+from stagewright.engine.data.wrap import wrap_data_parallel
+from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.tensor.layers import shard_layouts
+from stagewright.engine.worker.recorder import recorder
+from stagewright.errors import UsageError
+from stagewright.machine.gloo_threads import sched_batch_threads
+from stagewright.schedules.catalog import SCHEDULES
+
+__all__ = ["GradientSync"]
+
+
+class GradientSync:
+    """Synchronization of one worker's part of the model with other workers."""
+
+    def __init__(self, part: ModelPart) -> None:
+        plan = part.plan
+        self._part = part
+        self._norms = DeferredBatchNorm(part.module) if plan.batch_norm == "deferred" and plan.training else None
+        if self._norms is not None:
+            self._norms.install()
+        with part.memory.explain_oom():
+            self.data_axis = self._make_data_axis()
+        """The data-parallel replica; None with one replica."""
+        self._tied = tied_weight_holders(part.stage_parameters, part.stage_workers)
+        self.all_reduce = self._make_all_reduce() if plan.training else None
+        self._clipper = self._make_clipper(plan.clip) if plan.training and plan.clip is not None else None
+        self.allreduce_bytes: dict[str, int] = {}
+        """Bytes that the last step all-reduced over replicas (``data``) and holders of tied weights (``tied``)."""
+
+    @property
+    def wrapper(self) -> DataParallelReplica | None:
+        """The DDP or FSDP wrapper through which forwards must run, if any."""
+        is_wrapped = len(self._part.stage_workers) == 1 and self._part.plan.training
+        return self.data_axis if is_wrapped else None
+
+    def finish_step(self, weight: float) -> None:
+        """Finish the gradient all-reduces and batch norm statistics; ``weight``: this replica's share of the batch."""
+        if self.all_reduce is not None:
+            self.allreduce_bytes = self.all_reduce.finish()
+        if self._norms is not None:
+            has_replicas = self._part.context.data_group is not None
+            self._norms.finish_step(self._all_reduce_statistics if has_replicas else None, is_counted=weight > 0)
+        if self.data_axis is not None:
+            self.data_axis.synchronize(weight)
+
+    def clip_gradients(self) -> torch.Tensor | None:
+        """Clip the gradients if the plan says so; return their norm before clipping."""
+        return self._clipper.apply() if self._clipper is not None else None
+
+    def _make_data_axis(self) -> DataParallelReplica | None:
+        """Wrap a replica of one stage in DDP or FSDP; for several stages, only average batch norm statistics."""
+        part, plan, context = self._part, self._part.plan, self._part.context
+        if plan.mesh.data == 1:
+            return None
+        averages = self._norms is None
+        if len(part.stage_workers) == 1 and plan.training:
+            (stage,) = part.stages.values()
+            return wrap_data_parallel(
+                stage,
+                context.data_group,
+                device=context.torch_device,
+                shard=plan.shard,
+                units=[part.graph.module(call) for call in part.graph.calls],
+                average_batch_norm=averages,
+            )
+        if plan.shard:
+            raise UsageError(
+                "shard = true divides the parameters of replicas with one stage; it can't be used with a pipeline"
+            )
+        norms = find_tracked_norms(part.module) if averages else []
+        return DataParallelReplica(part.module, context.data_group, norms)
+
+    def _make_all_reduce(self) -> GradientAllReduce | None:
+        """Make the all-reduces over replicas of a pipeline and over the holders of tied weights."""
+        part, context = self._part, self._part.context
+        tied = self._tied_groups()
+        has_pipeline = len(part.stage_workers) > 1
+        if not tied and not (has_pipeline and part.plan.mesh.data > 1):
+            return None
+        parameters = {index: part.stage_parameters[index] for index in part.stages}
+        splits_backward = SCHEDULES[part.plan.schedule].splits_backward
+        return GradientAllReduce(
+            parameters,
+            data_group=context.data_group if has_pipeline else None,
+            tied=tied,
+            overlap=len(parameters) == 1 and not splits_backward,
+        )
+
+    def _tied_groups(self) -> list[tuple[nn.Parameter, Any]]:
+        """Return this worker's tied weights, each with the process group of its holders."""
+        context, mesh = self._part.context, self._part.plan.mesh
+        parameters = {id(parameter): parameter for stage in self._part.stage_parameters for parameter in stage}
+        tied: list[tuple[nn.Parameter, Any]] = []
+        groups: dict[tuple[int, ...], Any] = {}
+        for identity, workers in self._tied.items():
+            if workers not in groups:  # every worker of the world creates every group, in the same order
+                for data in range(mesh.data):
+                    for tensor in range(mesh.tensor):
+                        ranks = [mesh.rank(data, tensor, worker) for worker in workers]
+                        with sched_batch_threads():
+                            group = dist.new_group(ranks)
+                        if (data, tensor) == (context.data, context.tensor):
+                            groups[workers] = group
+            if context.pipeline in workers:
+                tied.append((parameters[identity], groups[workers]))
+        return tied
+
+    def _make_clipper(self, limit: float) -> GradientClipper:
+        """Make the gradient clipper; each parameter of the model counts once for the norm, on one worker."""
+        part, context = self._part, self._part.context
+        shards, names = shard_layouts(part.model.module), part.parameter_names()
+
+        def counts(parameter: nn.Parameter) -> bool:
+            is_first_holder = self._tied.get(id(parameter), (context.pipeline,))[0] == context.pipeline
+            of_replica = context.data == 0 or isinstance(parameter, DTensor)
+            return is_first_holder and of_replica and (context.tensor == 0 or names[id(parameter)] in shards)
+
+        return GradientClipper(
+            [parameter for parameter in part.module.parameters() if parameter.requires_grad],
+            limit=limit,
+            counts=counts,
+            num_workers=part.plan.mesh.num_workers,
+            device=context.torch_device,
+        )
+
+    def _all_reduce_statistics(self, sums: torch.Tensor) -> None:
+        """All-reduce batch norm statistics over the replicas."""
+        start = recorder.now()
+        dist.all_reduce(sums, group=self._part.context.data_group)
+        recorder.add("collective", start, num_bytes=sums.nbytes, note="data")

@@ -1,0 +1,85 @@
+"""Load and capture a plan's model, and find its cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_parallel
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.errors import UnknownName, UsageError
+from stagewright.graph.capture import capture
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.spec.plan import Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["capture_for", "cut_indices", "load_model", "move_batch"]
+
+CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
+
+
+def load_model(plan: Plan, context: WorkerContext) -> Model:
+    """Load the plan's model with a batch of the plan's size, in train or eval mode, on this worker's device."""
+    model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
+    model.module.train(plan.training)
+    return model.to(context.torch_device, plan.memory_bytes)
+
+
+def move_batch(batch: Batch, device: torch.device) -> Batch:
+    """Return the batch with its tensors on a device."""
+    args, kwargs, target = pytree.tree_map_only(
+        torch.Tensor, lambda leaf: leaf.to(device), (batch.args, batch.kwargs, batch.target)
+    )
+    return Batch(args=args, kwargs=kwargs, target=target)
+
+
+def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
+    """Return the indices of named cuts among a graph's unit calls."""
+    index_of = {call.name: call.index for call in graph.calls[:-1]}
+    for name in names:
+        if name not in index_of:
+            raise UnknownName("cut", name, index_of, "(a cut is named by the unit before it)")
+    indices = [index_of[name] for name in names]
+    if indices != sorted(set(indices)):
+        raise UsageError(f"cuts {list(names)} are not in the order of the model")
+    return indices
+
+
+def capture_for(plan: Plan, model: Model) -> UnitGraph:
+    """Capture a model with the plan's units.
+
+    Captures a few samples if the graph then works for any batch size. Automatically chosen units are no finer than the
+    regions that tensor-parallel workers split.
+    """
+    if plan.training:
+        _reject_sparse_embeddings(model.module)
+    units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
+    graph = _capture(model, units)
+    if plan.mesh.tensor > 1 and units == "auto":
+        regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+        whole_modules = modules_to_keep_whole(regions, [call.target for call in graph.calls])
+        return _capture(model, whole_modules) if whole_modules else graph
+    return graph
+
+
+def _capture(model: Model, units: str | list[str]) -> UnitGraph:
+    if model.batch_size > CAPTURED_SAMPLES:
+        leaves = pytree.tree_leaves((model.args, model.kwargs))
+        devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        small_batch = move_batch(model.example(CAPTURED_SAMPLES), devices[0] if devices else torch.device("cpu"))
+        graph = capture(model.module, small_batch.args, small_batch.kwargs, units)
+        if graph.dynamic:
+            return graph
+    return capture(model.module, model.args, model.kwargs, units)
+
+
+def _reject_sparse_embeddings(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UsageError(
+                f"{name} is an embedding with sparse=True, but gradients are all-reduced and compared as dense "
+                "tensors; build it with sparse=False"
+            )

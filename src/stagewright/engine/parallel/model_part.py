@@ -1,0 +1,131 @@
+"""The part of the model that one worker holds under a plan: its stages, their parameters, gradients and buffers.
+
+plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stages of this worker ─► free the rest
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stagewright.engine.batch.batch_norm import check_split_norms
+from stagewright.engine.parallel.model import capture_for, cut_indices
+from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
+from stagewright.engine.pipeline.links import TensorShape
+from stagewright.engine.state.full_state import full_tensors
+from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
+from stagewright.engine.tensor.axis import TensorAxis
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.memory import MemoryTracker
+from stagewright.errors import UsageError
+from stagewright.graph.stage import Stage
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.spec.plan import Plan
+from stagewright.zoo.model import Model
+
+__all__ = ["ModelPart"]
+
+
+class ModelPart:
+    """The stages of one worker."""
+
+    def __init__(self, plan: Plan, model: Model, context: WorkerContext, graph: UnitGraph | None = None) -> None:
+        self.plan, self.model, self.context = plan, model, context
+        self.graph = graph or capture_for(plan, model)
+        self.cuts = cut_indices(self.graph, plan.cuts)
+        if len(self.cuts) + 1 != plan.num_stages:
+            raise UsageError(
+                f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
+            )
+        self.stage_workers = plan.stage_workers
+        self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
+        self._first_names = _first_names(model.module)
+        self._crossing_shapes: dict[tuple[int, int], list[TensorShape]] = {}
+        self.tensor_axis = self._split_layers() if plan.mesh.tensor > 1 else None
+        all_stages = self.graph.stages(self.cuts)
+        self.stages: dict[int, Stage] = {
+            index: stage for index, stage in enumerate(all_stages) if self.stage_workers[index] == context.pipeline
+        }
+        if plan.training:
+            check_split_norms(model.module, all_stages, self.stage_workers, deferred=plan.batch_norm == "deferred")
+        self.mutated_inputs = find_mutated_inputs(all_stages[0])
+        """For each model input, whether the first stage changes it in place."""
+        self.stage_parameters = [_trainable(stage) for stage in all_stages]
+        """The trainable parameters of every stage, of other workers too."""
+        self.module = nn.ModuleList(self.stages.values())
+        self._free_other_parameters()
+        if not plan.shard:  # FSDP2 moves parameters to the device itself, unit by unit
+            with self.memory.explain_oom():
+                self.module.to(context.torch_device)
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that this worker trains, by their names in the model."""
+        names = self.parameter_names()
+        return {names[id(parameter)]: parameter for parameter in _trainable(self.module)}
+
+    def full_gradients(self) -> dict[str, torch.Tensor]:
+        """Gather the full gradients of this worker's parameters, by their names in the model."""
+        parameters = self.trainable_parameters()
+        gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+        return full_tensors(self.model.module, gradients, torch.device("cpu"))
+
+    def zero_gradients(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers of this worker's stages, by their first names in the model."""
+        first: dict[int, str] = {}
+        all_buffers = self.model.module.named_buffers(remove_duplicate=False)
+        names = {name: first.setdefault(id(value), name) for name, value in all_buffers}
+        return {
+            names.get(name, name): value
+            for stage in self.stages.values()
+            for name, value in stage.named_buffers()
+            if "stagewright_" not in name
+        }
+
+    def parameter_names(self) -> dict[int, str]:
+        """Return the first name in the model of each parameter, by id."""
+        names: dict[int, str] = {}
+        for stage in self.stages.values():
+            for name, parameter in stage.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), self._first_names.get(name, name))
+        return names
+
+    def crossing_shapes(self, cut: int, num_samples: int) -> list[TensorShape]:
+        """Return every tensor that crosses a cut; cached, because every transfer asks."""
+        key = cut, num_samples
+        if key not in self._crossing_shapes:
+            shapes = self.graph.crossing_shapes(self.cuts[cut], num_samples)
+            self._crossing_shapes[key] = [TensorShape(shape=shape, dtype=dtype) for shape, dtype in shapes]
+        return self._crossing_shapes[key]
+
+    def _split_layers(self) -> TensorAxis:
+        """Split the units' layers over the tensor axis; captured graphs keep calling the same modules."""
+        regions = plan_tensor_parallel(self.model.module, self.plan.mesh.tensor)
+        require_whole_regions(regions, [call.target for call in self.graph.calls])
+        return apply_tensor_parallel(self.model.module, self.context.tensor_group, plan=regions)
+
+    def _free_other_parameters(self) -> None:
+        """Free the parameters of other workers."""
+        held = {id(parameter) for parameter in self.module.parameters()}
+        with torch.no_grad():
+            for parameter in self.model.module.parameters():
+                if id(parameter) not in held:
+                    parameter.data = parameter.data.new_empty(0)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Map each parameter name to the first name of that parameter, while the model is whole.
+
+    A tensor-parallel shard is another tensor, which only the modules of this worker's stages have.
+    """
+    first: dict[int, str] = {}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}

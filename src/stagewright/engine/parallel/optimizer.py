@@ -1,0 +1,26 @@
+"""The optimizer of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from stagewright.spec.plan import OptimizerSpec
+
+__all__ = ["MakeOptimizer", "make_optimizer"]
+
+MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes an optimizer for the parameters of one worker."""
+
+
+def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Make the plan's optimizer for this worker's parameters."""
+    if spec.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
+        )
+    optimizer_class = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    return optimizer_class(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

@@ -1,0 +1,248 @@
+"""Run steps of one worker's part of the model: training, inference, and the optimizer step.
+
+    batch ─► this replica's micro-batches ─► PipelineExecutor ─► gradient all-reduce ─► optimizer step
+
+Every worker gets the same whole batch and takes its share of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.batch.random_key import (
+    RandomKey,
+    device_generators,
+    key_stage,
+    make_key,
+    preserve_generators,
+    set_key,
+)
+from stagewright.engine.batch.splitter import BatchSplitter
+from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
+from stagewright.engine.parallel.gradient_sync import GradientSync
+from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
+from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
+from stagewright.engine.pipeline.executor import PipelineExecutor
+from stagewright.engine.pipeline.link_codec import make_link_codecs
+from stagewright.engine.pipeline.links import Links
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.faults import activity, describe_shapes
+from stagewright.engine.worker.recorder import recorder
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.schedules.actions import Action, Kind
+from stagewright.spec.plan import Plan
+from stagewright.zoo.model import Batch, Model
+
+__all__ = ["ActivityHooks", "StepRunner"]
+
+_ACTION_NAMES = {kind: f"backward ({kind.value})" for kind in Kind}
+_ACTION_NAMES |= {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+
+
+class StepRunner:
+    """Runs steps of this worker's part of a model."""
+
+    def __init__(self, plan: Plan, model: Model, context: WorkerContext, graph: UnitGraph | None = None) -> None:
+        self.plan, self.model, self.context = plan, model, context
+        self.part = ModelPart(plan, model, context, graph)
+        self.memory = self.part.memory
+        self.splitter = BatchSplitter(plan, model, self.part.graph)
+        self.sync = GradientSync(self.part)
+        self.codecs = make_link_codecs(plan)
+        self.step_number = 0
+        self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self)
+        self._executor = self._make_executor()
+        self.memory.follow_module(self.part.module)
+
+    def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> PipelineResult:
+        """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next."""
+        microbatches = self._split(batch)
+        assert isinstance(self._hooks, TrainingHooks), "the plan is for inference"
+        self._hooks.begin_step(microbatches)
+        with preserve_generators(device_generators(self.context.torch_device)):
+            result = self._executor.train_step(microbatches, keep_outputs=keep_outputs)
+        activity.begin("gradient all-reduce", step=self.step_number)
+        self.memory.note("gradient all-reduce")
+        self.sync.finish_step(sum(microbatch.weight for microbatch in microbatches))
+        self.step_number += 1
+        return result
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
+        """Clip the gradients if the plan says so, and step the optimizer; return the norm before clipping.
+
+        Every worker must call this, also one without trainable parameters.
+        """
+        activity.begin("optimizer", step=self.step_number - 1)
+        self.memory.note("optimizer")
+        start = recorder.now()
+        norm = self.sync.clip_gradients()
+        if optimizer is not None:
+            optimizer.step()
+            recorder.add("optimizer", start)
+        return norm
+
+    def infer(self, batch: Batch) -> PipelineResult:
+        """Run forward and loss of one batch."""
+        result = self._executor.evaluate(self._split(batch), with_loss=True)
+        self.step_number += 1
+        return result
+
+    def stream(self, batch: Batch, repeats: int) -> Iterator[Any]:
+        """Run inference on the same batch ``repeats`` times, as one stream of micro-batches."""
+        microbatches = self._split(batch)
+        return self._executor.stream(
+            self._copy_mutated_inputs(microbatch) for _ in range(repeats) for microbatch in microbatches
+        )
+
+    def total_loss(self, result: PipelineResult) -> float:
+        """Return the loss of the whole batch, the same on every worker."""
+        loss = result.loss if result.loss is not None else torch.zeros((), device=self.context.torch_device)
+        total = loss.detach().double().reshape(1) / self.plan.mesh.tensor
+        if self.plan.mesh.num_workers > 1:
+            activity.switch("reduce loss")
+            start = recorder.now()
+            dist.all_reduce(total)
+            recorder.add("collective", start, num_bytes=total.element_size(), note="loss")
+        return float(total)
+
+    def track_memory(self) -> AbstractContextManager[None]:
+        """Return a context in which the memory of training steps is tracked."""
+        return self.memory.tracking() if self.plan.training else nullcontext()
+
+    def _make_executor(self) -> PipelineExecutor:
+        plan, part = self.plan, self.part
+        needs_gradient = [part.graph.needs_gradient(cut) for cut in part.cuts]
+        config = PipelineConfig(
+            stage_workers=part.stage_workers,
+            schedule=plan.schedule,
+            num_microbatches=plan.microbatches,
+            links=Links(shapes=part.crossing_shapes, needs_gradient=needs_gradient, compressible=needs_gradient),
+            codecs=self.codecs,
+            unflatten=part.graph.unflatten,
+            loss=self.model.loss if self.sync.wrapper is None else keep_loss_differentiable(self.model.loss),
+        )
+        return PipelineExecutor(part.stages, config, self.context, self._hooks)
+
+    def _split(self, batch: Batch) -> list[MicroBatch]:
+        """Return the micro-batches of this worker's replica, ready for the executor."""
+        device, graph = self.context.torch_device, self.part.graph
+        microbatches = self.splitter.split(batch, device, self.context.data)
+        if not microbatches and self.plan.training:  # fewer samples than replicas: take part with a weight of 0
+            microbatches = [replace(self.splitter.split(batch, device, 0)[0], weight=0.0)]
+        flattened, checked_sizes = [], set()
+        for microbatch in microbatches:  # micro-batches of one size are alike: only the first is checked
+            flatten = graph.leaves if microbatch.num_samples in checked_sizes else graph.flatten
+            flattened.append(replace(microbatch, inputs=flatten(microbatch.args, microbatch.kwargs)))
+            checked_sizes.add(microbatch.num_samples)
+        return [self._copy_mutated_inputs(microbatch) for microbatch in flattened]
+
+    def _copy_mutated_inputs(self, microbatch: MicroBatch) -> MicroBatch:
+        """Copy inputs that the model changes in place: they are views of the caller's batch."""
+        mutated = self.part.mutated_inputs
+        if 0 not in self.part.stages or not any(mutated):
+            return microbatch
+        pairs = zip(microbatch.inputs, mutated, strict=True)
+        return replace(microbatch, inputs=[value.clone() if copies else value for value, copies in pairs])
+
+
+class ActivityHooks(PipelineHooks):
+    """Records the current action for fault reports and the memory timeline."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._runner = runner
+        self._input_texts: dict[tuple[int, int], str] = {}
+
+    def on_action(self, action: Action, num_samples: int) -> None:
+        """Record the action."""
+        name, memory = _ACTION_NAMES[action.kind], self._runner.memory
+        if memory.active:
+            memory.note(f"{name} stage {action.stage} micro-batch {action.microbatch}")
+        activity.begin(
+            name,
+            step=self._runner.step_number,
+            stage=action.stage,
+            microbatch=action.microbatch,
+            shapes=self._describe_inputs(action.stage, num_samples),
+        )
+
+    def _describe_inputs(self, stage: int, num_samples: int) -> str:
+        """Describe the inputs of a stage; cached."""
+        key = stage, num_samples
+        if key not in self._input_texts:
+            shapes = self._runner.part.crossing_shapes(stage - 1, num_samples) if stage else ()
+            self._input_texts[key] = describe_shapes(shapes) or f"a batch of {num_samples}"
+        return self._input_texts[key]
+
+
+class TrainingHooks(ActivityHooks):
+    """Runs stages in training: random keys, activation checkpointing, DDP or FSDP, gradient all-reduce."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        super().__init__(runner)
+        self._keys: list[RandomKey] = []
+        self._wrapper, self._all_reduce = runner.sync.wrapper, runner.sync.all_reduce
+        self.forwards: dict[int, StageForward] = {}
+        for index, stage in runner.part.stages.items():
+            key_stage(stage)
+            if runner.plan.recompute != "none":
+                self.forwards[index] = CheckpointedForward(
+                    stage,
+                    policy=runner.plan.recompute,
+                    index=index,
+                    num_microbatches=runner.plan.microbatches,
+                    recompute_context=runner.memory.forward,
+                    wrapper=self._wrapper,
+                )
+            elif self._wrapper is not None:
+                self.forwards[index] = self._run_wrapper
+
+    def begin_step(self, microbatches: list[MicroBatch]) -> None:
+        """Set the random keys and the number of micro-batches of a step."""
+        runner = self._runner
+        self._keys = [
+            make_key(
+                seed=runner.plan.seed,
+                step=runner.step_number,
+                first_sample=microbatch.first_sample,
+                device=runner.context.torch_device,
+            )
+            for microbatch in microbatches
+        ]
+        for forward in self.forwards.values():
+            if isinstance(forward, CheckpointedForward):
+                forward.num_microbatches = len(microbatches)
+
+    def action_context(self, action: Action) -> AbstractContextManager[Any]:
+        """Set the random key, track saved activations, and accumulate gradients without exchanging them."""
+        is_forward = action.kind is Kind.FORWARD
+        if is_forward:
+            set_key(self._keys[action.microbatch])
+        memory_context = self._runner.memory.forward() if is_forward else nullcontext()
+        if self._wrapper is None or action.microbatch == len(self._keys) - 1:
+            return memory_context
+        stack = ExitStack()
+        stack.enter_context(memory_context)
+        stack.enter_context(self._wrapper.accumulate())
+        return stack
+
+    def on_last_backward(self, stage: int) -> None:
+        """Let gradient all-reduces overlap with the last backward."""
+        if self._all_reduce is not None:
+            self._all_reduce.last_backward(stage)
+
+    def on_stage_done(self, stage: int) -> None:
+        """Start the gradient all-reduces of a stage."""
+        if self._all_reduce is not None:
+            self._all_reduce.stage_done(stage)
+
+    def _run_wrapper(self, inputs: tuple[Any, ...], microbatch: int) -> tuple[Any, ...]:
+        assert self._wrapper is not None
+        return self._wrapper(*inputs)  # type: ignore[no-any-return]

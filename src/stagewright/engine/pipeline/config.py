@@ -1,0 +1,71 @@
+"""What a pipeline executor is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from stagewright.engine.pipeline.link_codec import LinkCodecs
+from stagewright.engine.pipeline.links import Links
+from stagewright.schedules.actions import Action
+
+__all__ = ["PipelineConfig", "PipelineHooks", "PipelineResult", "StageForward"]
+
+StageForward: TypeAlias = Callable[[tuple[Any, ...], int], tuple[Any, ...]]
+"""``forward(inputs, microbatch)``: the outputs of a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineConfig:
+    """A pipeline as all of its workers know it."""
+
+    stage_workers: tuple[int, ...]
+    """The pipeline rank of each stage's worker."""
+    schedule: str
+    num_microbatches: int
+    """Micro-batches of a full batch."""
+    links: Links
+    codecs: LinkCodecs | None = None
+    """The codecs of the links; None if all tensors are sent unchanged."""
+    unflatten: Callable[[Sequence[Any]], Any]
+    """Builds the model's output from the outputs of the last stage."""
+    loss: Callable[[Any, Any], torch.Tensor]
+    """``loss(output, target)``: the mean over the samples of a micro-batch."""
+
+
+class PipelineHooks:
+    """Callbacks of an executor; the defaults do nothing. Subclass it to observe or change how stages run."""
+
+    forwards: Mapping[int, StageForward] = {}
+    """Replaces the forward of these stages in training."""
+
+    def on_action(self, action: Action, num_samples: int) -> None:
+        """Run before each action."""
+
+    def action_context(self, action: Action) -> AbstractContextManager[Any]:
+        """Return a context to run an action in."""
+        return nullcontext()
+
+    def on_last_backward(self, stage: int) -> None:
+        """Run before the last unsplit backward of a stage in a step."""
+
+    def on_stage_done(self, stage: int) -> None:
+        """Run when a stage has finished its backward of all micro-batches."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PipelineResult:
+    """What one worker has after a step."""
+
+    loss: torch.Tensor | None = None
+    """Sum of the weighted losses; only on the worker of the last stage."""
+    outputs: list[Any] = field(default_factory=list)
+    """The model's outputs, one per micro-batch; only on the worker of the last stage and only on request."""
+    sent_bytes: dict[int, int] = field(default_factory=dict)
+    """Bytes sent by this worker, by cut, both directions."""
+    waited_s: float = 0.0
+    """Time spent waiting for receives."""

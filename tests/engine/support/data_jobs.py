@@ -1,4 +1,4 @@
-"""What workers do in the tests of the data axis; run by ``pool``, compared with serial inside the worker."""
+"""Worker functions for tests of the data axis, run by ``pool``; each compares with the baseline itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import tensor_jobs
 import torch
 import torch.distributed as dist
+from full_model import full_gradients, full_state_dict, load_full_state_dict
 from tensor_jobs import max_relative_error, worst
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,14 +20,13 @@ from stagewright.engine.batch.microbatch import split_sizes
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.wrap import wrap_data_parallel
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
-from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.tensor.apply import apply_tensor_parallel
 from stagewright.graph import capture
 from stagewright.planner.calibration.job import gather_rounds
 
 
 class Tied(nn.Module):
-    """An embedding and its head, a layer that nothing uses, an output that no loss uses, and a single number."""
+    """A tied embedding and head, an unused layer, an output that the loss ignores, and a scalar parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,23 +46,23 @@ class Tied(nn.Module):
 
 
 class Ways(nn.Module):
-    """Which layer a sample passes depends on its sign; a layer that no sample passes is not called."""
+    """Routes each sample to one of two layers by its sign; a layer without samples is not called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ways = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
     def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(x)
+        output = torch.zeros_like(x)
         for positive, way in enumerate(self.ways):
             rows = ((sign > 0) == bool(positive)).nonzero()[:, 0]
             if len(rows):
-                found = found.index_add(0, rows, way(x[rows]))
-        return found
+                output = output.index_add(0, rows, way(x[rows]))
+        return output
 
 
 class Routed(nn.Module):
-    """Samples that go different ways."""
+    """A model with data-dependent routing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ class Routed(nn.Module):
 
 
 class Picking(nn.Module):
-    """Two layers, of which a batch's first sample picks one for the head: backward does not reach the other. The head
-    changes its input in place."""
+    """Two layers, of which the first sample of a batch selects one: backward does not reach the other. The head changes
+    its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,24 +86,24 @@ class Picking(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.first(x)
-        found = [layer(hidden) for layer in self.layers]
-        return self.head(found[int(x[0, 0] > 0)])
+        outputs = [layer(hidden) for layer in self.layers]
+        return self.head(outputs[int(x[0, 0] > 0)])
 
 
 class Passing(nn.Module):
-    """A layer that only positive samples pass comes last, with a way around it: backward may not reach it. Without that
-    way, it may reach nothing at all."""
+    """A last layer that only positive samples pass, with or without a skip connection. Backward may not reach it;
+    without the skip connection it may reach nothing at all."""
 
-    def __init__(self, around: bool) -> None:
+    def __init__(self, skip: bool) -> None:
         super().__init__()
-        self.around = around
+        self.skip = skip
         self.first = nn.Linear(4, 3)
         self.last = Chosen()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.first(x)
-        found = self.last(hidden, x[:, 0])
-        return hidden + found if self.around else found
+        output = self.last(hidden, x[:, 0])
+        return hidden + output if self.skip else output
 
 
 class Chosen(nn.Module):
@@ -115,12 +115,12 @@ class Chosen(nn.Module):
 
     def forward(self, x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
         rows = (sign > 0).nonzero()[:, 0]
-        found = torch.zeros_like(x)
-        return found.index_add(0, rows, self.layer(x[rows])) if len(rows) else found
+        output = torch.zeros_like(x)
+        return output.index_add(0, rows, self.layer(x[rows])) if len(rows) else output
 
 
 class Normed(nn.Module):
-    """Batch norm behind a convolution."""
+    """A convolution and batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,8 +135,8 @@ class Normed(nn.Module):
 ROUTED: dict[str, Callable[[], nn.Module]] = {
     "routed": Routed,
     "picking": Picking,
-    "passing": lambda: Passing(around=True),
-    "ending": lambda: Passing(around=False),
+    "passing": lambda: Passing(skip=True),
+    "ending": lambda: Passing(skip=False),
 }
 
 
@@ -145,10 +145,10 @@ def build(name: str, batch: int, step: int = 0) -> tuple[nn.Module, torch.Tensor
     if name == "tied":
         return Tied(), torch.randint(0, 11, (batch, 5)), torch.randint(0, 11, (batch, 5))
     if name in ROUTED:
-        signs = torch.ones(batch, 1)  # in step 2 all go one way
-        if step == 0:  # each replica both ways
+        signs = torch.ones(batch, 1)  # in step 2 all samples take one route
+        if step == 0:  # each replica uses both routes
             signs[::2] = -1
-        elif step != 2:  # the first replica another way than all others
+        elif step != 2:  # the first replica uses another route than all others
             signs[: split_sizes(batch, dist.get_world_size())[0]] = -1
         return ROUTED[name](), torch.rand(batch, 4) * signs, torch.randint(0, 3, (batch,))
     assert name == "normed"
@@ -160,8 +160,8 @@ def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
-    """This replica's samples and weight; one that gets none takes the first sample with the weight 0."""
+def local_rows(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
+    """Return this replica's samples and weight; a replica without samples takes the first one with weight 0."""
     sizes = split_sizes(batch, num_replicas)
     first = sum(sizes[:index])
     return (slice(first, first + sizes[index]), sizes[index] / batch) if sizes[index] else (slice(0, 1), 0.0)
@@ -170,28 +170,28 @@ def own_part(batch: int, num_replicas: int, index: int) -> tuple[slice, float]:
 def replica_step(
     replica: DataParallelReplica, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
 ) -> torch.Tensor:
-    """One step on this replica's part; the loss of the whole batch. ``forwards_first``: as GPipe orders the chunks."""
-    rows, weight = own_part(len(x), replica.num_replicas, replica.index)
+    """Run one step on this replica's samples; return the loss of the whole batch. ``forwards_first``: GPipe order."""
+    rows, weight = local_rows(len(x), replica.num_replicas, replica.index)
     pieces = list(zip(x[rows].chunk(chunks), target[rows].chunk(chunks), strict=True))
     losses: list[torch.Tensor] = []
 
-    def forward(at: int) -> None:
-        inputs, wanted = pieces[at]
-        losses.append(loss_of(replica(inputs), wanted) * weight * (len(inputs) / (rows.stop - rows.start)))
+    def forward(index: int) -> None:
+        inputs, labels = pieces[index]
+        losses.append(loss_of(replica(inputs), labels) * weight * (len(inputs) / (rows.stop - rows.start)))
 
-    def backward(at: int) -> None:
-        if losses[at].requires_grad:  # as the engine does
-            losses[at].backward()
+    def backward(index: int) -> None:
+        if losses[index].requires_grad:  # as the engine does
+            losses[index].backward()
 
-    every = range(len(pieces))
+    indices = range(len(pieces))
     if forwards_first:
-        order = [(action, at) for action in (forward, backward) for at in every]
+        order = [(action, index) for action in (forward, backward) for index in indices]
     else:
-        order = [(action, at) for at in every for action in (forward, backward)]
-    for action, at in order:
-        with replica.accumulate() if at < len(pieces) - 1 else contextlib.nullcontext():
-            action(at)
-    total = torch.stack([one.detach() for one in losses]).sum()
+        order = [(action, index) for index in indices for action in (forward, backward)]
+    for action, index in order:
+        with replica.accumulate() if index < len(pieces) - 1 else contextlib.nullcontext():
+            action(index)
+    total = torch.stack([loss.detach() for loss in losses]).sum()
     replica.synchronize(weight)
     dist.all_reduce(total, group=replica.group)
     return total
@@ -206,10 +206,10 @@ def steps(
     bucket_bytes: int = 100,
     forwards_first: bool = False,
 ) -> dict[str, Any]:
-    """Optimiser steps on batches of these sizes: the worst differences to serial over all of them."""
+    """Run optimizer steps on batches of these sizes; return the largest errors against the baseline."""
     serial, _, _ = build(name, 2)
     copied = copy.deepcopy(serial)
-    if rank:  # replica 0's values count
+    if rank:  # replica 0's values are broadcast
         with torch.no_grad():
             next(copied.parameters()).add_(1.0)
     units: list[nn.Module] = []
@@ -220,34 +220,34 @@ def steps(
     elif isinstance(copied, Picking | Passing):
         units = list(copied.children()) if isinstance(copied, Passing) else [*copied.layers, copied.head]
     replica = wrap_data_parallel(copied, dist.group.WORLD, shard=shard, units=units, bucket_bytes=bucket_bytes)
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (serial, replica)]
-    found: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": [], "none": []}
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (serial, replica)]
+    result: dict[str, Any] = {"loss": 0.0, "gradients": 0.0, "state": 0.0, "bytes": [], "none": []}
     for step, batch in enumerate(batches):
         _, x, target = build(name, batch, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
         replica.traffic.reset()
         loss = replica_step(replica, x, target, chunks, forwards_first)
-        wanted = serial_step(serial, name, x, target, replica.num_replicas)
-        found["loss"] = max(found["loss"], max_relative_error(loss, wanted))
+        expected = serial_step(serial, name, x, target, replica.num_replicas)
+        result["loss"] = max(result["loss"], max_relative_error(loss, expected))
         gradients = full_gradients(replica.module)
-        found["gradients"] = max(found["gradients"], worst(gradients, full_gradients(serial)))
+        result["gradients"] = max(result["gradients"], worst(gradients, full_gradients(serial)))
         for optimizer in optimizers:
             optimizer.step()
         state = full_state_dict(replica.module)
-        found["state"] = max(found["state"], worst(as_float(state), as_float(serial.state_dict())))
-        found["bytes"].append(replica.traffic.payload_bytes)
-        found["none"].append([key for key, value in gradients.items() if value is None])
-    other = {key: value + 1 for key, value in state.items()}
-    load_full_state_dict(replica.module, other)
-    found["loads"] = all(torch.equal(value, other[key]) for key, value in full_state_dict(replica.module).items())
-    found["tied"] = not isinstance(copied, Tied) or copied.head.weight is copied.embedding.weight
-    return found
+        result["state"] = max(result["state"], worst(as_float(state), as_float(serial.state_dict())))
+        result["bytes"].append(replica.traffic.payload_bytes)
+        result["none"].append([key for key, value in gradients.items() if value is None])
+    changed = {key: value + 1 for key, value in state.items()}
+    load_full_state_dict(replica.module, changed)
+    result["loads"] = all(torch.equal(value, changed[key]) for key, value in full_state_dict(replica.module).items())
+    result["tied"] = not isinstance(copied, Tied) or copied.head.weight is copied.embedding.weight
+    return result
 
 
 def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tensor, num_replicas: int) -> torch.Tensor:
-    """Serial on the whole batch; with batch norm or routing, on the replicas' parts one after the other, from the same
-    running statistics, which are then averaged by weight: what the data axis promises."""
+    """Run the baseline on the whole batch; with batch norm or routing on each replica's samples in turn, from the same
+    running statistics, which are then averaged by weight."""
     if name == "tied":
         loss = loss_of(model(x), target)
         loss.backward()
@@ -256,7 +256,7 @@ def serial_step(model: nn.Module, name: str, x: torch.Tensor, target: torch.Tens
     after = {key: torch.zeros_like(value) for key, value in before.items()}
     total = torch.zeros(())
     for index in range(num_replicas):
-        rows, weight = own_part(len(x), num_replicas, index)
+        rows, weight = local_rows(len(x), num_replicas, index)
         for key, value in model.named_buffers():
             value.copy_(before[key])
         if not weight:
@@ -277,25 +277,25 @@ def as_float(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def running_mean(rank: int, batch: int) -> float:
-    """The running mean behind a first layer, against plain serial on the whole batch."""
+    """Compare the running mean with the plain model on the whole batch."""
     serial, x, target = build("normed", batch)
     replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
     replica_step(replica, x, target)
     serial(x)
-    found = replica.module.get_buffer("norm.running_mean")
-    return max_relative_error(found, serial.get_buffer("norm.running_mean"))
+    mean = replica.module.get_buffer("norm.running_mean")
+    return max_relative_error(mean, serial.get_buffer("norm.running_mean"))
 
 
 def warned(rank: int, shard: bool) -> list[str]:
-    """Of what torch warns in three steps."""
+    """Return torch's warnings in three steps."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         steps(rank, "tied", (4, 4, 4), shard)
-    return [str(one.message) for one in seen]
+    return [str(warning.message) for warning in seen]
 
 
 class Series(nn.Module):
-    """Layers that only some samples pass, one after the other."""
+    """A sequence of layers that only some samples pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,23 +304,23 @@ class Series(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.first(x)
-        for at, layer in enumerate(self.layers):
-            hidden = hidden + layer(hidden, x[:, at])
+        for index, layer in enumerate(self.layers):
+            hidden = hidden + layer(hidden, x[:, index])
         return hidden
 
 
 def recomputed(rank: int) -> float:
-    """Shards that run again for their backward, on replicas that use different ones: the worst gradient."""
+    """Run FSDP with activation checkpointing on replicas that use different units; return the gradient error."""
     torch.manual_seed(0)
     serial = Series()
     model = copy.deepcopy(serial)
     x, target = torch.rand(4, 4), torch.randint(0, 3, (4,))
-    x[:2] *= -1  # no layer for the first replica
-    x[2:, 1] *= -1  # all but one for the second
-    (stage,) = capture(model, (x,), {}, ["first", *(f"layers.{at}" for at in range(4))]).stages([])
+    x[:2] *= -1  # the first replica uses no layer
+    x[2:, 1] *= -1  # the second uses all but one
+    (stage,) = capture(model, (x,), {}, ["first", *(f"layers.{index}" for index in range(4))]).stages([])
     replica = wrap_data_parallel(stage, dist.group.WORLD, shard=True, units=[model.first, *model.layers])
     forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=1, wrapper=replica)
-    rows, weight = own_part(4, 2, rank)
+    rows, weight = local_rows(4, 2, rank)
     for _ in range(2):
         stage.zero_grad()
         (output,) = forward((x[rows],), 0)
@@ -331,7 +331,7 @@ def recomputed(rank: int) -> float:
 
 
 def changed_in_place(rank: int) -> float:
-    """An output that a loss changes in place: how far the gradients are from serial's."""
+    """Change an output in place before the loss; return the largest gradient error."""
     serial, x, target = build("normed", 4)
     replica = wrap_data_parallel(copy.deepcopy(serial), dist.group.WORLD)
     for model in (replica, replica, serial):
@@ -340,26 +340,26 @@ def changed_in_place(rank: int) -> float:
         loss_of(model(x).mul_(2), target).backward()
         if model is replica:
             replica.synchronize(0.5)
-            found = full_gradients(replica.module)
-    return worst({key: value / replica.num_replicas for key, value in found.items()}, full_gradients(serial))
+            gradients = full_gradients(replica.module)
+    return worst({key: value / replica.num_replicas for key, value in gradients.items()}, full_gradients(serial))
 
 
 def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, Any]:
-    """Two replicas of two tensor workers each, on one mesh, against serial."""
+    """Compare two replicas of two tensor-parallel workers each with the baseline."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     serial, batch = tensor_jobs.build(name)
-    serial.eval()  # no dropout in any of these; eval keeps it so
+    serial.eval()  # without dropout
     model = copy.deepcopy(serial)
     axis = apply_tensor_parallel(model, mesh["tensor"])
-    blocks = [one for one in model.modules() if type(one).__name__.endswith(("Layer", "Block"))]
+    blocks = [block for block in model.modules() if type(block).__name__.endswith(("Layer", "Block"))]
     replica = wrap_data_parallel(model, mesh["data"], shard=shard, units=blocks)
-    optimizers = [torch.optim.AdamW(one.parameters(), lr=1e-2, eps=1e-3) for one in (serial, replica)]
+    optimizers = [torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-3) for module in (serial, replica)]
     samples = len(next(iter(batch.values())))
-    found = {"loss": 0.0, "gradients": 0.0}
+    result = {"loss": 0.0, "gradients": 0.0}
     for step in range(steps):
         size = samples - step % 2  # 4, 3, 4 samples
         whole = {key: value[:size] for key, value in batch.items()}
-        rows, weight = own_part(size, 2, replica.index)
+        rows, weight = local_rows(size, 2, replica.index)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss = tensor_jobs.loss_of(replica(**{key: value[rows] for key, value in whole.items()})) * weight
@@ -367,16 +367,16 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
         replica.synchronize(weight)
         total = loss.detach().clone()
         dist.all_reduce(total, group=replica.group)
-        wanted = tensor_jobs.loss_of(serial(**whole))
-        wanted.backward()
-        found["loss"] = max(found["loss"], max_relative_error(total, wanted.detach()))
-        found["gradients"] = max(found["gradients"], worst(full_gradients(replica.module), full_gradients(serial)))
+        expected = tensor_jobs.loss_of(serial(**whole))
+        expected.backward()
+        result["loss"] = max(result["loss"], max_relative_error(total, expected.detach()))
+        result["gradients"] = max(result["gradients"], worst(full_gradients(replica.module), full_gradients(serial)))
         for optimizer in optimizers:
             optimizer.step()
-    found["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))
-    found["tensor_bytes"] = axis.traffic.payload_bytes
-    found["data_bytes"] = replica.traffic.payload_bytes
-    return found
+    result["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))
+    result["tensor_bytes"] = axis.traffic.payload_bytes
+    result["data_bytes"] = replica.traffic.payload_bytes
+    return result
 
 
 def rounds(rank: int) -> list[Any]:
@@ -408,17 +408,17 @@ def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
     before = module.BUCKET_BYTES
     module.BUCKET_BYTES, dist.broadcast = piece_bytes, counted
     try:
-        found = [one.clone() for one in module.broadcast(iter(held), torch.device("cpu"), source=source)]
+        received = [tensor.clone() for tensor in module.broadcast(iter(held), torch.device("cpu"), source=source)]
     finally:
         module.BUCKET_BYTES, dist.broadcast = before, plain
-    for one, other in zip(made, found, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert torch.equal(one, other)
+    for sent, copied in zip(made, received, strict=True):
+        assert (sent.dtype, sent.shape) == (copied.dtype, copied.shape)
+        assert torch.equal(sent, copied)
     return len(calls)
 
 
 def gloo_policies(rank: int) -> dict[str, list[int]]:
-    """How threads of groups are scheduled that a context makes, and the one that computes."""
+    """Return the scheduling policies of Gloo's threads and of the compute thread."""
     import os
     from pathlib import Path
 
@@ -427,7 +427,7 @@ def gloo_policies(rank: int) -> dict[str, list[int]]:
     from stagewright.spec.plan import Mesh
 
     def threads() -> dict[int, str]:
-        return {int(one.name): (one / "comm").read_text().strip() for one in Path("/proc/self/task").iterdir()}
+        return {int(path.name): (path / "comm").read_text().strip() for path in Path("/proc/self/task").iterdir()}
 
     before = threads()
     make_context(Mesh(pipeline=2), rank, Device.parse(f"cpu:{rank}"))

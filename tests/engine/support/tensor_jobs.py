@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from full_model import full_gradients, full_state_dict, load_full_state_dict
 from torch import nn
 
-from stagewright.engine.state.full_state import full_gradients, full_state_dict, load_full_state_dict
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 
 BATCH, LENGTH = 4, 6

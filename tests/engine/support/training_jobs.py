@@ -179,7 +179,7 @@ def gathering(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
     own = {one.untyped_storage().data_ptr() for one in trainer.runner.part.module.parameters() if not more.get("shard")}
     sizes = [one.numel() * one.element_size() for one in state.values()]
     with Allocations() as for_the_first:
-        kept = trainer._state.everything(wanted=rank == 0)
+        kept = trainer._state.gather_all(wanted=rank == 0)
     broadcast.BUCKET_BYTES = pieces
     return {
         "most": made.most_bytes,

@@ -21,7 +21,7 @@ from stagewright.engine.pipeline.transport import Sender
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
-from stagewright.schedules.actions import Action, Actions, forward_actions, forward_stream, schedule_actions
+from stagewright.schedules.actions import Actions, forward_actions, forward_stream, schedule_actions
 
 __all__ = ["PipelineExecutor"]
 
@@ -63,13 +63,13 @@ class PipelineExecutor:
         config = self.config
         actions = schedule_actions(config.schedule, config.stage_workers, config.num_microbatches, len(batch))
         with torch.enable_grad():
-            return self._begin(batch, actions, training=True, keep_outputs=keep_outputs).run()
+            return self._make_step(batch, actions, training=True, keep_outputs=keep_outputs).run()
 
     def evaluate(self, batch: Sequence[MicroBatch], *, with_loss: bool = True) -> PipelineResult:
         """Run forward only, for every schedule and placement; the last stage's worker has outputs and loss."""
         actions = forward_actions(self.config.stage_workers, len(batch))
         with torch.no_grad():
-            return self._begin(batch, actions, training=False, keep_outputs=True, with_loss=with_loss).run()
+            return self._make_step(batch, actions, with_loss=with_loss).run()
 
     def stream(self, batches: Iterable[MicroBatch]) -> Iterator[Any]:
         """Run inference over a stream, which may be endless: the pipeline fills once, little is read or sent ahead.
@@ -93,7 +93,8 @@ class PipelineExecutor:
         # The first receives are posted before any was received and wait like those of a short pass; the peer can send
         # later ones by the time there is a free slot for them.
         start = self._plan_receives(forward_actions(workers, 2 * len(workers)))
-        step = self._make_step(window, (), ReceivePlan(orders, {}, start.after), with_loss=False)
+        receives = ReceivePlan(orders, {}, start.after)
+        step = self._make_step(window, receives=receives, with_loss=False)
         sender, highest_stage = self._worker.senders[False], max(self.stages)
         group = self.context.link_groups[False, True]
         if group is not None:
@@ -129,35 +130,17 @@ class PipelineExecutor:
             else:
                 dist.recv(number, src=ranks[sender], group=group)
 
-    def _begin(
-        self,
-        batch: Sequence[MicroBatch],
-        actions: Actions,
-        *,
-        training: bool,
-        keep_outputs: bool,
-        with_loss: bool = True,
-    ) -> PipelineStep:
-        """Set up a pass over the actions of this worker."""
-        return self._make_step(
-            batch,
-            actions[self.context.pipeline],
-            self._plan_receives(actions),
-            training=training,
-            keep_outputs=keep_outputs,
-            with_loss=with_loss,
-        )
-
     def _make_step(
         self,
         batch: Sequence[MicroBatch] | _StreamWindow,
-        actions: Sequence[Action],
-        receives: ReceivePlan,
+        actions: Actions = (),
         *,
+        receives: ReceivePlan | None = None,
         training: bool = False,
         keep_outputs: bool = True,
         with_loss: bool = True,
     ) -> PipelineStep:
+        """Set up a pass over this worker's actions; a stream passes its receives, and runs actions as they come."""
         if self.context.link_groups[False, True] in _streaming:
             raise UsageError(
                 "a stream was left before its end, or has not ended yet, and its micro-batches are still in the "
@@ -173,8 +156,8 @@ class PipelineExecutor:
         return PipelineStep(
             self._worker,
             batch,
-            actions,
-            receives,
+            actions[self.context.pipeline] if actions else (),
+            receives or self._plan_receives(actions),
             training=training,
             keep_outputs=keep_outputs,
             with_loss=with_loss,

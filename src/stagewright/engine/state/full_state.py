@@ -1,7 +1,6 @@
-"""Full tensors under the plain model's names, for any strategy, and back.
+"""Full tensors of a model, for any strategy.
 
     held by a worker                                        full
-    DistributedDataParallel's "module.…"                    the name without the prefix
     a DTensor sharded over the data axis (FSDP2)            all-gathered over that axis
     a tensor-parallel shard                                 all-gathered over the tensor axis, sections in order
 
@@ -12,31 +11,14 @@ too, which has the names of its units. With FSDP2 pass the wrapped module: the o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.tensor import DTensor
 
 from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
-from stagewright.errors import UsageError
 
-__all__ = ["full_gradients", "full_state_dict", "full_tensor", "full_tensors", "load_full_state_dict", "unwrap"]
-
-
-def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Gather the plain model's ``state_dict``."""
-    plain = unwrap(model)
-    return full_tensors(plain, {name: value.detach() for name, value in plain.state_dict().items()})
-
-
-def full_gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Gather gradients under the plain model's names, a tied one under each name; ``None`` if there is no gradient."""
-    plain = unwrap(model)
-    gradients = {name: parameter.grad for name, parameter in plain.named_parameters(remove_duplicate=False)}
-    full = full_tensors(plain, {name: value for name, value in gradients.items() if value is not None})
-    return {name: full.get(name) for name in gradients}
+__all__ = ["full_tensor", "full_tensors"]
 
 
 def full_tensors(
@@ -46,7 +28,7 @@ def full_tensors(
 
     ``device``: where gathered tensors are put, one after another, because a worker's device may not fit the full model.
     """
-    layouts = shard_layouts(unwrap(model))
+    layouts = shard_layouts(model)
     full: dict[int, torch.Tensor] = {}
     for name, value in held.items():
         if id(value) not in full:
@@ -62,35 +44,3 @@ def full_tensor(
     if layout is not None and whole.ndim:
         return layout.gather(whole, device)
     return whole if whole is value or device is None else whole.to(device)
-
-
-@torch.no_grad()
-def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Load this worker's shards of a plain model's ``state_dict``, in place; the names must match exactly."""
-    plain = unwrap(model)
-    targets = plain.state_dict()
-    missing, unexpected = sorted(targets.keys() - state.keys()), sorted(state.keys() - targets.keys())
-    if missing or unexpected:
-        raise UsageError(
-            f"the state does not match {type(plain).__name__}: {len(missing)} missing names {missing[:3]}, "
-            f"{len(unexpected)} unexpected names {unexpected[:3]}"
-        )
-    layouts = shard_layouts(plain)
-    for name, target in targets.items():
-        value = state[name].to(device=target.device, dtype=target.dtype)
-        if name in layouts:
-            value = layouts[name].shard(value)
-        if value.shape != target.shape:
-            raise UsageError(
-                f"{name} has shape {list(value.shape)} in the state, but {list(target.shape)} in {type(plain).__name__}"
-            )
-        if isinstance(target, DTensor):
-            value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
-        target.copy_(value)
-
-
-def unwrap(model: Any) -> nn.Module:
-    """Return the module inside a DistributedDataParallel wrapper, or the module itself."""
-    module = model.module if isinstance(model, DistributedDataParallel) else model
-    assert isinstance(module, nn.Module)
-    return module

@@ -88,7 +88,7 @@ def apply_tensor_parallel(model: nn.Module, group: Any, *, plan: TensorPlan | No
     """Shard ``model`` in place over ``group``, a process group or a one-dimensional device mesh.
 
     Every worker must hold the same full weights before, and keeps its shard. Parameters remain the same objects under
-    the same names; ``full_state.full_state_dict`` gathers the full values.
+    the same names; ``full_state.full_tensors`` gathers the full values.
     """
     axis = TensorAxis(process_group_of(group))
     plan = plan or plan_tensor_parallel(model, axis.num_workers)

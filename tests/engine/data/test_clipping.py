@@ -1,4 +1,4 @@
-"""Clipping by the norm over the whole model is torch's own on the plain model, whatever the strategy."""
+"""Clipping by global norm matches torch's on the plain model under every strategy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def check(pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, 
     limit = LIMITS[name]
     (expected,) = pool_of(1).run("clip_jobs:plain", name=name, clip=limit)
     assert min(expected["norms"]) < limit < max(expected["norms"]), expected["norms"]
-    words = (mesh, schedule, microbatches)
-    for one in pool_of(Mesh.parse(mesh).num_workers).run("clip_jobs:clipped", *words, name=name, clip=limit, **more):
-        np.testing.assert_allclose(one["norms"], expected["norms"], rtol=1e-5)
-        np.testing.assert_allclose(one["losses"], expected["losses"], rtol=1e-5)
+    arguments = (mesh, schedule, microbatches)
+    for result in pool_of(Mesh.parse(mesh).num_workers).run(
+        "clip_jobs:clipped", *arguments, name=name, clip=limit, **more
+    ):
+        np.testing.assert_allclose(result["norms"], expected["norms"], rtol=1e-5)
+        np.testing.assert_allclose(result["losses"], expected["losses"], rtol=1e-5)
         for key, value in expected["state"].items():
-            np.testing.assert_allclose(one["state"][key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+            np.testing.assert_allclose(result["state"][key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +39,10 @@ def check(pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, 
         ("small", "pipeline=2", "zbv", 4, {}),
     ],
 )
-def test_it_is_torchs_own(
+def test_matches_torch(
     pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, more: dict[str, Any]
 ) -> None:
-    """Tied weights, parts of layers, shards and copies: each number of the gradient counts once."""
+    """Tied weights, tensor-parallel and FSDP shards, replicas: each element of the gradient counts once."""
     check(pool_of, name, mesh, schedule, microbatches, **more)
 
 
@@ -49,5 +51,5 @@ def test_it_is_torchs_own(
     ("mesh", "more"),
     [("tensor=2,pipeline=2", {}), ("data=2,pipeline=2", {}), ("data=2,tensor=2", {"shard": True})],
 )
-def test_it_is_torchs_own_on_meshes(pool_of: Any, mesh: str, more: dict[str, Any]) -> None:
+def test_matches_torch_on_meshes(pool_of: Any, mesh: str, more: dict[str, Any]) -> None:
     check(pool_of, "language", mesh, "1f1b", 2, **more)

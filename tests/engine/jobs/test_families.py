@@ -1,4 +1,4 @@
-"""Families that once differed or failed in ``benchmarks/engine_families.py``, and its page against its data."""
+"""Regression tests for families of ``benchmarks/engine_families.py``, and its page against its data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.engine.parallel.replica import capture_for
+from stagewright.engine.parallel.model import capture_for
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
@@ -36,23 +36,23 @@ DATA = json.loads(engine_families.DATA.read_text(encoding="utf-8"))
         ("changing-buffers", "stream"),
     ],
 )
-def test_what_once_differed(name: str, plan: str) -> None:
+def test_former_failures(name: str, plan: str) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    found = engine_families.prove(name, engine_families.PLANS[plan], cores)
-    assert found["verdict"] == "equal", found
+    result = engine_families.prove(name, engine_families.PLANS[plan], cores)
+    assert result["verdict"] == "equal", result
 
 
-def test_automatic_units_are_no_finer_than_what_workers_share() -> None:
+def test_automatic_units_keep_tensor_parallel_regions_whole() -> None:
     model = ModelSpec(name="families.factory:bart")
     plan = Plan(model=model, batch=2, mesh=Mesh(tensor=2))
     names = [call.name for call in capture_for(plan, model.load(batch=2)).calls]
     assert {"model.decoder.layers.0", "model.decoder.layers.1"} <= set(names)
 
 
-def test_the_page_is_of_these_families_and_nothing_differs() -> None:
+def test_page_matches_data_and_all_families_pass() -> None:
     assert [entry["name"] for entry in DATA["families"]] == [family.name for family in FAMILIES]
     assert DATA["plans"] == engine_families.PLANS
     for entry in DATA["families"]:
         assert list(entry["plans"]) == list(engine_families.PLANS)
-        assert {found["verdict"] for found in entry["plans"].values()} <= {"equal", "refused"}
+        assert {result["verdict"] for result in entry["plans"].values()} <= {"equal", "refused"}
     assert engine_families.PAGE.read_text(encoding="utf-8") == engine_families.page(DATA)

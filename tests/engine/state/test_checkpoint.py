@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, hold no pickle, and any other plan goes on as if nothing had happened."""
+"""Checkpoints are complete or absent, hold no pickle, and resume exactly under any other plan."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
         ({"mesh": "serial"}, {"mesh": "pipeline=2", "schedule": "zbv"}),  # four stages
         ({"mesh": "data=2", "microbatches": 2, "shard": True}, {"mesh": "pipeline=2"}),
         ({"mesh": "pipeline=2", "optimizer": "sgd"}, {"mesh": "data=2", "microbatches": 2, "optimizer": "sgd"}),
-        # A key's bias has no gradient but rounding, which AdamW would blow up.
+        # The gradient of a key's bias is rounding only, which AdamW would amplify.
         ({"mesh": "tensor=2", **VIT}, {"mesh": "pipeline=2", **VIT}),
         ({"mesh": "serial", **VIT}, {"mesh": "tensor=2", **VIT}),
     ],
-    ids=lambda one: ",".join(str(value) for value in one.values()),
+    ids=lambda options: ",".join(str(value) for value in options.values()),
 )
-def test_another_plan_goes_on(pool_of: Any, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
-    """The losses are those of a serial run that was never broken, with the optimiser's moments and dropout's masks."""
+def test_resume_under_another_plan(pool_of: Any, tmp_path: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Losses match an uninterrupted single-device run, including optimizer states and dropout masks."""
     common = {name: before[name] for name in ("optimizer", "name") if name in before}
     second = (4, 4) if "data" in before["mesh"] + after["mesh"] else SECOND  # the same micro-batches on both sides
     (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=FIRST + second, **common)
@@ -51,23 +51,23 @@ def test_another_plan_goes_on(pool_of: Any, tmp_path: Path, before: dict[str, An
         workers = Mesh.parse(mesh).num_workers
         return pool_of(workers).run("training_jobs:training", mesh, sizes=sizes, **more)
 
-    for one in run(FIRST, save=str(path), **before):
-        np.testing.assert_allclose(one["losses"], expected["losses"][:3], rtol=1e-5)
-    assert {one.suffix for one in path.rglob("*") if one.is_file()} == {".safetensors", ".json"}
-    for one in run(second, load=str(path), **after):
-        np.testing.assert_allclose(one["losses"], expected["losses"][3:], rtol=1e-5)
-        np.testing.assert_allclose(one["evaluations"], expected["evaluations"][3:], rtol=1e-5)
-        assert (one["content"], one["step"]) == ({"note": "kept"}, 5)
+    for result in run(FIRST, save=str(path), **before):
+        np.testing.assert_allclose(result["losses"], expected["losses"][:3], rtol=1e-5)
+    assert {file.suffix for file in path.rglob("*") if file.is_file()} == {".safetensors", ".json"}
+    for result in run(second, load=str(path), **after):
+        np.testing.assert_allclose(result["losses"], expected["losses"][3:], rtol=1e-5)
+        np.testing.assert_allclose(result["evaluations"], expected["evaluations"][3:], rtol=1e-5)
+        assert (result["content"], result["step"]) == ({"note": "kept"}, 5)
         for name, value in expected["state"].items():
-            np.testing.assert_allclose(one["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(result["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_nothing_is_unpickled(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own checkpoints are read with pickle; these with safetensors alone, by torch's reader for it too."""
+    """Torch's checkpoints are read with pickle, these with safetensors only, also by torch's safetensors reader."""
     from torch.distributed import checkpoint as dcp
 
     path = tmp_path / checkpoint_name(1)
-    (found,) = pool_of(1).run(
+    (result,) = pool_of(1).run(
         "training_jobs:training", "serial", sizes=(12,), save=str(path), export=str(tmp_path / "w")
     )
 
@@ -79,20 +79,20 @@ def test_nothing_is_unpickled(pool_of: Any, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch, "load", refuse)
     saved = Checkpoint.open(path)
     assert sorted(saved.optimizer_state("scale")) == ["exp_avg", "exp_avg_sq", "step"]
-    assert saved.model_names() == set(found["state"]) - {"head.weight"}  # tied: kept once
+    assert saved.model_names() == set(result["state"]) - {"head.weight"}  # tied: saved once
     state = {name: torch.zeros_like(saved.model_tensor(name)) for name in saved.model_names()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is one process
         dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(path / "model")), no_dist=True)
     for name, value in state.items():
-        np.testing.assert_array_equal(value.numpy(), found["state"][name])
+        np.testing.assert_array_equal(value.numpy(), result["state"][name])
     model = training_jobs.small().module
     load_state(model, tmp_path / "w")
-    for name, one in model.state_dict().items():
-        np.testing.assert_array_equal(one.numpy(), found["state"][name])
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), result["state"][name])
 
 
-def test_a_half_written_checkpoint_is_never_taken(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_ignored(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / checkpoint_name(2), model={"w": torch.ones(2)}, content={"step": 2}, **SMALL)
     calls = []
 
@@ -117,15 +117,15 @@ def test_a_half_written_checkpoint_is_never_taken(tmp_path: Path) -> None:
     assert latest(tmp_path / "nowhere") is None
 
 
-def test_a_checkpoint_is_replaced_and_old_ones_go(tmp_path: Path) -> None:
+def test_checkpoints_are_replaced_and_pruned(tmp_path: Path) -> None:
     for step in (1, 2, 10, 10):
         write_checkpoint(tmp_path / checkpoint_name(step), model={"w": torch.ones(2)}, content={"step": step}, **SMALL)
     (tmp_path / ".step-00000011.partial").mkdir()
     prune(tmp_path, 2)
-    assert sorted(one.name for one in tmp_path.iterdir()) == [checkpoint_name(2), checkpoint_name(10)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint_name(2), checkpoint_name(10)]
 
 
-def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_another_model_or_optimizer_is_rejected(pool_of: Any, tmp_path: Path) -> None:
     path = str(tmp_path / checkpoint_name(1))
     pool_of(1).run("training_jobs:training", "serial", sizes=(12,), save=path)
     with pytest.raises(AssertionError, match="was made with the optimizer AdamW, not SGD"):
@@ -134,8 +134,8 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(pool_of: Any, tmp
         pool_of(1).run("training_jobs:training", "serial", sizes=(), load=path, norm=True)
 
 
-def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six steps of digits-vit; a worker is killed in the fifth; serial goes on after the fourth."""
+def test_killed_run_resumes_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six steps of digits-vit; a worker is killed in the fifth; a single-device run resumes after the fourth."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
 
@@ -153,11 +153,11 @@ def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, m
             **more,
         )
 
-    def run(one: Plan, root: str, **options: Any) -> tuple[list[float], dict[str, Any]]:
-        folder = RunFolder.create(tmp_path / root, one, environment={})
+    def run(plan: Plan, root: str, **options: Any) -> tuple[list[float], dict[str, Any]]:
+        folder = RunFolder.create(tmp_path / root, plan, environment={})
         write_options(folder, TrainingOptions(**options))
-        (found,) = pool_of(1).run("training_jobs:run", one, str(folder.path))
-        return found
+        (result,) = pool_of(1).run("training_jobs:run", plan, str(folder.path))
+        return result
 
     killed: list[float] = []
     serial = plan(Mesh())
@@ -171,11 +171,11 @@ def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, m
             job="training_jobs:dies",
         )
     np.testing.assert_allclose(killed, losses[:4], rtol=1e-5)
-    found = find_checkpoint(tmp_path / "runs", serial)
-    assert found is not None
-    assert found.name == checkpoint_name(4)
-    assert RunFolder.open(found.parent.parent).result().status == "failed"  # type: ignore[union-attr]
-    later, resumed = run(serial, "runs", checkpoint=str(found), export=str(tmp_path / "weights"))
+    checkpoint = find_checkpoint(tmp_path / "runs", serial)
+    assert checkpoint is not None
+    assert checkpoint.name == checkpoint_name(4)
+    assert RunFolder.open(checkpoint.parent.parent).result().status == "failed"  # type: ignore[union-attr]
+    later, resumed = run(serial, "runs", checkpoint=str(checkpoint), export=str(tmp_path / "weights"))
     np.testing.assert_allclose(later, losses[4:], rtol=1e-5)
     for name in ("training_loss", "evaluation_loss", "accuracy"):
         assert resumed["epochs"][0][name] == pytest.approx(whole["epochs"][0][name], rel=1e-5)
@@ -184,4 +184,4 @@ def test_a_killed_run_goes_on_under_another_plan(pool_of: Any, tmp_path: Path, m
     loaded = ModelSpec(name="digits-vit", weights=str(tmp_path / "weights")).load(batch=2)
     for name, value in load_file(tmp_path / "weights" / "model.safetensors").items():
         assert torch.equal(loaded.module.state_dict()[name], value)
-    assert json.loads((found / "index.json").read_text())["content"]["caller"]["progress"]["step"] == 4
+    assert json.loads((checkpoint / "index.json").read_text())["content"]["caller"]["progress"]["step"] == 4

@@ -380,12 +380,12 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
 
 
 def rounds(rank: int) -> list[Any]:
-    """What a calibration's workers tell each other, of different lengths."""
+    """Exchange calibration results of different lengths."""
     return gather_rounds([{"sums": {8: [0.5] * (1 + 3 * rank)}}])["workers"]  # type: ignore[no-any-return]
 
 
 def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
-    """Tensors of every kind from one worker, which every worker must have then; how many messages it took."""
+    """Broadcast tensors of every kind and compare them; return the number of broadcasts."""
     from stagewright.engine.worker import broadcast as module
 
     made = [
@@ -398,7 +398,7 @@ def broadcast_tensors(rank: int, source: int, piece_bytes: int) -> int:
         torch.tensor([1 + 2j, 3 - 4j]),
         torch.tensor([True, False, True]),
     ]
-    held = made if rank == source else [torch.empty(one.shape, dtype=one.dtype) for one in made]
+    held = made if rank == source else [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in made]
     calls, plain = [], dist.broadcast
 
     def counted(*args: object, **kwargs: object) -> object:

@@ -1,1 +1,1 @@
-"""What people look at: tables and figures made of the values that the other parts return."""
+"""Tables, figures, the report page and the live page, made from the values that other packages return."""

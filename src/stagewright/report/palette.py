@@ -1,14 +1,14 @@
-"""Colours that people with any colour vision can tell apart; a stage or strategy has the same one in every figure.
+"""Colorblind-safe colors; a stage or strategy has the same color in every figure.
 
-The eight of Okabe and Ito (2008), those that stand out most from each other first. Pages ask for them by name
-(`stage-0`, `strategy-data`, `memory-activations`), because each has one value on white and one on black.
+The eight colors of Okabe and Ito (2008), most distinct first. Pages refer to them by name (`stage-0`, `strategy-data`,
+`memory-activations`), because each has one value for light and one for dark mode.
 """
 
 from __future__ import annotations
 
 __all__ = ["GRID", "INK", "MUTED", "color", "color_names", "readable_on", "stage_color", "strategy_paint", "tint"]
 
-_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GREY = _STAGES = (
+_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GRAY = _STAGES = (
     "#0072B2",
     "#E69F00",
     "#009E73",
@@ -19,14 +19,14 @@ _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GREY = _STAGES = (
     "#7F7F7F",
 )
 
-_DIM = "#5A5A5A"  # a grey that nobody takes for the pink beside it
+_DIM = "#5A5A5A"  # a gray that is distinct from the pink
 
-# Text and lines that carry meaning, text beside them, lines in the background.
+# Text and main lines, secondary text, grid lines.
 INK = "#222222"
 MUTED = "#666666"
 GRID = "#E3E3E3"
 
-_NUM_STAGES = 16  # on a page; later ones come again
+_NUM_STAGES = 16  # on a page; colors repeat after these
 _PAPER, _NIGHT = "#FFFFFF", "#14181D"
 _STRATEGIES = {
     "serial": _DIM,
@@ -56,7 +56,7 @@ _SHARES = {
 }
 _TONES = {"good": _GREEN, "bad": _RED, "ideal": _SKY, "first": _BLUE, "second": _ORANGE}
 _NAMED = {"strategy": _STRATEGIES, "memory": _MEMORY, "share": _SHARES, "tone": _TONES}
-# On white, and on black.
+# Light mode, dark mode.
 _PLAIN = {
     "ink": (INK, "#ECECEC"),
     "muted": ("#5C5C5C", "#A9B1BA"),
@@ -69,50 +69,50 @@ _PLAIN = {
 
 
 def stage_color(stage: int) -> str:
-    """The colour of that stage; from the ninth on they come again, a little darker each round."""
+    """Return the color of a stage; from the ninth on colors repeat, darker in each round."""
     rounds, index = divmod(stage, len(_STAGES))
     return _mix(_STAGES[index], "#000000", 1 - 0.72**rounds)
 
 
 def strategy_paint(strategy: str) -> str:
-    """The name of a strategy's colour; of several axes, their names with ×."""
+    """Return the color name of a strategy; several axes are joined by ×."""
     return f"strategy-{strategy.replace('×', '-')}"
 
 
 def color(name: str, *, dark: bool = False) -> str:
-    """The value of a colour by its name."""
+    """Return the value of a color name."""
     if name in _PLAIN:
         return _PLAIN[name][dark]
     kind, _, rest = name.partition("-")
     if kind == "stage":
         number, _, pale = rest.partition("-")
-        found = stage_color(int(number) % _NUM_STAGES)
+        value = stage_color(int(number) % _NUM_STAGES)
         if pale:
-            return _mix(found, _NIGHT, 0.45) if dark else tint(found)
+            return _mix(value, _NIGHT, 0.45) if dark else tint(value)
     else:
-        found = _NAMED[kind][rest]
-    # Deep colours are lost on black.
-    return _mix(found, "#FFFFFF", 0.2) if dark else found
+        value = _NAMED[kind][rest]
+    # Deep colors are hard to see on black.
+    return _mix(value, "#FFFFFF", 0.2) if dark else value
 
 
 def color_names() -> list[str]:
-    """Every name that a page may use."""
+    """Return every color name."""
     stages = [f"stage-{index}{pale}" for index in range(_NUM_STAGES) for pale in ("", "-pale")]
     return [*_PLAIN, *stages, *(f"{kind}-{name}" for kind, names in _NAMED.items() for name in names)]
 
 
 def tint(color: str, share: float = 0.55) -> str:
-    """The colour mixed with that share of white."""
+    """Mix a color with white."""
     return _mix(color, "#FFFFFF", share)
 
 
 def readable_on(color: str) -> str:
-    """White or ink, whichever stands out more from that colour; ink where they are near."""
-    red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
-    return "#FFFFFF" if light < 0.3 else INK
+    """Return white or dark text, whichever has more contrast with a background color."""
+    red, green, blue = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    luminance = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    return "#FFFFFF" if luminance < 0.3 else INK
 
 
 def _mix(color: str, other: str, share: float) -> str:
-    pairs = [(int(color[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5)]
-    return "#" + "".join(f"{round(one + (two - one) * share):02X}" for one, two in pairs)
+    channels = [(int(color[start : start + 2], 16), int(other[start : start + 2], 16)) for start in (1, 3, 5)]
+    return "#" + "".join(f"{round(first + (second - first) * share):02X}" for first, second in channels)

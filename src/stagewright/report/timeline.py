@@ -1,7 +1,7 @@
-"""A step as lanes of bars: what the text and the figure draw, whether it was predicted or measured.
+"""A step as lanes of bars, forecast or measured; drawn by `timeline_text` and `figures.timeline`.
 
-worker 0   F0 F1 F2        B0 F3 B1     from a forecast: one lane for each place along the pipeline
-worker 1      F0 B0 F1 B1               from a trace: one lane for each worker
+worker 0   F0 F1 F2        B0 F3 B1     forecast: one lane per pipeline rank
+worker 1      F0 B0 F1 B1               trace: one lane per worker
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stagewright.quantity import format_s
 from stagewright.trace.events import Trace, TraceEvent
 
-if TYPE_CHECKING:  # a forecast comes with torch, which a trace does without
+if TYPE_CHECKING:  # forecasts import torch, which traces do not need
     from stagewright.simulator.forecast import Forecast
 
 __all__ = ["Bar", "MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
@@ -27,40 +27,39 @@ _NAMES = {
     "decode": "codec",
     "optimizer": "optimizer",
     "collective": "all-reduce",
-    "send": "message",
-    "receive": "message",
+    "send": "P2P",
+    "receive": "P2P",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Something that goes on for a while in a lane."""
+    """An interval of activity in a lane."""
 
     lane: int
-    """Which lane."""
     stream: str
-    """compute; tensor: a collective that is waited for; data: one beside computing; send; receive."""
+    """compute; tensor: an exposed collective; data: a collective overlapped with compute; send; receive."""
     name: str
-    """F, B, I, W, R (forward again), L (the loss), codec, optimizer, message, all-reduce."""
+    """F, B, I, W, R (recompute), L (the loss), codec, optimizer, P2P, all-reduce."""
     stage: int
-    """The stage and the micro-batch; -1: of none."""
+    """-1: no stage."""
     microbatch: int
+    """-1: no micro-batch."""
     start_s: float
-    """When it begins and ends."""
     end_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLine:
-    """What one lane holds over time."""
+    """Memory of one lane over time."""
 
     label: str
-    """Of the legend."""
+    """Legend entry."""
     stage: int
-    """Whose colour it has."""
+    """The stage whose color it has."""
     times_s: tuple[float, ...]
-    """Moments, and the bytes held from each on."""
     held_bytes: tuple[int, ...]
+    """Bytes held from each time on."""
     limit_bytes: int | None
     """Memory of the device; None: not limited."""
 
@@ -70,84 +69,82 @@ class Timeline:
     """A step, ready to be drawn."""
 
     title: str
-    """What was run, and how it went."""
     caption: str
     step_s: float
-    """How long it took."""
     lanes: tuple[str, ...]
-    """One name a lane."""
+    """Names of the lanes."""
     bars: tuple[Bar, ...]
-    """What is in them."""
     memory: tuple[MemoryLine, ...] = ()
-    """What each lane holds over time; none where that is not known."""
+    """Memory of each lane over time; empty if unknown."""
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that any lane holds."""
+        """Peak memory of any lane."""
         return max((max(line.held_bytes) for line in self.memory), default=0)
 
 
 def forecast_timeline(forecast: Forecast) -> Timeline:
-    """The predicted step."""
+    """Convert a forecast step."""
     chunks = f"{forecast.schedule}, {forecast.microbatches} micro-batches" if len(forecast.workers) > 1 else "one stage"
     return Timeline(
         title=f"{forecast.model}: {forecast.strategy} on {forecast.num_workers} workers, {chunks} (forecast)",
         caption=f"step {format_s(forecast.step_s)}, {forecast.samples_per_s:.4g} samples/s, "
-        f"speed-up {forecast.speedup:.2f} × over one device",
+        f"speed-up {forecast.speedup:.2f} × over the single-device baseline",
         step_s=forecast.step_s,
-        lanes=tuple(f"worker {one.worker}" for one in forecast.workers),
+        lanes=tuple(f"worker {worker.worker}" for worker in forecast.workers),
         bars=tuple(
             Bar(
-                lane=one.worker,
-                stream=one.stream,
-                name=one.name,
-                stage=one.stage,
-                microbatch=one.microbatch,
-                start_s=one.start_s,
-                end_s=one.end_s,
+                lane=segment.worker,
+                stream=segment.stream,
+                name=segment.name,
+                stage=segment.stage,
+                microbatch=segment.microbatch,
+                start_s=segment.start_s,
+                end_s=segment.end_s,
             )
-            for one in forecast.segments
+            for segment in forecast.segments
         ),
         memory=tuple(
             MemoryLine(
-                label=f"worker {one.worker}",
-                stage=one.stages[0],
-                times_s=one.memory.times_s,
-                held_bytes=one.memory.held_bytes,
-                limit_bytes=one.memory_limit_bytes,
+                label=f"worker {worker.worker}",
+                stage=worker.stages[0],
+                times_s=worker.memory.times_s,
+                held_bytes=worker.memory.held_bytes,
+                limit_bytes=worker.memory_limit_bytes,
             )
-            for one in forecast.workers
+            for worker in forecast.workers
         ),
     )
 
 
 def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
-    """A measured step, from when its first worker began it."""
+    """Convert a measured step; time starts when its first worker begins it."""
     begin_s, end_s = trace.spans[step]
     bars = [
-        _bar(one, lane, begin_s)
+        _make_bar(event, lane, begin_s)
         for lane, worker in enumerate(trace.workers)
-        for one in worker.of_step(step)
-        if one.seconds > 0
+        for event in worker.of_step(step)
+        if event.seconds > 0
     ]
-    whole = trace.workers[0].step(step)
-    broken = step == trace.unfinished_step
-    stream = f" (a stream of {whole.note})" if whole is not None and whole.note and not broken else ""
-    stream += " (unfinished)" if broken else ""
+    step_event = trace.workers[0].step(step)
+    is_unfinished = step == trace.unfinished_step
+    has_note = step_event is not None and step_event.note and not is_unfinished
+    detail = f" (a stream of {step_event.note})" if step_event is not None and has_note else ""
+    detail += " (unfinished)" if is_unfinished else ""
     return Timeline(
         title=title,
-        caption=f"step {step}{stream}: {format_s(end_s - begin_s)}",
+        caption=f"step {step}{detail}: {format_s(end_s - begin_s)}",
         step_s=end_s - begin_s,
         lanes=tuple(f"worker {worker.rank}" for worker in trace.workers),
         bars=tuple(bars),
     )
 
 
-def _bar(event: TraceEvent, lane: int, begin_s: float) -> Bar:
+def _make_bar(event: TraceEvent, lane: int, begin_s: float) -> Bar:
     stream = "compute"
     if event.stream in ("send", "receive"):
         stream = event.stream
-    elif event.kind == "collective":  # waited for, or beside computing
+    elif event.kind == "collective":  # exposed, or overlapped with compute
         stream = "tensor" if event.stream == "compute" else "data"
     return Bar(
         lane=lane,

@@ -1,7 +1,7 @@
-"""A step's timeline for a terminal: one row a worker, one column a slice of time.
+"""A step's timeline for the terminal: one row per worker, one column per slice of time.
 
-0  0123····0·1·2·3      a digit is the micro-batch's last one, forward plain, backward bold;
-1   0 0 1 1 2 2 3 3     + a collective, o the optimiser, c a codec, · idle
+0  0123····0·1·2·3      the last digit of the micro-batch, forward plain, backward bold;
+1   0 0 1 1 2 2 3 3     + collective, o optimizer, c codec, · idle
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from stagewright.report.timeline import Bar, Timeline
 
 __all__ = ["timeline_text"]
 
-_LEGEND = "    digits: the micro-batch, forward plain, backward filled; + collective, o optimiser, c codec, · idle"
+_LEGEND = "    digits: micro-batch, forward plain, backward filled; + collective, o optimizer, c codec, · idle"
 
 
 def timeline_text(timeline: Timeline, width: int = 100) -> list[Text]:
-    """The lines; empty where the step is too long to be drawn."""
+    """Draw the lines; none if the step is too long to draw."""
     if not timeline.bars:
         return []
-    end = max(timeline.step_s, max(one.end_s for one in timeline.bars))
+    end = max(timeline.step_s, max(bar.end_s for bar in timeline.bars))
     columns = max(20, width - 6)
     lines = []
     for lane in range(len(timeline.lanes)):
-        own = [one for one in timeline.bars if one.lane == lane and one.stream not in ("send", "receive")]
-        own.sort(key=lambda one: one.start_s)
-        starts = [one.start_s for one in own]
-        longest = max((one.end_s - one.start_s for one in own), default=0.0)
+        bars = [bar for bar in timeline.bars if bar.lane == lane and bar.stream not in ("send", "receive")]
+        bars.sort(key=lambda bar: bar.start_s)
+        starts = [bar.start_s for bar in bars]
+        longest_s = max((bar.end_s - bar.start_s for bar in bars), default=0.0)
         line = Text(f"{timeline.lanes[lane].removeprefix('worker '):>3} ")
         for column in range(columns):
             moment = (column + 0.5) * end / columns
-            near = own[bisect.bisect_left(starts, moment - longest) : bisect.bisect_right(starts, moment)]
-            line.append_text(_cell(near, moment))
+            near = bars[bisect.bisect_left(starts, moment - longest_s) : bisect.bisect_right(starts, moment)]
+            line.append_text(_draw_cell(near, moment))
         lines.append(line)
     lines.append(Text(f"    0{format_s(end):>{columns - 1}}", style="dim"))
     lines.append(Text(_LEGEND))
     return lines
 
 
-def _cell(bars: list[Bar], moment: float) -> Text:
-    here = [one for one in bars if one.start_s <= moment < one.end_s]
-    waited = any(one.stream == "tensor" for one in here)
-    computing = next((one for one in reversed(here) if one.stream == "compute"), None)
-    if computing is not None and not waited:
+def _draw_cell(bars: list[Bar], moment: float) -> Text:
+    active = [bar for bar in bars if bar.start_s <= moment < bar.end_s]
+    has_exposed_collective = any(bar.stream == "tensor" for bar in active)
+    computing = next((bar for bar in reversed(active) if bar.stream == "compute"), None)
+    if computing is not None and not has_exposed_collective:
         if computing.name in ("optimizer", "codec"):
             return Text(computing.name[0], style="dim")
         style = stage_color(computing.stage) + ("" if computing.name in ("F", "L") else " bold reverse")
         return Text(str(computing.microbatch % 10), style=style)
-    return Text("+") if here else Text("·", style="dim")
+    return Text("+") if active else Text("·", style="dim")

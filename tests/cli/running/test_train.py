@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 from stagewright.cli.running.train import _plan, train
 from stagewright.cluster.device import usable_cores
 from stagewright.errors import StagewrightError
-from stagewright.report.tables.train import summary, train_table
+from stagewright.report.tables.runs import summarize_training, train_table
+from stagewright.runs.result import EpochResult, TrainingHistory
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
@@ -90,13 +91,13 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
             ["digits-vit", "digits", "--mesh", "pipeline=2", "--devices", "cpu:0"],
             "--devices gives 1; use --devices 2",
         ),
-        (["digits-vit", "digits", "--clip", "0", "--devices", "cpu:0"], "clip = 0.0, but the largest norm"),
-        (["digits-vit", "digits", "--clip", "nan", "--devices", "cpu:0"], "clip = nan, but the largest norm"),
+        (["digits-vit", "digits", "--clip", "0", "--devices", "cpu:0"], "clip = 0.0, but the maximum gradient norm"),
+        (["digits-vit", "digits", "--clip", "nan", "--devices", "cpu:0"], "clip = nan, but the maximum gradient norm"),
         (["digits-vit", "digits", "--from", "nowhere"], "nowhere is neither a checkpoint nor a run"),
         (["digits-vit", "digits", "--resume"], "with batch 64 and seed 0; leave --resume out to start anew"),
-        (["digits-vit", "digits", "--data-dir", "nowhere"], "--data-dir is 'nowhere', which is no folder"),
-        (["digits-vit", "rte"], "is made of texts, but the model 'digits-vit' takes images; tasks for it: digits"),
-        (["gpt-layers:2", "digits"], "is made of images, but the model 'gpt-layers:2' takes texts"),
+        (["digits-vit", "digits", "--data-dir", "nowhere"], "--data-dir is 'nowhere', which is not a folder"),
+        (["digits-vit", "rte"], "consists of texts, but the model 'digits-vit' takes images; compatible tasks: digits"),
+        (["gpt-layers:2", "digits"], "consists of images, but the model 'gpt-layers:2' takes texts"),
         (
             ["digits-vit", "digits", "--mesh", "pipeline=2", "--cut", "nope"],
             "unknown cut 'nope'; known: vit",
@@ -154,12 +155,21 @@ def test_what_is_typed_wins_over_the_plan(tmp_path: Path) -> None:
 
 
 def test_spread_over_seeds() -> None:
-    row = {"epoch": 1, "training_loss": 1.0, "evaluation_loss": 2.0, "samples_per_s": 3.0}
-    results = [{"seed": at, "metric": "accuracy", "epochs": [{**row, "accuracy": at / 10}]} for at in (7, 8, 9)]
-    found = summary(results)
-    assert found == {"mean": pytest.approx(0.8), "spread": pytest.approx(0.1)}
-    assert summary(results[:1]) == {"mean": 0.7, "spread": 0.0}
-    assert train_table(results, "mine").caption == "accuracy 0.8000 ± 0.1000 over 3 seeds"
+    histories = [
+        TrainingHistory(
+            metric="accuracy",
+            epochs=(
+                EpochResult(
+                    epoch=1, step=1, training_loss=1.0, evaluation_loss=2.0, score=seed / 10, samples_per_s=3.0
+                ),
+            ),
+            seed=seed,
+        )
+        for seed in (7, 8, 9)
+    ]
+    assert summarize_training(histories) == {"mean": pytest.approx(0.8), "spread": pytest.approx(0.1)}
+    assert summarize_training(histories[:1]) == {"mean": 0.7, "spread": 0.0}
+    assert train_table(histories, "mine").notes == ("accuracy 0.8000 ± 0.1000 over 3 seeds",)
 
 
 def test_a_model_with_classes_of_its_own(tmp_path: Path) -> None:

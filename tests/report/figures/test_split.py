@@ -87,7 +87,7 @@ def test_labels_say_what_is_drawn() -> None:
     for one in comparison:
         assert one.policy in texts
         assert f"{one.speedup_bound:.2f}×" in texts
-    assert "bold: speed-up over one device, at best, with 8 micro-batches" in texts
+    assert "bold: speed-up bound over one device with 8 micro-batches" in texts
     assert figure.axes[0].get_title(loc="left") == "handmade on 4 devices, training"
     assert figure.axes[0].get_ylabel() == "time of one micro-batch (ms)"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["forward", "backward", "bottleneck"]

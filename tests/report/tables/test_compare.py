@@ -1,19 +1,30 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
-from stagewright.report.tables.compare import compare_remarks, compare_table, failure_tracebacks, sent_bytes
-from stagewright.report.tables.parity_note import unequal_sentence
+from stagewright.report.render.terminal import draw_table
+from stagewright.report.tables.compare import compare_remarks, compare_table, failure_tracebacks
+from stagewright.report.tables.notes import parity_note
+from stagewright.runs.result import ParityReport, RunResult
 from stagewright.zoo.model import LOSS_NOTES
 
-EQUAL = {"loss": 0.0, "outputs": 0.0, "gradients": 3e-7, "buffers": 0.0, "tolerance": 1e-5, "worst": "gradient of fc1"}
+EQUAL: dict[str, Any] = {
+    "equal": True,
+    "loss": 0.0,
+    "outputs": 0.0,
+    "gradients": 3e-7,
+    "buffers": 0.0,
+    "tolerance": 1e-5,
+    "worst": "gradient of fc1",
+}
 
 
-def row(**more: Any) -> dict[str, Any]:
-    return {
+def row(**more: Any) -> RunResult:
+    values = {
         "strategy": "data×pipeline",
         "workers": 4,
         "batch": 16,
@@ -31,22 +42,23 @@ def row(**more: Any) -> dict[str, Any]:
         "equality": EQUAL,
         **more,
     }
+    return RunResult.from_dict(values)
 
 
-def shown(rows: list[dict[str, Any]]) -> str:
+def shown(rows: list[RunResult]) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(compare_table(rows, "a model [with brackets]"))
+    console.print(draw_table(compare_table(rows, "a model [with brackets]")))
     return console.export_text()
 
 
 def test_what_a_step_sends_is_links_and_collectives() -> None:
-    assert sent_bytes(row()) == 8192
+    assert row().sent_bytes == 8192
     assert "8.00 KiB" in shown([row()])
     (line,) = compare_remarks([row()])
-    assert "equal to serial within 3e-07" in line
-    assert "a step sends 4.00 KiB over cut 0, 4.00 KiB to data collectives" in line
+    assert "matches the baseline within 3e-07" in line
+    assert "traffic per step 4.00 KiB P2P over cut 0, 4.00 KiB in data collectives" in line
     (line,) = compare_remarks([row(collective_bytes=[{"tied": 1024}, {"tied": 1024}])])
-    assert "a step sends 4.00 KiB over cut 0, 2.00 KiB to sums of tied weights" in line
+    assert "traffic per step 4.00 KiB P2P over cut 0, 2.00 KiB in all-reduces of tied weights" in line
 
 
 def test_strategies_that_lose_against_a_short_step_are_told_why() -> None:
@@ -54,13 +66,13 @@ def test_strategies_that_lose_against_a_short_step_are_told_why() -> None:
     slower, faster = row(strategy="pipeline", speedup=0.5), row(strategy="data", speedup=1.2)
     *_, note = compare_remarks([serial, faster, slower])
     assert note == (
-        "note: serial's step of 8 samples takes 12.0 ms, which leaves little to share: pipeline spent more on starting "
-        "work and on messages; --batch 256 tells more"
+        "note: the baseline's step of 8 samples takes only 12.0 ms, so launch and communication overheads dominate: "
+        "pipeline; a larger batch says more: --batch 256"
     )
     assert not any("note" in line for line in compare_remarks([serial, faster]))
-    assert not any("note" in line for line in compare_remarks([{**serial, "latency_s": 0.2}, slower]))
+    assert not any("note" in line for line in compare_remarks([replace(serial, latency_s=0.2), slower]))
     assert not any("note" in line for line in compare_remarks([slower]))
-    failed = {"strategy": "serial", "workers": 1, "error": "out of memory", "refused": False}
+    failed = RunResult(strategy="serial", workers=1, error="out of memory", status="failed")
     assert not any("note" in line for line in compare_remarks([failed, slower]))
 
 
@@ -69,13 +81,14 @@ def test_a_plan_that_is_not_equal_has_no_speedup_and_says_what_differs() -> None
     assert "NO" in shown([wrong])
     assert "1.50 ×" not in shown([wrong])
     (line,) = compare_remarks([wrong])
-    assert "NOT equal to serial: gradient of fc1 is off by 5e-01 (allowed 1e-05)" in line
+    assert (
+        "NOT match the single-device baseline: gradient of fc1 has a relative error of 5e-01 (tolerance 1e-05)" in line
+    )
 
 
 def test_a_failure_tells_where_and_which_log() -> None:
     error = "worker 1 failed: boom\n  at: step 0, stage 1\n  log: runs/a/workers/1/log.txt\nTraceback …"
-    failed = {"strategy": "pipeline", "workers": 2, "batch": 8, "microbatches": 4, "schedule": "1f1b"}
-    failed |= {"error": error, "refused": False, "equal": None}
+    failed = RunResult(strategy="pipeline", workers=2, batch=8, microbatches=4, schedule="1f1b", error=error)
     assert "failed" in shown([failed])
     assert compare_remarks([failed]) == [
         "pipeline failed: worker 1 failed: boom",
@@ -88,35 +101,34 @@ def test_a_traceback_is_told_once() -> None:
     trace = 'Traceback (most recent call last):\n  File "mine.py", line 3, in forward\nValueError: boom'
     stack = '  File "mine.py", line 9, in forward\n    time.sleep(1000)'
     head = "worker 1 failed: boom\n  at: step 0, stage 1\n  log: log.txt\n"
-    failed = [{"error": head + text, "refused": False} for text in (trace, trace, stack)]
-    refused = {"error": head + trace, "refused": True}
+    failed = [RunResult(error=head + text) for text in (trace, trace, stack)]
+    refused = RunResult(error=head + trace, refused=True)
     assert failure_tracebacks([row(), *failed, refused]) == [trace, stack]
 
 
 def test_shards_are_labelled() -> None:
     sharded = row(strategy="data", shard=True)
-    assert "data, sharded" in shown([sharded])
-    assert compare_remarks([sharded])[0].startswith("data, sharded: equal to serial")
-    assert "sharded" not in shown([row(strategy="data", shard=False)])
+    assert "data, FSDP" in shown([sharded])
+    assert compare_remarks([sharded])[0].startswith("data, FSDP: matches the baseline")
+    assert "FSDP" not in shown([row(strategy="data", shard=False)])
 
 
 def test_a_refusal_is_its_reason_alone() -> None:
     error = "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages\n  log: runs/a/log.txt"
-    refused = {"strategy": "tensor", "workers": 2, "batch": 8, "microbatches": 1, "schedule": None}
-    refused |= {"error": error, "refused": True, "equal": None}
+    refused = RunResult(strategy="tensor", workers=2, batch=8, microbatches=1, error=error, refused=True)
     assert "refused" in shown([refused])
     assert compare_remarks([refused]) == ["tensor refused: no heads; use data instead"]
 
 
 def test_a_nan_is_named() -> None:
-    equality = {"loss": float("nan"), "gradients": 0.0, "outputs": 0.0, "buffers": 0.0, "tolerance": 1e-5, "worst": "x"}
-    assert unequal_sentence("data", equality).startswith("data is NOT equal to serial: a value is NaN")
-    assert unequal_sentence("data", {**equality, "loss": 0.5}).endswith("x is off by 5e-01 (allowed 1e-05)")
+    parity = ParityReport(**{**EQUAL, "loss": float("nan"), "worst": "x"})
+    assert parity_note("data", parity).startswith("data does NOT match the single-device baseline: a value is NaN")
+    assert parity_note("data", replace(parity, loss=0.5)).endswith("x has a relative error of 5e-01 (tolerance 1e-05)")
 
 
 def whole(loss_of_pieces: float, pieces: int, samples: int, **more: Any) -> dict[str, Any]:
-    found = {"loss": 3.46574, "loss_of_pieces": loss_of_pieces, "pieces": pieces, "samples": samples}
-    return {**found, "difference": 0.4, "depends": True, "without_dropout": False, **more}
+    values = {"loss": 3.46574, "loss_of_pieces": loss_of_pieces, "pieces": pieces, "samples": samples}
+    return {**values, "difference": 0.4, "depends": True, "without_dropout": False, **more}
 
 
 def test_a_loss_that_depends_on_the_pieces_is_told_with_every_number_and_what_to_do() -> None:
@@ -131,9 +143,9 @@ def test_a_loss_that_depends_on_the_pieces_is_told_with_every_number_and_what_to
     assert note.startswith(
         "note: the loss of this model depends on which samples share a batch: 2.7726 on 2 micro-batches of 16 (data), "
         "2.0794 on 8 micro-batches of 4 (pipeline, data×pipeline), 3.4657 on the whole batch of 32; every plan is "
-        "proven against serial on the same micro-batches"
+        "verified against the baseline on the same micro-batches"
     )
-    assert note.endswith("use fewer and larger micro-batches, or tensor, which cuts none")
+    assert note.endswith("use fewer and larger micro-batches, or tensor parallelism, which does not split it")
 
 
 def test_it_is_not_told_where_it_does_not_and_close_numbers_are_told_apart() -> None:

@@ -1,8 +1,8 @@
-"""The figure of the study *codecs*: the accuracy with each codec, one panel a data set.
+"""The figure of the study *codecs*: accuracy with each codec, one panel per data set.
 
-bf16    0.500 │        ┊ ├─●─┤       one row a codec, the smallest below, with the share of bytes that travels
-block4  0.141 │    ├───●───┤         dots are ours, diamonds sort quantisation
-sort3+1 0.125 │ ├─◇─┤  ┊             dashed: without a codec, with its deviation
+bf16    0.500 │        ┊ ├─●─┤       one row per codec with its share of fp32 bytes, smallest at the bottom
+block4  0.141 │    ├───●───┤         dots: Stagewright's codecs; diamonds: sort quantization
+sort3+1 0.125 │ ├─◇─┤  ┊             dashed: no codec, with its standard deviation
               └─────────── accuracy
 """
 
@@ -23,18 +23,19 @@ __all__ = ["AccuracyPoint", "draw_accuracy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyPoint:
-    """One codec."""
+    """Accuracy with one codec."""
 
     label: str
-    """Its name."""
     ratio: float
-    """Bytes that travel over bytes without a codec."""
+    """Bytes sent, relative to sending without a codec."""
     accuracy: float
-    """Mean over seeds in %, and its deviation."""
+    """Mean over seeds, in percent."""
     deviation: float
+    """Standard deviation over seeds."""
     is_baseline: bool = False
-    """Whether it is no codec at all, and whether it is sort quantisation."""
+    """Whether no codec is used."""
     is_published: bool = False
+    """Whether it is sort quantization."""
 
 
 def draw_accuracy(
@@ -44,31 +45,31 @@ def draw_accuracy(
     title: str,
     measures: Mapping[str, str] | None = None,
 ) -> Path:
-    """Draw one panel a data set into a .png, .svg or .pdf file.
+    """Draw one panel per data set into a .png, .svg or .pdf file.
 
-    ``measures``: what is measured, of panels where that is not accuracy.
+    ``measures``: names of metrics other than accuracy, by panel.
     """
     path = check_figure_path(path)
-    most = max((len(points) for points in panels.values()), default=0)
-    figure = Figure(figsize=(5.2 * max(1, len(panels)) + 0.4, 1.6 + 0.3 * most), dpi=160)
+    num_rows = max((len(points) for points in panels.values()), default=0)
+    figure = Figure(figsize=(5.2 * max(1, len(panels)) + 0.4, 1.6 + 0.3 * num_rows), dpi=160)
     figure.set_layout_engine("constrained")
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (name, points) in zip(all_axes, panels.items(), strict=False):
         _draw_panel(axes, points)
         axes.set_xlabel((measures or {}).get(name, "accuracy (%)"), color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
-    all_axes[0].set_ylabel("codec, bytes that travel of fp32", color=INK)
+    all_axes[0].set_ylabel("codec, share of fp32 bytes", color=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return write_figure(figure, path)
 
 
 def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
-    for point in [one for one in points if one.is_baseline]:
+    for point in (point for point in points if point.is_baseline):
         low, high = point.accuracy - point.deviation, point.accuracy + point.deviation
         axes.axvspan(low, high, color=GRID, zorder=1)
         axes.axvline(point.accuracy, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), label="no codec", zorder=2)
-    rest = sorted((one for one in points if not one.is_baseline), key=lambda one: one.ratio)
-    for row, point in enumerate(rest):
+    codecs = sorted((point for point in points if not point.is_baseline), key=lambda point: point.ratio)
+    for row, point in enumerate(codecs):
         axes.errorbar(
             point.accuracy,
             row,
@@ -79,10 +80,12 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
             capsize=3,
             zorder=4,
         )
-    axes.set_yticks(range(len(rest)), [f"{one.label}  {one.ratio:.3f}" for one in rest], fontsize=8, color=INK)
-    axes.set_ylim(-0.7, len(rest) - 0.3)
-    axes.plot([], [], "o", color=stage_color(0), label="ours")
-    axes.plot([], [], "D", color=stage_color(1), label="sort quantisation")
+    axes.set_yticks(
+        range(len(codecs)), [f"{point.label}  {point.ratio:.3f}" for point in codecs], fontsize=8, color=INK
+    )
+    axes.set_ylim(-0.7, len(codecs) - 0.3)
+    axes.plot([], [], "o", color=stage_color(0), label="Stagewright")
+    axes.plot([], [], "D", color=stage_color(1), label="sort quantization")
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)

@@ -1,8 +1,8 @@
-"""The figure of a bench: what codecs cost in error for their size, and on which links they pay.
+"""The figure of a codec benchmark: error against size, and transfer speed-up against link speed.
 
 error │ · bf16                         gain │ ╲            block4
       │      · block8                       │  ╲╲____
-      │             · block4              1 │────╲╲──────  below this line a codec loses
+      │             · block4              1 │────╲╲──────  below this line a codec is slower
       └──────────────── size                └──────────── link, log
 """
 
@@ -21,24 +21,24 @@ from stagewright.report.tables.codecs import format_link
 __all__ = ["codec_figure", "draw_codecs"]
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_LINKS = [10.0**power / 8 for power in (7 + at / 10 for at in range(61))]  # 10 Mb/s to 10 Tb/s
+_LINKS = [10.0**power / 8 for power in (7 + index / 10 for index in range(61))]  # 10 Mb/s to 10 Tb/s
 
 
 def draw_codecs(bench: CodecBench, path: str | Path) -> Path:
-    """Draw a bench into a .png, .svg or .pdf file and return its path."""
+    """Draw a benchmark into a .png, .svg or .pdf file and return its path."""
     return write_figure(codec_figure(bench), check_figure_path(path))
 
 
 def codec_figure(bench: CodecBench) -> Figure:
-    """The figure as an object; of several cuts, the first."""
+    """Return the figure of a benchmark's first cut."""
     cut = bench.rows[0].cut
     rows = [row for row in bench.rows if row.cut == cut]
     names = list(dict.fromkeys(row.cost.codec for row in rows))
     figure = Figure(figsize=(11.5, 4.8), dpi=160)
     figure.set_layout_engine("constrained", wspace=0.06)
     left, right = figure.subplots(1, 2)
-    for at, name in enumerate(names):
-        color, mark = stage_color(at), _MARKS[at // 8 % len(_MARKS)]
+    for index, name in enumerate(names):
+        color, mark = stage_color(index), _MARKS[index // 8 % len(_MARKS)]
         for row in rows:
             if row.cost.codec == name:
                 _draw_point(left, row, color, mark)
@@ -50,21 +50,21 @@ def codec_figure(bench: CodecBench) -> Figure:
             color=color,
             label=name,
             linewidth=1.6,
-            linestyle=("-", "--")[at // 8 % 2],
+            linestyle=("-", "--")[index // 8 % 2],
         )
     left.set_yscale("log")
-    left.set_xlabel("bytes that travel, of the tensor's own", color=INK)
-    left.set_ylabel("relative error (full: activations, open: gradients)", color=INK)
+    left.set_xlabel("bytes sent, relative to the raw tensor", color=INK)
+    left.set_ylabel("relative error (filled: activations, open: gradients)", color=INK)
     right.set_xscale("log")
     right.set_yscale("log")
     right.axhline(1.0, color=INK, linewidth=1.0)
     right.set_ylim(bottom=0.05)
     right.axhspan(0.05, 1.0, color=GRID, alpha=0.6, zorder=0)
-    right.text(_LINKS[1] * 8, 0.9, "loses", color=MUTED, va="top", fontsize=9)
+    right.text(_LINKS[1] * 8, 0.9, "slower", color=MUTED, va="top", fontsize=9)
     ticks = [10.0**power for power in range(7, 14)]
-    right.set_xticks(ticks, [format_link(one / 8) for one in ticks], fontsize=8)
-    right.set_xlabel("link", color=INK)
-    right.set_ylabel("how much sooner activations are there", color=INK)
+    right.set_xticks(ticks, [format_link(bits / 8) for bits in ticks], fontsize=8)
+    right.set_xlabel("link bandwidth", color=INK)
+    right.set_ylabel("transfer speed-up of activations", color=INK)
     right.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     for axes in (left, right):
         axes.grid(color=GRID, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""The figure of a fabric run: how times are spread, and when the slow ones came.
+"""The figure of a fabric run: the distribution of trial times, and the trials in order.
 
 share of trials ≤ t                       t of each trial
 1 ─        ╭──────                        │    ·        ·
@@ -27,13 +27,13 @@ from stagewright.report.tables.fabric import format_size
 
 __all__ = ["draw_fabric", "fabric_figure"]
 
-_MOST_LAYERS = 8  # more lines than that can't be told apart
+_MAX_LAYERS = 8  # more lines are not distinguishable
 
 
 def draw_fabric(
     result: Mapping[str, Any], times_s: Sequence[npt.NDArray[np.float64]], path: str | Path, *, title: str | None = None
 ) -> Path:
-    """Draw a run into a .png, .svg or .pdf file and return its path; `times_s` are the trials of each layer."""
+    """Draw a run into a .png, .svg or .pdf file and return its path; `times_s` has the trials of each layer."""
     path = check_figure_path(path)
     return write_figure(fabric_figure(result, times_s, title=title), path)
 
@@ -41,64 +41,68 @@ def draw_fabric(
 def fabric_figure(
     result: Mapping[str, Any], times_s: Sequence[npt.NDArray[np.float64]], *, title: str | None = None
 ) -> Figure:
-    """The figure as an object."""
+    """Return the figure."""
     layers = [(layer, times) for layer, times in zip(result["layers"], times_s, strict=True) if len(times)]
     if not layers:
-        raise UsageError("no trial was finished, so there is nothing to draw")
-    chosen = _spread(layers)
+        raise UsageError("no trial was completed, so there is nothing to draw")
+    chosen = _select_layers(layers)
     figure = Figure(figsize=(11.0, 4.6), dpi=160)
     figure.set_layout_engine("constrained", wspace=0.05)
-    spread, over = figure.subplots(1, 2)
-    for place, (_, times) in enumerate(chosen):
-        color = stage_color(place)
+    distribution, sequence = figure.subplots(1, 2)
+    for index, (_, times) in enumerate(chosen):
+        color = stage_color(index)
         ordered = np.sort(times) * 1e3
-        spread.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", color=color, linewidth=1.6)
-        over.plot(np.arange(len(times)), times * 1e3, ".", color=color, markersize=3.0 if len(times) < 3000 else 1.5)
-    _style(spread, over)
-    spread.set_title("how many trials took at most so long", loc="left", fontsize=10, color=INK)
-    over.set_title("each trial, in order", loc="left", fontsize=10, color=INK)
+        distribution.step(
+            ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", color=color, linewidth=1.6
+        )
+        sequence.plot(
+            np.arange(len(times)), times * 1e3, ".", color=color, markersize=3.0 if len(times) < 3000 else 1.5
+        )
+    _style(distribution, sequence)
+    distribution.set_title("cumulative distribution of trial times", loc="left", fontsize=10, color=INK)
+    sequence.set_title("each trial, in order", loc="left", fontsize=10, color=INK)
     figure.suptitle(title or _title(result), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     keys = [
         Line2D(
             [],
             [],
-            color=stage_color(place),
+            color=stage_color(index),
             linewidth=2.2,
             label=layer["name"]
             if layer["name"] == f"{layer['bytes']} B"
             else f"{layer['name']} ({format_size(layer['bytes'])})",
         )
-        for place, (layer, _) in enumerate(chosen)
+        for index, (layer, _) in enumerate(chosen)
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)), frameon=False, fontsize=9)
     return figure
 
 
-def _spread(layers: list[Any]) -> list[Any]:
-    """As many layers as can be told apart, from the smallest to the largest."""
-    if len(layers) <= _MOST_LAYERS:
+def _select_layers(layers: list[Any]) -> list[Any]:
+    """Select distinguishable layers, evenly from the smallest to the largest."""
+    if len(layers) <= _MAX_LAYERS:
         return layers
-    ordered = sorted(layers, key=lambda one: one[0]["bytes"])
-    places = np.linspace(0, len(ordered) - 1, _MOST_LAYERS).round().astype(int)
-    return [ordered[place] for place in places]
+    ordered = sorted(layers, key=lambda item: item[0]["bytes"])
+    indices = np.linspace(0, len(ordered) - 1, _MAX_LAYERS).round().astype(int)
+    return [ordered[index] for index in indices]
 
 
-def _style(spread: Axes, over: Axes) -> None:
-    spread.set_xscale("log")
-    over.set_yscale("log")
-    spread.set_xlabel("time (ms)", color=INK)
-    spread.set_ylabel("share of trials", color=INK)
-    spread.set_ylim(0, 1.02)
-    over.set_xlabel("trial", color=INK)
-    over.set_ylabel("time (ms)", color=INK)
-    for axis in (spread.xaxis, over.yaxis):
+def _style(distribution: Axes, sequence: Axes) -> None:
+    distribution.set_xscale("log")
+    sequence.set_yscale("log")
+    distribution.set_xlabel("time (ms)", color=INK)
+    distribution.set_ylabel("share of trials", color=INK)
+    distribution.set_ylim(0, 1.02)
+    sequence.set_xlabel("trial", color=INK)
+    sequence.set_ylabel("time (ms)", color=INK)
+    for axis in (distribution.xaxis, sequence.yaxis):
         low, high = axis.get_view_interval()
-        # Where the times span little more than a decade, numbers between the powers of ten help.
-        few = high / max(low, 1e-9) < 30
-        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+        # Label 2 and 5 where the times span little more than a decade.
+        is_narrow = high / max(low, 1e-9) < 30
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if is_narrow else (1.0,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
-    for axes in (spread, over):
+    for axes in (distribution, sequence):
         axes.grid(color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(colors=MUTED)

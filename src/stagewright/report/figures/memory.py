@@ -1,7 +1,7 @@
-"""The figure of the study *memory*: what fills the fullest worker of each strategy, and what speed-up that buys.
+"""The figure of the study *memory*: peak memory by category and speed-up of each strategy.
 
 serial              ██████▒▒▒▒░░░░  14.0 MiB      1.00 ×
-tensor, recomputed  ███▒▒░            7.1 MiB      1.31 ×
+tensor, recompute   ███▒▒░            7.1 MiB      1.31 ×
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ class MemoryBar:
     """One strategy."""
 
     label: str
-    """Its name."""
     memory: Mapping[str, int]
-    """Bytes of the fullest worker at its peak, by what they are for."""
+    """Bytes at the peak of the worker that needs most, by category."""
     speedup: float | None
-    """Over serial; None: not known."""
+    """Over the single-device baseline, if known."""
 
 
 def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> Path:
-    """Draw one bar a strategy into a .png, .svg or .pdf file."""
+    """Draw one bar per strategy into a .png, .svg or .pdf file."""
     path = check_figure_path(path)
     figure = Figure(figsize=(8.4, 1.6 + 0.42 * max(1, len(bars))), dpi=160)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    for at, bar in enumerate(bars):
+    for row, bar in enumerate(bars):
         left = 0.0
         for index, kind in enumerate(_KINDS):
             size = bar.memory.get(kind, 0) / _MIB
             if size:
-                axes.barh(at, size, 0.72, left=left, color=stage_color(index), zorder=3)
+                axes.barh(row, size, 0.72, left=left, color=stage_color(index), zorder=3)
                 left += size
         speedup = "" if bar.speedup is None else f"   {bar.speedup:.2f} ×"
         axes.annotate(
             f"{format_bytes(left * _MIB)}{speedup}",
-            (left, at),
+            (left, row),
             xytext=(5, 0),
             textcoords="offset points",
             va="center",
@@ -63,7 +62,7 @@ def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> P
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars], color=INK)
     axes.invert_yaxis()
     axes.margins(x=0.22)
-    axes.set_xlabel("peak memory of the fullest worker (MiB); beside it the speed-up over serial", color=INK)
+    axes.set_xlabel("peak memory of the worker that needs most (MiB), and speed-up over the baseline", color=INK)
     axes.tick_params(axis="x", colors=MUTED)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -1,8 +1,8 @@
-"""The figure of a split: one group of bars a policy, one bar a device, the stages in their colours.
+"""The figure of splits: one group of bars per policy, one bar per device, stages in their colors.
 
-time of one     ─────────────── bottleneck            each bar, from below: forward (full colour),
+time of one     ─────────────── bottleneck            each bar, from the bottom: forward (full color),
 micro-batch      ██ ▒▒                                backward (tint), link (hatched); stages that
-                 ██ ██ ▒▒ ██                          share a device stand on each other
+                 ██ ██ ▒▒ ██                          share a device are stacked
                   0  1  2  3
 """
 
@@ -26,9 +26,9 @@ from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
 
 __all__ = ["draw_split", "plot_split", "split_figure"]
 
-_GAP = 1.1  # between two groups, in widths of a bar
+_GAP = 1.1  # between groups, in bar widths
 _BAR = 0.84
-_WIDEST = 28.0  # a row, in widths of a bar
+_WIDEST = 28.0  # of a row, in bar widths
 _DASHES = (0, (4, 2))
 _PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # keeps the grid out of the text
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -40,15 +40,15 @@ def plot_split(split: Split, path: str | Path) -> Path:
 
 
 def draw_split(splits: Iterable[Split], path: str | Path, *, title: str | None = None) -> Path:
-    """Draw the splits side by side into a .png, .svg or .pdf file and return its path."""
+    """Draw the splits into a .png, .svg or .pdf file and return its path."""
     path = check_figure_path(path)
     return write_figure(split_figure(tuple(splits), title=title), path)
 
 
 def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure:
-    """The figure as an object, for those who want to change it."""
+    """Return the figure."""
     if not splits:
-        raise UsageError("there is no split to draw: give at least one")
+        raise UsageError("there is no split to draw: pass at least one")
     scale_s, unit = _scale(max(split.bottleneck_s for split in splits))
     rows = _rows(splits)
     extent = max(_extent(row) for row in rows)
@@ -58,7 +58,7 @@ def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure
     tallest = max(split.bottleneck_s for split in splits) / scale_s
     for axes, row in zip(all_axes, rows, strict=True):
         _draw_row(axes, row, scale_s, unit)
-        # A single row that leaves room stands in the middle; several rows begin at the same place.
+        # A single row is centered; several rows are left-aligned.
         spare = (extent - _content(row)) / 2 if len(rows) == 1 else 0.0
         axes.set_xlim(-0.5 - _GAP / 2 - spare, extent - 0.5 - _GAP / 2 - spare)
         axes.set_ylim(0, tallest * (1.12 + 0.08 * len(rows)) if tallest > 0 else 1)
@@ -73,7 +73,7 @@ def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure
         pad=24,
     )
     all_axes[0].annotate(
-        _meaning(splits[0].num_microbatches),
+        _caption(splits[0].num_microbatches),
         (0, 1),
         xycoords="axes fraction",
         xytext=(0, 10),
@@ -86,39 +86,39 @@ def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure
 
 
 def _extent(splits: Sequence[Split]) -> float:
-    """Width of a row, in widths of a bar; a single group does not get bars as wide as walls."""
+    """Return the width of a row in bar widths; bars of a single group do not get too wide."""
     return max(8.0, _content(splits))
 
 
 def _content(splits: Sequence[Split]) -> float:
-    """Width of the groups and the gaps between them."""
+    """Return the width of the groups and the gaps between them."""
     return sum(_group_width(split) + _GAP for split in splits)
 
 
 def _group_width(split: Split) -> float:
-    """A group is wide enough for what is written above it."""
+    """Return the width of a group, enough for the text above it."""
     return max(float(len(split.devices)), 3.5)
 
 
 def _rows(splits: Sequence[Split]) -> list[Sequence[Split]]:
-    """The splits in as few rows as stay legible, equally many in each."""
+    """Arrange the splits in few legible rows of equal length."""
     num_rows = math.ceil(_extent(splits) / _WIDEST)
     num_rows = min(num_rows, len(splits))
-    each = math.ceil(len(splits) / num_rows)
-    return [splits[at : at + each] for at in range(0, len(splits), each)]
+    row_length = math.ceil(len(splits) / num_rows)
+    return [splits[start : start + row_length] for start in range(0, len(splits), row_length)]
 
 
 def _draw_row(axes: Axes, splits: Sequence[Split], scale_s: float, unit: str) -> None:
-    """Some policies side by side."""
+    """Draw one row of policies."""
     left, ticks, labels = 0.0, [], []
     for split in splits:
         inset = (_group_width(split) - len(split.devices)) / 2
         positions = [left + inset + device for device in range(len(split.devices))]
         for device, position in enumerate(positions):
-            own = [stage for stage in split.stages if stage.device == device]
-            _draw_device(axes, own, position, scale_s)
+            stages = [stage for stage in split.stages if stage.device == device]
+            _draw_device(axes, stages, position, scale_s)
             ticks.append(position)
-            labels.append(" + ".join(str(stage.index) for stage in own))
+            labels.append(" + ".join(str(stage.index) for stage in stages))
         _label_group(axes, split, positions[0] - 0.5, positions[-1] + 0.5, scale_s, unit)
         left += _group_width(split) + _GAP
     axes.set_xticks(ticks, labels, fontsize=8, color=MUTED)
@@ -132,7 +132,7 @@ def _draw_row(axes: Axes, splits: Sequence[Split], scale_s: float, unit: str) ->
 
 
 def _draw_device(axes: Axes, stages: Sequence[StageCost], position: float, scale_s: float) -> None:
-    """One bar: the device's stages on top of each other."""
+    """Draw one bar: the stacked stages of a device."""
     base = 0.0
     for stage in stages:
         color = stage_color(stage.index)
@@ -140,14 +140,14 @@ def _draw_device(axes: Axes, stages: Sequence[StageCost], position: float, scale
         axes.bar(position, forward, _BAR, bottom=base, color=color, zorder=3)
         axes.bar(position, backward, _BAR, bottom=base + forward, color=tint(color), zorder=3)
         if link > 0:
-            # A link that works beside the computation stands beside it too.
-            beside = stage.busy_s < stage.time_s
-            width = _BAR / 3 if beside else _BAR
+            # A link that overlaps with compute is drawn next to it.
+            overlapped = stage.busy_s < stage.time_s
+            width = _BAR / 3 if overlapped else _BAR
             axes.bar(
                 position + (_BAR - width) / 2,
                 link,
                 width,
-                bottom=base if beside else base + forward + backward,
+                bottom=base if overlapped else base + forward + backward,
                 facecolor="white",
                 edgecolor=color,
                 hatch="/////",
@@ -160,7 +160,7 @@ def _draw_device(axes: Axes, stages: Sequence[StageCost], position: float, scale
 
 
 def _label_group(axes: Axes, split: Split, left: float, right: float, scale_s: float, unit: str) -> None:
-    """The bottleneck's line, the policy's name below the bars, and what the split gives above them."""
+    """Draw the bottleneck line, the policy's name below the bars, and its speed-up bound above them."""
     bottleneck = split.bottleneck_s / scale_s
     axes.plot([left, right], [bottleneck, bottleneck], color=INK, linewidth=1.1, linestyle=_DASHES, zorder=6)
     middle = (left + right) / 2
@@ -193,7 +193,7 @@ def _label_group(axes: Axes, split: Split, left: float, right: float, scale_s: f
 
 
 def _add_legend(figure: Figure, splits: Sequence[Split]) -> None:
-    """What the parts of a bar are; the stages are numbered below the bars."""
+    """Draw the legend of the bar segments."""
     stages = [stage for split in splits for stage in split.stages]
     keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
     if any(stage.backward_s > 0 for stage in stages):
@@ -212,21 +212,21 @@ def _add_legend(figure: Figure, splits: Sequence[Split]) -> None:
 
 
 def _title(splits: Sequence[Split]) -> str:
-    """Which model, on how many devices, for what."""
+    """Describe model, devices and mode."""
     num_devices = max(len(split.devices) for split in splits)
     devices = f"{num_devices} device" + ("s" if num_devices != 1 else "")
     return f"{splits[0].model} on {devices}, {'training' if splits[0].training else 'inference'}"
 
 
-def _meaning(num_microbatches: int | None) -> str:
-    """What the bold numbers are."""
+def _caption(num_microbatches: int | None) -> str:
+    """Explain the bold numbers."""
     if num_microbatches is None:
         stream = "an endless stream of micro-batches"
     else:
         stream = f"{num_microbatches} micro-batch" + ("es" if num_microbatches != 1 else "")
-    return f"bold: speed-up over one device, at best, with {stream}"
+    return f"bold: speed-up bound over one device with {stream}"
 
 
 def _scale(largest_s: float) -> tuple[float, str]:
-    """The unit in which the largest value is at least 1."""
+    """Return the unit in which the largest value is at least 1."""
     return next(((scale_s, unit) for scale_s, unit in _SCALES if largest_s >= scale_s), _SCALES[-1])

@@ -1,7 +1,7 @@
-"""The figure of the study *stages*: speed-up over the number of stages, measured and forecast, beside n.
+"""The figure of the study *stages*: speed-up against the number of stages, measured and forecast.
 
-speed-up   ╱ n                one panel a mode; full dots are measured, with their range;
-  │      ╱   ◇ published      rings are forecast: this machine has not the devices for them
+speed-up   ╱ n                one panel per mode; filled dots are measured, with their range;
+  │      ╱   ◇ published      rings are forecast: this machine lacks the devices
   │    ● ○
   └──── stages
 """
@@ -19,7 +19,7 @@ from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
 __all__ = ["SpeedupPoint", "draw_speedups"]
 
-_OFFSET = 0.07  # between policies of one number of stages, so that dots do not hide each other
+_OFFSET = 0.07  # between policies, so that their dots do not overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +27,22 @@ class SpeedupPoint:
     """One dot."""
 
     policy: str
-    """The policies that cut there."""
+    """The policies that give this split."""
     num_stages: int
-    """Stages."""
     speedup: float
-    """Speed-up over serial, and its range over rounds."""
+    """Over the single-device baseline."""
     low: float
+    """Minimum over rounds."""
     high: float
+    """Maximum over rounds."""
     is_measured: bool
-    """Whether it was run; otherwise it is forecast."""
+    """Measured or forecast."""
 
 
 def draw_speedups(
     panels: Mapping[str, Sequence[SpeedupPoint]], published: Mapping[int, float], path: str | Path, *, title: str
 ) -> Path:
-    """Draw one panel a mode into a .png, .svg or .pdf file; what was published stands beside the inference."""
+    """Draw one panel per mode into a .png, .svg or .pdf file; published values are shown for inference."""
     path = check_figure_path(path)
     figure = Figure(figsize=(4.6 * max(1, len(panels)) + 0.6, 4.2), dpi=160)
     figure.set_layout_engine("constrained")
@@ -50,10 +51,10 @@ def draw_speedups(
         counts = sorted({point.num_stages for point in points} | {1})
         axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), label="n", zorder=2)
         policies = list(dict.fromkeys(point.policy for point in points))
-        for at, policy in enumerate(policies):
-            color, shift = stage_color(at), _OFFSET * (at - (len(policies) - 1) / 2)
-            named = False
-            for point in [one for one in points if one.policy == policy]:
+        for index, policy in enumerate(policies):
+            color, shift = stage_color(index), _OFFSET * (index - (len(policies) - 1) / 2)
+            is_named = False
+            for point in (point for point in points if point.policy == policy):
                 axes.errorbar(
                     point.num_stages + shift,
                     point.speedup,
@@ -63,10 +64,10 @@ def draw_speedups(
                     markerfacecolor=color if point.is_measured else "white",
                     markersize=6,
                     capsize=3,
-                    label=None if named else policy,
+                    label=None if is_named else policy,
                     zorder=4,
                 )
-                named = True
+                is_named = True
         if mode == "inference" and published:
             axes.plot(
                 list(published),
@@ -87,6 +88,6 @@ def draw_speedups(
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-    all_axes[0].set_ylabel("speed-up over serial (rings: forecast)", color=INK)
+    all_axes[0].set_ylabel("speed-up over the baseline (rings: forecast)", color=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return write_figure(figure, path)

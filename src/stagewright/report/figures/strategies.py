@@ -1,4 +1,4 @@
-"""The figure of the study *strategies*: speed-up of every experiment as a bar, its accuracy beside it.
+"""The figure of the study *strategies*: speed-up and accuracy of every experiment.
 
 data, 2 workers, 64            ████████████  1.82 ×   95.8 ± 0.04
 pipeline, 2 workers, 64 (4)    █████████     1.51 ×   95.9 ± 0.07
@@ -19,7 +19,7 @@ from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
 __all__ = ["StrategyBar", "draw_strategies"]
 
-_COLORS = {"data": stage_color(1), "pipeline": stage_color(0)}  # as every figure has them
+_COLORS = {"data": stage_color(1), "pipeline": stage_color(0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,36 +27,35 @@ class StrategyBar:
     """One experiment."""
 
     label: str
-    """What it is."""
     strategy: str
     """data or pipeline."""
     speedup: float | None
-    """Over serial; None: not known."""
+    """Over the single-device baseline, if known."""
     is_measured: bool
-    """Whether it was run with a device for each worker; otherwise it is forecast."""
+    """Measured with one device per worker, or forecast."""
     accuracy: str
-    """As tables have it."""
+    """Formatted as in tables."""
 
 
 def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Path, *, title: str) -> Path:
-    """Draw one panel a task into a .png, .svg or .pdf file."""
+    """Draw one panel per task into a .png, .svg or .pdf file."""
     path = check_figure_path(path)
-    most = max((len(bars) for bars in panels.values()), default=1)
-    figure = Figure(figsize=(6.4 * max(1, len(panels)), 1.7 + 0.38 * max(1, most)), dpi=160)
+    num_rows = max((len(bars) for bars in panels.values()), default=1)
+    figure = Figure(figsize=(6.4 * max(1, len(panels)), 1.7 + 0.38 * max(1, num_rows)), dpi=160)
     figure.set_layout_engine("constrained")
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (name, bars) in zip(all_axes, panels.items(), strict=False):
-        for at, bar in enumerate(bars):
-            long = bar.speedup or 0.0
+        for row, bar in enumerate(bars):
+            length = bar.speedup or 0.0
             color = _COLORS.get(bar.strategy, MUTED)
             if bar.is_measured:
-                axes.barh(at, long, 0.7, color=color, zorder=3)
+                axes.barh(row, length, 0.7, color=color, zorder=3)
             else:
-                axes.barh(at, long, 0.7, color="white", edgecolor=color, hatch="///", zorder=3)
-            told = "–" if bar.speedup is None else f"{bar.speedup:.2f} ×"
+                axes.barh(row, length, 0.7, color="white", edgecolor=color, hatch="///", zorder=3)
+            text = "–" if bar.speedup is None else f"{bar.speedup:.2f} ×"
             axes.annotate(
-                f"{told}   {bar.accuracy} %" if bar.accuracy != "–" else told,
-                (long, at),
+                f"{text}   {bar.accuracy} %" if bar.accuracy != "–" else text,
+                (length, row),
                 xytext=(5, 0),
                 textcoords="offset points",
                 va="center",
@@ -67,7 +66,7 @@ def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Pat
         axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=8.5, color=INK)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.65 * max([1.0, *(bar.speedup or 0.0 for bar in bars)]))
-        axes.set_xlabel("speed-up over serial; accuracy", color=INK)
+        axes.set_xlabel("speed-up over the baseline; accuracy", color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)

@@ -1,7 +1,7 @@
-"""The figure of a step's timeline: a lane a worker; below, another timeline to compare with, or its memory.
+"""The figure of a step's timeline: one lane per worker; below, a second timeline to compare with, or memory.
 
-worker 0   ██ ██ ██        ▒▒▒▒ ██ ▒▒▒▒     compute: forward full colour, backward tint, numbers are micro-batches
-           ▂▂  ▂▂                           links: what it sends (below the lane); collectives hatched
+worker 0   ██ ██ ██        ▒▒▒▒ ██ ▒▒▒▒     compute: forward full color, backward tint, micro-batch numbers
+           ▂▂  ▂▂                           P2P sends below the lane; collectives hatched
 memory     ▁▂▃▃▃▃▃▃▃▃▂▂▁
 """
 
@@ -24,7 +24,7 @@ __all__ = ["draw_timeline", "plot_forecast", "size_unit", "time_unit", "timeline
 
 _LANE = 0.62
 _LINK = 0.14
-_MOST_LABELS = 400
+_MAX_LABELS = 400
 _SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -36,32 +36,33 @@ def plot_forecast(forecast: Forecast, path: str | Path) -> Path:
 
 
 def draw_timeline(timeline: Timeline, path: str | Path, beside: Timeline | None = None) -> Path:
-    """Draw the timeline into a .png, .svg or .pdf file and return its path."""
+    """Draw a timeline into a .png, .svg or .pdf file and return its path."""
     path = check_figure_path(path)
     return write_figure(timeline_figure(timeline, beside), path)
 
 
 def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figure:
-    """The figure as an object; ``beside`` is drawn below on the same axis of time."""
-    for one in (timeline, beside):
-        if one is not None and not one.bars:
-            raise UsageError(f"{one.title}: the step is too long to be drawn; use fewer micro-batches")
+    """Return the figure; ``beside`` is drawn below on the same time axis."""
     shown = [timeline] if beside is None else [timeline, beside]
-    longest = max(one.step_s for one in shown)
+    for drawn in shown:
+        if not drawn.bars:
+            raise UsageError(f"{drawn.title}: the step is too long to draw; use fewer micro-batches")
+    longest = max(drawn.step_s for drawn in shown)
     scale, unit = time_unit(longest)
-    heights = [0.62 * len(one.lanes) + 0.4 for one in shown]
+    heights = [0.62 * len(drawn.lanes) + 0.4 for drawn in shown]
     with_memory = beside is None and bool(timeline.memory)
     heights += [1.7] * with_memory
     figure = Figure(figsize=(11, 1.7 + sum(heights) + 0.5 * len(shown)), dpi=160)
     figure.set_layout_engine("constrained", hspace=0.05)
-    every: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0])
-    for axes, one in zip(every, shown, strict=False):
-        _draw_lanes(axes, one, scale)
+    grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
+    all_axes: list[Axes] = list(grid[:, 0])
+    for axes, drawn in zip(all_axes, shown, strict=False):
+        _draw_lanes(axes, drawn, scale)
     if with_memory:
-        _draw_memory(every[-1], timeline, scale)
-    every[-1].set_xlabel(f"time ({unit})", color=INK)
-    every[-1].set_xlim(0, longest / scale)
-    for axes in every:
+        _draw_memory(all_axes[-1], timeline, scale)
+    all_axes[-1].set_xlabel(f"time ({unit})", color=INK)
+    all_axes[-1].set_xlim(0, longest / scale)
+    for axes in all_axes:
         axes.grid(axis="x", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(colors=MUTED, length=3)
@@ -69,16 +70,16 @@ def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figur
             axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(GRID)
         axes.spines["bottom"].set_color(MUTED)
-    for axes, _ in zip(every, shown, strict=False):
+    for axes, _ in zip(all_axes, shown, strict=False):
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-    _legend(figure, [bar for one in shown for bar in one.bars])
+    _add_legend(figure, [bar for drawn in shown for bar in drawn.bars])
     return figure
 
 
 def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
-    label = len(timeline.bars) <= _MOST_LABELS
+    label = len(timeline.bars) <= _MAX_LABELS
     for bar in timeline.bars:
-        _draw(axes, bar, scale, label=label, step=timeline.step_s)
+        _draw_bar(axes, bar, scale, label=label, step=timeline.step_s)
     lanes = len(timeline.lanes)
     axes.set_yticks(range(lanes), timeline.lanes, color=INK)
     axes.set_ylim(lanes - 0.45, -0.55)
@@ -94,7 +95,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
     )
 
 
-def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
+def _draw_bar(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
     left, width, lane = bar.start_s / scale, (bar.end_s - bar.start_s) / scale, bar.lane
     color = stage_color(bar.stage) if bar.stage >= 0 else MUTED
     if bar.stream == "receive":
@@ -104,17 +105,17 @@ def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> No
         return
     if bar.stream in ("tensor", "data"):
         depth = _LANE if bar.stream == "tensor" else _LINK
-        at = lane if bar.stream == "tensor" else lane - _LANE / 2 - _LINK / 2
+        middle = lane if bar.stream == "tensor" else lane - _LANE / 2 - _LINK / 2
         axes.barh(
-            at, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
+            middle, width, depth, left=left, facecolor="white", edgecolor=color, hatch="/////", linewidth=0.6, zorder=4
         )
         return
     faces = {"optimizer": INK, "codec": "#FFFFFF", "F": color, "L": color, "R": tint(color, 0.3), "W": tint(color, 0.8)}
     face = faces.get(bar.name, tint(color))
-    edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover what is narrower
-    dots = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}
-    look = {"edgecolor": "white", "linewidth": edge, **dots}
-    axes.barh(lane, width, _LANE, left=left, facecolor=face, zorder=3, **look)  # type: ignore[arg-type]
+    edge = 0.4 if width > 0.004 * step / scale else 0.0  # an edge would cover narrower bars
+    hatch = {"edgecolor": INK, "hatch": "....", "linewidth": 0.4} if bar.name == "codec" else {}
+    style = {"edgecolor": "white", "linewidth": edge, **hatch}
+    axes.barh(lane, width, _LANE, left=left, facecolor=face, zorder=3, **style)  # type: ignore[arg-type]
     if label and bar.name not in ("L", "R") and bar.microbatch >= 0 and bar.end_s - bar.start_s > 0.012 * step:
         ink = readable_on(face)
         axes.text(
@@ -125,8 +126,8 @@ def _draw(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> No
 def _draw_memory(axes: Axes, timeline: Timeline, scale: float) -> None:
     size, unit = size_unit(timeline.peak_memory_bytes)
     for line in timeline.memory:
-        times = [one / scale for one in (*line.times_s, timeline.step_s)]
-        held = [one / size for one in (*line.held_bytes, line.held_bytes[-1])]
+        times = [time_s / scale for time_s in (*line.times_s, timeline.step_s)]
+        held = [num_bytes / size for num_bytes in (*line.held_bytes, line.held_bytes[-1])]
         color = stage_color(line.stage)
         axes.step(times, held, where="post", color=color, linewidth=1.3, label=line.label)
         if line.limit_bytes is not None and line.limit_bytes < 3 * timeline.peak_memory_bytes:
@@ -138,34 +139,34 @@ def _draw_memory(axes: Axes, timeline: Timeline, scale: float) -> None:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """The unit for times up to that."""
-    return next((one for one in _SCALES if longest_s >= one[0]), _SCALES[-1])
+    """Return the unit for times up to the longest."""
+    return next((scale for scale in _SCALES if longest_s >= scale[0]), _SCALES[-1])
 
 
 def size_unit(peak: int) -> tuple[float, str]:
-    """The unit for sizes up to that."""
+    """Return the unit for sizes up to the peak."""
     return next(
         ((size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")) if peak >= size),
         (1.0, "bytes"),
     )
 
 
-def _legend(figure: Figure, bars: list[Bar]) -> None:
-    streams, names = {one.stream for one in bars}, {one.name for one in bars}
+def _add_legend(figure: Figure, bars: list[Bar]) -> None:
+    streams, names = {bar.stream for bar in bars}, {bar.name for bar in bars}
     keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
     if names & {"B", "I", "W"}:
-        split = "backward, or its part for the inputs" if "W" in names else "backward"
-        keys.append(Patch(facecolor=tint(MUTED), label=split))
+        label = "backward, or input gradient (B)" if "W" in names else "backward"
+        keys.append(Patch(facecolor=tint(MUTED), label=label))
     if "W" in names:
-        keys.append(Patch(facecolor=tint(MUTED, 0.8), label="its part for the weights"))
+        keys.append(Patch(facecolor=tint(MUTED, 0.8), label="weight gradient (W)"))
     if "R" in names:
-        keys.append(Patch(facecolor=tint(MUTED, 0.3), label="forward again"))
+        keys.append(Patch(facecolor=tint(MUTED, 0.3), label="recompute"))
     if "codec" in names:
         keys.append(Patch(facecolor="white", edgecolor=INK, hatch="....", label="codec"))
     if "optimizer" in names:
-        keys.append(Patch(facecolor=INK, label="optimiser"))
+        keys.append(Patch(facecolor=INK, label="optimizer"))
     if "send" in streams:
-        keys.append(Patch(facecolor=MUTED, alpha=0.55, label="sending (below)"))
+        keys.append(Patch(facecolor=MUTED, alpha=0.55, label="P2P send (below)"))
     if streams & {"tensor", "data"}:
         keys.append(Patch(facecolor="white", edgecolor=MUTED, hatch="/////", label="collective"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)

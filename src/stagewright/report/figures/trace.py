@@ -1,8 +1,8 @@
-"""The figure of memory over a step: for each worker what it holds, by what it is for, and where that was most.
+"""The figure of memory over a step: each worker's memory by category, with its peak.
 
 MiB  ▁▂▃▅▇▇▅▃▂▁   activations
      ▃▃▃▃▃▃▄▅▆▆   gradients
-     ▇▇▇▇▇▇▇▇▇▇   parameters, optimiser states
+     ▇▇▇▇▇▇▇▇▇▇   parameters, optimizer states
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ from stagewright.trace.memory import WorkerMemory
 
 __all__ = ["draw_memory", "memory_figure"]
 
-# From below: what stays, then what comes and goes.
+# From the bottom: persistent memory, then temporary memory.
 _ORDER = ("parameters", "buffers", "optimizer", "other", "gradients", "activations")
-_MOST = 8
+_MAX_WORKERS = 8
 
 
 def draw_memory(memory: Sequence[WorkerMemory], path: str | Path, title: str) -> Path:
-    """Draw it into a .png, .svg or .pdf file and return its path."""
+    """Draw memory over a step into a .png, .svg or .pdf file and return its path."""
     path = check_figure_path(path)
     return write_figure(memory_figure(memory, title), path)
 
 
 def memory_figure(memory: Sequence[WorkerMemory], title: str) -> Figure:
-    """The figure as an object; of many workers those that held most."""
-    shown = sorted(sorted(memory, key=lambda one: -one.peak.total_bytes)[:_MOST], key=lambda one: one.rank)
+    """Return the figure; of many workers, those with the highest peaks."""
+    largest = sorted(memory, key=lambda worker: -worker.peak.total_bytes)[:_MAX_WORKERS]
+    shown = sorted(largest, key=lambda worker: worker.rank)
     figure = Figure(figsize=(11, 1.6 + 1.7 * len(shown)), dpi=160)
     figure.set_layout_engine("constrained")
-    every = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    end_s = max(one.moments[-1].time_s for one in shown) or 1.0
+    all_axes = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    end_s = max(worker.moments[-1].time_s for worker in shown) or 1.0
     scale, unit = time_unit(end_s)
-    most = max(one.peak.total_bytes for one in shown)
-    size, size_name = size_unit(most)
-    for axes, worker in zip(every, shown, strict=True):
-        times = [one.time_s / scale for one in worker.moments] + [end_s / scale]
-        held = [[getattr(one, name) / size for one in worker.moments] for name in _ORDER]
-        stacks = [[*each, each[-1]] for each in held]
+    peak_bytes = max(worker.peak.total_bytes for worker in shown)
+    size, size_name = size_unit(peak_bytes)
+    for axes, worker in zip(all_axes, shown, strict=True):
+        times = [moment.time_s / scale for moment in worker.moments] + [end_s / scale]
+        held = [[getattr(moment, name) / size for moment in worker.moments] for name in _ORDER]
+        stacks = [[*sizes, sizes[-1]] for sizes in held]
         colors = [color(f"memory-{name}") for name in _ORDER]
         axes.stackplot(times, stacks, colors=colors, step="post", linewidth=0)
         peak = worker.peak
-        at = (peak.time_s / scale, peak.total_bytes / size)
-        axes.plot(*at, marker="o", markersize=4, color=INK, zorder=5)
-        right = at[0] > 0.6 * end_s / scale
+        position = (peak.time_s / scale, peak.total_bytes / size)
+        axes.plot(*position, marker="o", markersize=4, color=INK, zorder=5)
+        is_right = position[0] > 0.6 * end_s / scale
         axes.annotate(
             f"{format_bytes(peak.total_bytes)} in {peak.doing}",
-            at,
-            xytext=(-6 if right else 6, 5),
+            position,
+            xytext=(-6 if is_right else 6, 5),
             textcoords="offset points",
-            ha="right" if right else "left",
+            ha="right" if is_right else "left",
             fontsize=8,
             color=INK,
         )
         axes.set_ylabel(f"worker {worker.rank}\n({size_name})", color=INK, fontsize=9)
-        axes.set_ylim(0, 1.25 * most / size)
+        axes.set_ylim(0, 1.25 * peak_bytes / size)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(colors=MUTED, length=3)
@@ -70,13 +71,13 @@ def memory_figure(memory: Sequence[WorkerMemory], title: str) -> Figure:
             axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(GRID)
         axes.spines["bottom"].set_color(MUTED)
-    every[0].set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
-    every[-1].set_xlabel(f"time in the step whose memory was counted ({unit})", color=INK)
-    every[-1].set_xlim(0, end_s / scale)
-    used = [name for name in _ORDER if any(getattr(one, name) for worker in shown for one in worker.moments)]
+    all_axes[0].set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
+    all_axes[-1].set_xlabel(f"time in the recorded step ({unit})", color=INK)
+    all_axes[-1].set_xlim(0, end_s / scale)
+    used = [name for name in _ORDER if any(getattr(moment, name) for worker in shown for moment in worker.moments)]
     keys = [Patch(facecolor=color(f"memory-{name}"), label=_LABELS.get(name, name)) for name in reversed(used)]
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 
-_LABELS = {"optimizer": "optimiser states"}
+_LABELS = {"optimizer": "optimizer states"}

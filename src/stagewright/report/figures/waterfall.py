@@ -1,4 +1,4 @@
-"""The waterfall of a speed-up: from n × down to what is reached, a bar for each reason.
+"""The waterfall of a speed-up: from the ideal n × down to the actual one, one bar per loss.
 
 4 × ██
     ██ ▒▒ imbalance
@@ -34,7 +34,7 @@ def draw_waterfall(parts: SpeedupBreakdown, path: str | Path, *, title: str, cap
 
 
 def waterfall_figure(parts: SpeedupBreakdown, *, title: str, caption: str = "") -> Figure:
-    """The figure as an object."""
+    """Return the figure."""
     shown = [
         (part.name, part.seconds, lost)
         for part, (_, lost) in zip(parts.parts, parts.lost_speedup(), strict=True)
@@ -43,36 +43,36 @@ def waterfall_figure(parts: SpeedupBreakdown, *, title: str, caption: str = "") 
     figure = Figure(figsize=(max(6.4, 1.6 + 1.15 * (len(shown) + 2)), 4.6), dpi=160)
     figure.set_layout_engine("constrained")
     axes = figure.subplots()
-    ideal, reached = float(parts.num_devices), parts.speedup
+    ideal, actual = float(parts.num_devices), parts.speedup
     good, bad = stage_color(0), stage_color(5)
     axes.bar(0, ideal, 0.72, color=tint(good), zorder=3)
     axes.text(0, ideal, f"{ideal:.2f} ×\n{format_s(parts.ideal_s)}", ha="center", va="bottom", color=INK, fontsize=9)
-    at = ideal
+    speedup = ideal
     for position, (_, seconds, lost) in enumerate(shown, start=1):
-        below = at - lost
+        after = speedup - lost
         color = bad if lost > 0 else stage_color(2)
-        axes.bar(position, abs(lost), 0.72, bottom=min(at, below), color=color, zorder=3)
-        axes.plot([position - 1.36, position + 0.36], [at, at], color=MUTED, linewidth=0.8, zorder=2)
+        axes.bar(position, abs(lost), 0.72, bottom=min(speedup, after), color=color, zorder=3)
+        axes.plot([position - 1.36, position + 0.36], [speedup, speedup], color=MUTED, linewidth=0.8, zorder=2)
         text = f"{-lost:+.2f} ×\n{'+' if seconds > 0 else '−'} {format_s(abs(seconds))}".replace("-", "−")
-        axes.text(position, max(at, below), text, ha="center", va="bottom", color=INK, fontsize=8.5)
-        at = below
+        axes.text(position, max(speedup, after), text, ha="center", va="bottom", color=INK, fontsize=8.5)
+        speedup = after
     last = len(shown) + 1
-    axes.plot([last - 1.36, last + 0.36], [at, at], color=MUTED, linewidth=0.8, zorder=2)
-    axes.bar(last, reached, 0.72, color=good, zorder=3)
+    axes.plot([last - 1.36, last + 0.36], [speedup, speedup], color=MUTED, linewidth=0.8, zorder=2)
+    axes.bar(last, actual, 0.72, color=good, zorder=3)
     axes.text(
         last,
-        reached,
-        f"{reached:.2f} ×\n{format_s(parts.step_s)}",
+        actual,
+        f"{actual:.2f} ×\n{format_s(parts.step_s)}",
         ha="center",
         va="bottom",
         color=INK,
         fontsize=10,
         fontweight="bold",
     )
-    names = [f"{parts.num_devices} devices", *(name.replace(" ", "\n") for name, _, _ in shown), "reached"]
+    names = [f"{parts.num_devices} devices", *(name.replace(" ", "\n") for name, _, _ in shown), "actual"]
     axes.set_xticks(range(last + 1), names, color=INK, fontsize=9)
-    axes.set_ylim(0, max(ideal, reached) * 1.18)
-    axes.set_ylabel("speed-up over one device", color=INK)
+    axes.set_ylim(0, max(ideal, actual) * 1.18)
+    axes.set_ylabel("speed-up over the single-device baseline", color=INK)
     axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20 if caption else 8)
     if caption:
         axes.annotate(

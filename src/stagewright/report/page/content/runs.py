@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.report.palette import strategy_paint
-from stagewright.runs.baseline import SerialRun, begun_s, folders_beside, own_serial, serial_runs
+from stagewright.runs.baseline import BaselineRun, baseline_runs, begun_s, choose_baseline, sibling_folders
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
@@ -227,15 +227,15 @@ class _Baselines:
     """Single-device baselines: those in a run's parent folder, or else those on the page."""
 
     def __init__(self, folders: Sequence[RunFolder]) -> None:
-        self._on_page = serial_runs(folders)
-        self._by_parent: dict[Path, tuple[SerialRun, ...]] = {}
+        self._on_page = baseline_runs(folders)
+        self._by_parent: dict[Path, tuple[BaselineRun, ...]] = {}
 
-    def find(self, folder: RunFolder, plan: Plan) -> SerialRun | None:
+    def find(self, folder: RunFolder, plan: Plan) -> BaselineRun | None:
         """Find the baseline of a run's comparison."""
         parent = folder.path.resolve().parent
         if parent not in self._by_parent:
-            self._by_parent[parent] = serial_runs(folders_beside(folder))
-        return own_serial(folder, plan, self._by_parent[parent]) or own_serial(folder, plan, self._on_page)
+            self._by_parent[parent] = baseline_runs(sibling_folders(folder))
+        return choose_baseline(folder, plan, self._by_parent[parent]) or choose_baseline(folder, plan, self._on_page)
 
 
 def _read_trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:

@@ -8,7 +8,7 @@ from stagewright.quantity import format_s
 from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items
 from stagewright.report.page.slug import slug
-from stagewright.runs.baseline import is_alike
+from stagewright.runs.baseline import is_comparable
 from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, breakdown
 
@@ -77,7 +77,7 @@ def _is_comparable(first: RunData, second: RunData) -> bool:
     """Whether two runs belong to one comparison, so that their throughputs can share a chart."""
     if first.plan.task is not None or second.plan.task is not None:
         return (first.plan.model.name, first.plan.task) == (second.plan.model.name, second.plan.task)
-    return is_alike(first.plan, second.plan)
+    return is_comparable(first.plan, second.plan)
 
 
 def _group_name(run: RunData, groups: Sequence[Sequence[RunData]]) -> str:

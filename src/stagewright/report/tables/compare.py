@@ -53,7 +53,7 @@ def compare_table(rows: Sequence[RunResult], title: str) -> Table:
             *text_columns("strategy"),
             *number_columns("workers", "batch"),
             *text_columns("schedule"),
-            *number_columns("samples/s", "step", "speed-up", "of bound", "memory", "traffic"),
+            *number_columns("samples/s", "step", "speed-\nup", "of\nbound", "memory", "traffic"),
             *text_columns("parity"),
         ),
         rows=tuple(map(_compare_row, rows)),

@@ -28,7 +28,7 @@ _TONES: dict[str, Tone] = {
 
 def runs_table(rows: Sequence[RunRow]) -> Table:
     """Tabulate runs, newest first; columns that no run fills are left out."""
-    parity = {None: "", True: "ok", False: Cell("NO", "bad")}
+    parity: dict[bool | None, str | Cell] = {None: "", True: "ok", False: Cell("NO", "bad")}
     columns: dict[Column, list[str | Cell]] = {
         # The name contains model and mesh and is copied into commands, so it never wraps.
         Column("run"): [row.name for row in rows],

@@ -80,8 +80,8 @@ def _compare_words(plan: Plan) -> list[object] | None:
         "--num-classes": (plan.model.num_classes, None),
         "--memory": (None if plan.memory_bytes is None else _format_size(plan.memory_bytes), None),
     }
-    for name, (value, default) in given.items():
-        if value != default:
+    for name, (value, usual) in given.items():
+        if value != usual:
             words += [name, value]
     words += ["--shard"] if plan.shard else []
     words += [] if plan.training else ["--inference"]

@@ -10,7 +10,7 @@ from stagewright.quantity import format_bytes
 from stagewright.report.page.content.command import reproduce_command
 from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.sections import Code, Section
-from stagewright.table import Cell, Table, text_columns
+from stagewright.table import Cell, Table, Tone, text_columns
 
 __all__ = ["environment_section", "reproduce_section"]
 
@@ -29,7 +29,7 @@ def environment_section(runs: Sequence[RunData]) -> Section | None:
     rows = []
     for key in keys:
         cells = [values.get(key, "–") for values, _ in environments]
-        tone = "strong" if len(set(cells)) > 1 else "plain"
+        tone: Tone = "strong" if len(set(cells)) > 1 else "plain"
         rows.append(tuple(Cell(text, tone) for text in (key, *cells)))
     table = Table(columns=text_columns("", *headings, wrap=True), rows=tuple(rows))
     return Section(name="environment", title="Environment", items=(table,))

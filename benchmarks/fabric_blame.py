@@ -18,10 +18,10 @@ import numpy as np
 
 from record import write_record
 from stagewright.fabric.lab.network import LabNetwork
-from stagewright.fabric.lab.session import make_lab
-from stagewright.fabric.ranks.coordinator import Coordinator, Place, Settings
-from stagewright.fabric.results.diagnosis import judge
-from stagewright.fabric.traffic.workload import explicit
+from stagewright.fabric.lab.session import open_lab
+from stagewright.fabric.ranks.coordinator import Coordinator, RankLocation, Settings
+from stagewright.fabric.results.diagnosis import diagnose
+from stagewright.fabric.traffic.workload import from_sizes
 
 KINDS = ("slow-link", "lossy-link", "late-host", "none")
 HOSTS = 4
@@ -44,7 +44,7 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 def trial(case: dict[str, Any], num_trials: int) -> dict[str, Any]:
-    """Make the lab, run, judge."""
+    """Make the lab, run, diagnose."""
     kind, host = case["kind"], case["host"]
     network = LabNetwork.parse(
         hosts=HOSTS,
@@ -52,17 +52,17 @@ def trial(case: dict[str, Any], num_trials: int) -> dict[str, Any]:
         slow_links=[f"{host}:{case['slow']}"] if kind == "slow-link" else [],
         lossy_links=[f"{host}:{case['loss']}"] if kind == "lossy-link" else [],
     )
-    workload = explicit(SIZES, HOSTS, trials=num_trials, seed=case["seed"], time_limit_s=20.0)
+    workload = from_sizes(SIZES, HOSTS, trials=num_trials, seed=case["seed"], time_limit_s=20.0)
     if kind == "late-host":
         workload = workload.with_delays({host: case["late_s"]})
     begin = time.monotonic()
-    with make_lab(network) as lab:
+    with open_lab(network) as lab:
         places = [
-            Place(name=f"host {at}", host=network.address(at), namespace=lab.namespace(at)) for at in range(HOSTS)
+            RankLocation(name=f"host {at}", host=network.address(at), namespace=lab.namespace(at)) for at in range(HOSTS)
         ]
         with Coordinator(replace(workload), places, Settings(steps=False)) as coordinator:
             measured = coordinator.run()
-    verdict = judge(measured.trials, measured.pairs, measured.links, same_host=False)
+    verdict = diagnose(measured.trials, measured.pairs, measured.links, same_host=False)
     return {
         **case,
         "found": verdict.kind,

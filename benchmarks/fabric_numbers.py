@@ -30,16 +30,16 @@ import numpy as np
 
 from record import write_record
 from stagewright.fabric.lab.network import LabNetwork
-from stagewright.fabric.lab.session import make_lab
-from stagewright.fabric.ranks.coordinator import Coordinator, Measured, Place, Settings
-from stagewright.fabric.traffic.workload import Workload, explicit
+from stagewright.fabric.lab.session import open_lab
+from stagewright.fabric.ranks.coordinator import Coordinator, Measurements, RankLocation, Settings
+from stagewright.fabric.traffic.workload import Workload, from_sizes
 
 RANKS = 4
 LAYERS = [2600, 33024, 131584, 803840]
-LOCAL = Place(name="local")
+LOCAL = RankLocation(name="local")
 
 
-def run(workload: Workload, places: list[Place], settings: Settings) -> Measured:
+def run(workload: Workload, places: list[RankLocation], settings: Settings) -> Measurements:
     with Coordinator(workload, places, settings) as coordinator:
         return coordinator.run()
 
@@ -51,12 +51,12 @@ def rate() -> dict[str, Any]:
     found: dict[str, Any] = {}
     ideal_s = 2 * (RANKS - 1) / RANKS * size / (bits / 8)
     with_headers_s = ideal_s * 1514 / 1448
-    with make_lab(network) as lab:
+    with open_lab(network) as lab:
         places = [
-            Place(name=f"host {at}", host=network.address(at), namespace=lab.namespace(at)) for at in range(RANKS)
+            RankLocation(name=f"host {at}", host=network.address(at), namespace=lab.namespace(at)) for at in range(RANKS)
         ]
         for engine in ("sockets", "gloo"):
-            workload = explicit([size], RANKS, trials=10, warmup=2)
+            workload = from_sizes([size], RANKS, trials=10, warmup=2)
             measured = run(workload, places, Settings(engine=engine, probe=False))
             median_s = float(np.median(measured.trials.durations(0)))
             found[engine] = {"median_s": median_s, "over_ideal": median_s / with_headers_s}
@@ -75,7 +75,7 @@ def small() -> dict[str, Any]:
     for engine, algorithm in (("sockets", "ring"), ("sockets", "halving-doubling"), ("gloo", "ring")):
         trials = 1000 if engine == "sockets" else 200
         measured = run(
-            explicit(sizes, RANKS, algorithm=algorithm, trials=trials, warmup=20),
+            from_sizes(sizes, RANKS, algorithm=algorithm, trials=trials, warmup=20),
             [LOCAL] * RANKS,
             Settings(engine=engine, probe=False),
         )
@@ -132,7 +132,7 @@ def kill() -> dict[str, Any]:
             token.write_text(secrets.token_hex())
             with agents(RANKS, token) as started:
                 places = [
-                    Place(name=f"agent {at}", host="127.0.0.1", port=port) for at, (_, port) in enumerate(started)
+                    RankLocation(name=f"agent {at}", host="127.0.0.1", port=port) for at, (_, port) in enumerate(started)
                 ]
                 killed: list[float] = []
 
@@ -145,7 +145,7 @@ def kill() -> dict[str, Any]:
                 timer = threading.Timer(3.0, strike, (started[2][0].pid, how, killed))
                 timer.start()
                 settings = Settings(token=token.read_text().encode())
-                measured = run(explicit([2600], RANKS, trials=10_000_000), places, settings)
+                measured = run(from_sizes([2600], RANKS, trials=10_000_000), places, settings)
                 stopped_s = time.monotonic() - killed[0]
                 for number in _children(started[2][0].pid):
                     os.kill(number, signal.SIGKILL)

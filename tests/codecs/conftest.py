@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "engine"):  # workers import `pool` and `codec_jobs` by name
+for folder in (HERE, HERE.parent / "engine" / "support"):  # workers import `pool` and `codec_jobs` by name
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.fabric.lab.kernel import drop_filter, need_root
+from stagewright.fabric.lab.kernel import check_root, drop_filter
 from stagewright.fabric.lab.network import LabNetwork, parse_loss
-from stagewright.fabric.lab.session import LabView, current_lab, remove_ownerless
+from stagewright.fabric.lab.session import LabView, current_lab, remove_orphans
 from stagewright.fabric.trials import TrialTable, row_type
 
 needs_root = pytest.mark.skipif(
@@ -58,16 +58,16 @@ def test_what_is_typed_is_understood() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"slow_links": ["4:1gbit"]}, "there is no host 4"),
+        ({"slow_links": ["4:1gbit"]}, "no host 4"),
         ({"slow_links": ["fast"]}, "names no host"),
-        ({"loss": "lots"}, "is not a loss"),
-        ({"loss": "100%"}, "leaves nothing"),
+        ({"loss": "lots"}, "is not a packet loss"),
+        ({"loss": "100%"}, "use less than 100%"),
         ({"rate": "1"}, "is not a rate"),
         ({"delay": "11s"}, "too long"),
         ({"congestion": "cubic; reboot"}, "not a congestion control"),
     ],
 )
-def test_what_is_wrong_is_refused(wrong: dict[str, object], why: str) -> None:
+def test_wrong_options_are_rejected(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         LabNetwork.parse(hosts=4, **wrong)  # type: ignore[arg-type]
 
@@ -90,16 +90,16 @@ def test_trials_in_which_the_switch_was_late_are_void(tmp_path: Path) -> None:
     assert LabView(hosts=(), network={}, lateness=None).late_trials(table).tolist() == [False] * 3
 
 
-def test_a_lab_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGEWRIGHT_FABRIC_LAB", "/nowhere/lab.json")
-    with pytest.raises(UsageError, match="no lab that runs"):
+    with pytest.raises(UsageError, match="is not a running lab"):
         current_lab()
 
 
-def test_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lab_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(UsageError, match="a lab needs root, to make network namespaces: put sudo"):
-        need_root()
+    with pytest.raises(UsageError, match="a lab needs root to create network namespaces: run the command with sudo"):
+        check_root()
 
 
 @needs_root
@@ -183,7 +183,7 @@ def test_a_lab_that_is_killed_leaves_nothing(how: signal.Signals) -> None:
     process.wait(120)
     process.stderr.close()
     if how == signal.SIGKILL:
-        remove_ownerless()  # what the next lab does first, perhaps another test's in this very moment
+        remove_orphans()  # what the next lab does first, perhaps another test's in this very moment
     until_s = time.monotonic() + 60
     while (left := [*remains(tag), *running(tag)]) and time.monotonic() < until_s:
         time.sleep(0.05)
@@ -195,7 +195,7 @@ def test_the_commands_exit_code_is_the_labs() -> None:
     assert lab("--hosts", "2", "--", "false").returncode == 1
     done = lab("--hosts", "2", "--", "no-such-command")
     assert done.returncode == 2
-    assert "there is no command 'no-such-command'" in done.stderr
+    assert "command 'no-such-command' not found" in done.stderr
 
 
 def test_networks_are_values() -> None:

@@ -1,1 +1,1 @@
-"""Collectives over real sockets: what they cost on this network, the network lab, and who is slow."""
+"""Benchmarks of collectives over a real or emulated network: latency distributions, bandwidth, slow links and hosts."""

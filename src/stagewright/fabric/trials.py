@@ -1,9 +1,9 @@
-"""The raw trials: one row for each trial, message and rank; what everything else is computed from.
+"""Raw trials: one row per trial, message and rank; all results are computed from them.
 
     trial  message  rank  start_s  duration_s  late_s  retransmits  wrong  receive_wait_s[n]  send_wait_s[n]
 
-A rank's duration runs from leaving the barrier (and its gap) to its own end; a trial's is the longest of its ranks,
-which needs no common clock. Rows travel as the bytes of a numpy array and are kept as Parquet.
+A rank's duration lasts from leaving the barrier (after the gap) to its own end. A trial's duration is the longest of
+its ranks, so no common clock is needed. Rows are sent as bytes of a numpy array and stored as Parquet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TrialTable", "read_trials", "row_type", "step_type", "write_trials"]
 
 
 def row_type(num_ranks: int) -> np.dtype[Any]:
-    """A row as one rank writes it."""
+    """Return the dtype of a rank's row."""
     return np.dtype(
         [
             ("trial", "<u4"),
@@ -40,22 +40,22 @@ def row_type(num_ranks: int) -> np.dtype[Any]:
 
 
 def step_type() -> np.dtype[Any]:
-    """When one step of a message was sent and received, after the rank's start."""
+    """Return the dtype of a step: when it was sent and received, relative to the rank's start."""
     return np.dtype([("trial", "<u4"), ("message", "<u2"), ("step", "<u2"), ("sent_s", "<f4"), ("received_s", "<f4")])
 
 
 @dataclass(frozen=True, slots=True)
 class TrialTable:
-    """Trials that every rank finished."""
+    """Trials that all ranks finished."""
 
     rows: npt.NDArray[Any]
     """rows[trial, message, rank], of `row_type`."""
     void: npt.NDArray[np.bool_]
-    """Trials that don't count, because the lab was late: one flag a trial."""
+    """Per trial: whether it is discarded because the lab's switch was late."""
 
     @classmethod
     def join(cls, blocks: Sequence[npt.NDArray[Any]], num_messages: int) -> TrialTable:
-        """From each rank's rows; trials that a rank did not finish are left out."""
+        """Join the rows of all ranks; omit trials that a rank did not finish."""
         num_ranks = len(blocks)
         num_trials = min((len(block) // num_messages for block in blocks), default=0)
         rows = np.zeros((num_trials, num_messages, num_ranks), dtype=row_type(num_ranks))
@@ -76,27 +76,29 @@ class TrialTable:
         return int(self.rows.shape[2])
 
     def durations(self, message: int) -> npt.NDArray[np.float64]:
-        """The time of each trial that counts: that of its slowest rank."""
+        """Return the duration of each valid trial: that of its slowest rank."""
         rows = self.rows[~self.void, message]
-        taken: npt.NDArray[np.float64] = np.where(rows["took_part"] > 0, rows["duration_s"], 0.0)
-        slowest: npt.NDArray[np.float64] = taken.max(axis=1)
+        durations: npt.NDArray[np.float64] = np.where(rows["took_part"] > 0, rows["duration_s"], 0.0)
+        slowest: npt.NDArray[np.float64] = durations.max(axis=1)
         return slowest
 
     def totals(self) -> npt.NDArray[np.float64]:
-        """All messages of each trial that counts, one after the other."""
+        """Return the summed duration of all messages of each valid trial."""
         if not self.num_messages:
             return np.zeros(0)
-        total: npt.NDArray[np.float64] = np.sum([self.durations(one) for one in range(self.num_messages)], axis=0)
+        total: npt.NDArray[np.float64] = np.sum(
+            [self.durations(message) for message in range(self.num_messages)], axis=0
+        )
         return total
 
     @property
     def num_wrong(self) -> int:
-        """Buffers that did not hold the right sum."""
+        """Number of buffers with wrong contents."""
         return int(self.rows["wrong"].sum())
 
 
 def write_trials(table: TrialTable, names: Sequence[str], sizes: Sequence[int], path: Path) -> None:
-    """As Parquet, a row for each trial, message and rank, all at once."""
+    """Write Parquet with a row per trial, message and rank, atomically."""
     import pyarrow
     from pyarrow import parquet
 
@@ -127,7 +129,7 @@ def write_trials(table: TrialTable, names: Sequence[str], sizes: Sequence[int], 
         parquet.write_table(pyarrow.table(columns), temporary, compression="zstd")
         temporary.replace(path)
     except OSError as error:
-        raise RunError(f"can't write {path}: {error.strerror or error}") from None
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _lists(values: npt.NDArray[np.float32]) -> Any:
@@ -138,15 +140,15 @@ def _lists(values: npt.NDArray[np.float32]) -> Any:
 
 
 def read_trials(path: Path) -> TrialTable:
-    """The trials of a run that ended."""
+    """Read the trials of a finished run."""
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(path)
     except FileNotFoundError:
-        raise UsageError(f"there is no {path}: did the run end before its first trial?") from None
+        raise UsageError(f"{path} does not exist: did the run end before its first trial?") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"can't read {path}: {error}") from None
+        raise UsageError(f"cannot read {path}: {error}") from None
     if table.num_rows == 0:
         return TrialTable(np.zeros((0, 0, 0), dtype=row_type(0)), np.zeros(0, dtype=np.bool_))
     num_ranks = int(np.max(table["rank"].to_numpy())) + 1

@@ -45,7 +45,7 @@ def test_table_and_figure(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "whole trial" in done.stdout
     assert "pairs alone" in done.stdout
-    assert "every sum of 5 trials was checked and is right" in done.stdout
+    assert "the results of all 5 trials were checked and are correct" in done.stdout
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -73,7 +73,7 @@ def test_a_threshold_is_an_exit_code(tmp_path: Path) -> None:
     assert "p50 is" in missed.stderr
     refused = run(tmp_path, *few, "--fail-above", "p99=10s")
     assert refused.exit_code == 3
-    assert "5 samples are too few for p99" in refused.stderr
+    assert "5 samples are not enough for p99" in refused.stderr
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
         (["--sizes", "abc"], "'abc' is not a size"),
         (["--sizes", "8", "--algorithm", "rings"], "did you mean 'ring'"),
         (["--model", "mlp-mnst"], "did you mean 'mlp-mnist'"),
-        (["--model", "mlp-mnist", "--algorithm", "broadcast"], "gradients are all-reduced"),
-        (["--sizes", "8", "--late", "9:1ms"], "rank 9 can't be late"),
-        (["--sizes", "8", "--late", "x"], "is not a late rank"),
+        (["--model", "mlp-mnist", "--algorithm", "broadcast"], "gradients need an all-reduce"),
+        (["--sizes", "8", "--late", "9:1ms"], "rank 9 cannot be delayed"),
+        (["--sizes", "8", "--late", "x"], "is not a delayed rank"),
         (["--sizes", "8", "--hosts", "a,b"], "share a secret"),
         (["--sizes", "8", "--hosts", "a:b"], "is not a host"),
         (["--sizes", "8", "--engine", "mpi"], "unknown engine 'mpi'"),
@@ -107,11 +107,11 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
         (["--sizes", "8", "--fail-above", "fast"], "is not a threshold"),
         (["--sizes", "8", "--plot", "a.txt"], "can't draw"),
         (["--sizes", "8", "--trials", "0"], "0 trials"),
-        (["-b", "8"], "needs an end"),
+        (["-b", "8"], "needs a last size"),
         (["--plan", "nowhere.toml"], "nowhere.toml"),
     ],
 )
-def test_wrong_input_is_told_and_leaves_nothing(words: list[str], why: str, tmp_path: Path) -> None:
+def test_wrong_input_is_reported_and_leaves_nothing(words: list[str], why: str, tmp_path: Path) -> None:
     done = run(tmp_path / "runs", *words)
     assert isinstance(done.exception, UsageError), done.output
     assert why in str(done.exception)
@@ -124,7 +124,7 @@ def test_a_run_without_any_trial_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     )  # as of another host
     done = run(tmp_path, "--sizes", "8", "--ranks", "2", "--congestion", "nosuch")
     assert isinstance(done.exception, RunError)
-    assert "can't use congestion control 'nosuch'" in str(done.exception)
+    assert "cannot use congestion control 'nosuch'" in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 

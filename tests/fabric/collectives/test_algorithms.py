@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.collectives.algorithms import ALGORITHMS, ALL_REDUCE, bus_factor, collective
 from stagewright.fabric.collectives.collective import Move, chunk_bounds
-from stagewright.fabric.collectives.simulate import bytes_sent, execute, faults, ideal_s
+from stagewright.fabric.collectives.simulate import bytes_sent, execute, find_errors, ideal_s
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("num_ranks", [*range(1, 18), 24, 31, 32, 33])
 def test_every_algorithm_is_right_for_any_number_of_ranks(name: str, num_ranks: int) -> None:
-    assert faults(collective(name, num_ranks)) == []
+    assert find_errors(collective(name, num_ranks)) == []
 
 
 @given(
@@ -99,11 +99,11 @@ def test_trees_share_the_inner_work() -> None:
 def test_wrong_moves_are_found() -> None:
     right = collective("ring", 4)
     lost = replace(right, moves=right.moves[:-1])
-    assert any("at the end" in fault for fault in faults(lost))
+    assert any("at the end" in error for error in find_errors(lost))
     twice = replace(right, moves=(*right.moves[:4], *right.moves))
-    assert any("twice" in fault for fault in faults(twice))
+    assert any("twice" in error for error in find_errors(twice))
     nothing = replace(collective("broadcast", 2), moves=(Move(0, 1, 0, 0, "copy"),))
-    assert any("does not have" in fault for fault in faults(nothing))
+    assert any("does not have" in error for error in find_errors(nothing))
 
 
 def test_ideal_time() -> None:

@@ -13,16 +13,16 @@ import pytest
 
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks import coordinator as coordinator_module
-from stagewright.fabric.ranks.coordinator import SILENT_S, Coordinator, Place, Settings, _Member
+from stagewright.fabric.ranks.coordinator import SILENT_S, Coordinator, RankLocation, Settings, _Member
 from stagewright.fabric.ranks.wire import TO_COORDINATOR, Channel, Frame
-from stagewright.fabric.traffic.workload import Message, Workload, explicit
+from stagewright.fabric.traffic.workload import Message, Workload, from_sizes
 from stagewright.fabric.trials import TrialTable, read_trials, write_trials
 
-LOCAL = Place(name="local")
+LOCAL = RankLocation(name="local")
 
 
 def test_local_ranks() -> None:
-    workload = explicit([8, 2600], 3, trials=20, warmup=2).with_delays({1: 0.01})
+    workload = from_sizes([8, 2600], 3, trials=20, warmup=2).with_delays({1: 0.01})
     with Coordinator(workload, [LOCAL] * 3, Settings()) as coordinator:
         measured = coordinator.run()
     assert measured.error is None
@@ -60,7 +60,7 @@ def test_groups_that_send_at_the_same_time() -> None:
 
 
 def test_time_ends_a_run() -> None:
-    workload = explicit([8], 2, trials=1_000_000, time_limit_s=0.5)
+    workload = from_sizes([8], 2, trials=1_000_000, time_limit_s=0.5)
     with Coordinator(workload, [LOCAL] * 2, Settings(steps=False)) as coordinator:
         measured = coordinator.run()
     assert measured.error is None
@@ -71,11 +71,11 @@ def test_time_ends_a_run() -> None:
     ("how", "why"),
     [
         (signal.SIGKILL, "died"),
-        pytest.param(signal.SIGSTOP, f"has been silent for {SILENT_S:.0f} s", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, f"sent no heartbeat for {SILENT_S:.0f} s", marks=pytest.mark.slow),
     ],
 )
 def test_a_dead_rank_is_named_and_its_trials_are_kept(how: signal.Signals, why: str) -> None:
-    workload = explicit([2600], 4, trials=1_000_000)
+    workload = from_sizes([2600], 4, trials=1_000_000)
     with Coordinator(workload, [LOCAL] * 4, Settings()) as coordinator:
         victim = coordinator._members[2].process
         assert victim is not None
@@ -98,8 +98,8 @@ def test_a_dead_rank_is_named_and_its_trials_are_kept(how: signal.Signals, why: 
 
 def gathered(monkeypatch: pytest.MonkeyPatch, looks: list[tuple[float, str]]) -> list[dict[str, Any]]:
     """What a coordinator gathers from one rank: looks that take so long, with a word from it or without."""
-    member: Any = _Member(rank=0, place=LOCAL, channel=None)  # type: ignore[arg-type]
-    coordinator = Coordinator(explicit([8], 1), [LOCAL], Settings())
+    member: Any = _Member(rank=0, location=LOCAL, channel=None)  # type: ignore[arg-type]
+    coordinator = Coordinator(from_sizes([8], 1), [LOCAL], Settings())
     now_s = 0.0
 
     def listen(_: float) -> None:
@@ -107,8 +107,8 @@ def gathered(monkeypatch: pytest.MonkeyPatch, looks: list[tuple[float, str]]) ->
         seconds, word = looks.pop(0)
         now_s += seconds
         if word:
-            member.heard_s = now_s
-            coordinator._take(member, Frame(word, {}, b""))
+            member.heartbeat_s = now_s
+            coordinator._handle(member, Frame(word, {}, b""))
 
     monkeypatch.setattr(coordinator_module, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(coordinator, "_listen", listen)
@@ -120,9 +120,9 @@ def gathered(monkeypatch: pytest.MonkeyPatch, looks: list[tuple[float, str]]) ->
         coordinator.close()
 
 
-def test_silence_counts_from_the_first_word_and_while_someone_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_timeout_starts_with_the_first_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = [(0.2, "")] * 50
-    with pytest.raises(RunError, match="has been silent for 6 s"):
+    with pytest.raises(RunError, match="sent no heartbeat for 6 s"):
         gathered(monkeypatch, [(0.2, "alive"), *silent, (0.2, "listening")])
     assert gathered(monkeypatch, [*silent, (0.2, "listening")]) == [{}], "to start takes its time"
     assert gathered(monkeypatch, [(0.2, "alive"), (20.0, ""), (0.2, "listening")]) == [{}], "the listener was held up"
@@ -130,26 +130,26 @@ def test_silence_counts_from_the_first_word_and_while_someone_listens(monkeypatc
 
 def test_a_rank_that_is_stopped_in_the_middle_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair()
-    member = _Member(rank=0, place=LOCAL, channel=Channel(ours, None, accepts=TO_COORDINATOR))
-    monkeypatch.setattr(Coordinator, "_meet", lambda *_: member)
+    member = _Member(rank=0, location=LOCAL, channel=Channel(ours, None, accepts=TO_COORDINATOR))
+    monkeypatch.setattr(Coordinator, "_contact", lambda *_: member)
     monkeypatch.setattr(coordinator_module, "SILENT_S", 0.1)
     theirs.sendall(b"half")
-    with theirs, Coordinator(explicit([8], 1), [LOCAL], Settings()) as coordinator:
+    with theirs, Coordinator(from_sizes([8], 1), [LOCAL], Settings()) as coordinator:
         measured = coordinator.run()
     assert measured.dead == [0]
-    assert "rank 0 (local) has been silent" in (measured.error or "")
+    assert "rank 0 (local) sent no heartbeat" in (measured.error or "")
 
 
-def test_places_must_match() -> None:
-    with pytest.raises(UsageError, match="4 ranks, but there are 2 places"):
-        Coordinator(explicit([8], 4), [LOCAL] * 2, Settings())
+def test_number_of_locations_must_match() -> None:
+    with pytest.raises(UsageError, match="4 ranks, got 2 locations"):
+        Coordinator(from_sizes([8], 4), [LOCAL] * 2, Settings())
 
 
 def test_no_agent_there() -> None:
-    place = Place(name="nowhere", host="127.0.0.1", port=1)
+    place = RankLocation(name="nowhere", host="127.0.0.1", port=1)
     with (
         pytest.raises(UsageError, match="no agent answers at nowhere"),
-        Coordinator(explicit([8], 1), [place], Settings(token=b"x" * 16, meet_s=0.3)),
+        Coordinator(from_sizes([8], 1), [place], Settings(token=b"x" * 16, contact_s=0.3)),
     ):
         pass
 
@@ -169,16 +169,16 @@ def test_torch_sends_the_same() -> None:
     assert measured.trials.num_wrong == 0
 
 
-def test_torch_refuses_sizes_that_do_not_divide() -> None:
-    workload = explicit([10], 2, trials=1)
+def test_torch_rejects_sizes_that_do_not_divide() -> None:
+    workload = from_sizes([10], 2, trials=1)
     with Coordinator(workload, [LOCAL] * 2, Settings(engine="gloo")) as coordinator:
         measured = coordinator.run()
     assert measured.error is not None
-    assert "can't send 10 bytes" in measured.error
+    assert "cannot send 10 bytes" in measured.error
 
 
 def test_trials_survive_their_file(tmp_path: Path) -> None:
-    workload = explicit([8, 16], 2, trials=4, warmup=0)
+    workload = from_sizes([8, 16], 2, trials=4, warmup=0)
     with Coordinator(workload, [LOCAL] * 2, Settings(probe=False)) as coordinator:
         table = coordinator.run().trials
     table.void[2] = True
@@ -195,7 +195,7 @@ def test_no_trials_are_a_table_too() -> None:
 
 @pytest.mark.slow
 def test_tiny_buffers_do_not_block() -> None:
-    workload = explicit([60000], 4, trials=3, warmup=0)
+    workload = from_sizes([60000], 4, trials=3, warmup=0)
     with Coordinator(workload, [LOCAL] * 4, Settings(buffer_bytes=4096, probe=False)) as coordinator:
         measured = coordinator.run()
     assert measured.error is None

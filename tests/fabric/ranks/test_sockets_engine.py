@@ -13,7 +13,8 @@ from stagewright.fabric.collectives.algorithms import ALGORITHMS, collective
 from stagewright.fabric.collectives.program import compile_program, expected, payload
 from stagewright.fabric.collectives.simulate import bytes_sent
 from stagewright.fabric.ranks.connections import Connections, listen
-from stagewright.fabric.ranks.sockets_engine import Flow, SocketEngine
+from stagewright.fabric.ranks.flow import Flow
+from stagewright.fabric.ranks.sockets_engine import SocketEngine
 
 Connect = Callable[..., list[Connections]]
 OnAll = Callable[..., list[Any]]
@@ -43,14 +44,14 @@ def test_sums_are_right(name: str, num_ranks: int, streams: int, connect: Connec
                 flow.reset(trial)
                 engine.barrier(trial)
                 engine.run(flow, trial)
-                right.append(flow.is_right(trial))
+                right.append(flow.is_correct(trial))
         for flow in own:
             flow.reset(3)
         engine.barrier(3)
         now = time.perf_counter()
         # Ranks launch in their own time: messages arrive before their receivers have begun them.
         engine.run_overlapped(own, [now + 0.002 * at * (rank + 1) for at in range(len(own))], 3)
-        return right + [flow.is_right(3) for flow in own]
+        return right + [flow.is_correct(3) for flow in own]
 
     for right in on_all(num_ranks, work):
         assert all(right)
@@ -86,12 +87,12 @@ def test_a_wrong_sum_is_seen() -> None:
     one = collective("ring", 3)
     flow = Flow(0, one, range(3), 0, 400, streams=1, seed=0, slice_bytes=SLICE)
     program = compile_program(one, 0, 400)
-    assert not flow.is_right(0), "the payload itself is not the sum"
+    assert not flow.is_correct(0), "the payload itself is not the sum"
     np.copyto(flow.array, expected(one, program, 400, 0, 0)[0])
-    assert flow.is_right(0)
-    assert not flow.is_right(1), "another trial has another sum"
+    assert flow.is_correct(0)
+    assert not flow.is_correct(1), "another trial has another sum"
     flow.array[17] += 1
-    assert not flow.is_right(0)
+    assert not flow.is_correct(0)
     assert not np.array_equal(payload(one, program, 400, 0, 0), payload(one, program, 400, 0, 1))
 
 
@@ -125,18 +126,18 @@ def test_a_lost_peer_is_named(connect: Connect, on_all: OnAll) -> None:
         engine = SocketEngine(ends[rank], 3, scratch_bytes=SLICE + 64)
         (flow,) = flows(rank, 3, "ring", [3000], 1)
         if rank == 1:
-            ends[rank].break_off()
+            ends[rank].shut_down()
             return ""
         with pytest.raises(RunError) as failure:
             engine.run(flow, 0)
-        ends[rank].break_off()  # as a rank does that fails
+        ends[rank].shut_down()  # as a rank does that fails
         return str(failure.value)
 
     told = on_all(3, work)
     assert told[2] == "rank 2 lost its connection to rank 1"
 
 
-def test_ranks_that_lose_step_are_told(connect: Connect, on_all: OnAll) -> None:
+def test_ranks_out_of_step_are_reported(connect: Connect, on_all: OnAll) -> None:
     ends = connect(2)
 
     def work(rank: int) -> str:
@@ -145,7 +146,7 @@ def test_ranks_that_lose_step_are_told(connect: Connect, on_all: OnAll) -> None:
             engine.barrier(rank)
         return str(failure.value)
 
-    assert "lost step" in on_all(2, work)[0]
+    assert "out of step" in on_all(2, work)[0]
 
 
 def test_strangers_are_turned_away(on_all: OnAll) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stagewright.fabric.ranks.probe import PairProbe
-from stagewright.fabric.results.diagnosis import judge, modes_of
+from stagewright.fabric.results.diagnosis import diagnose, find_symptoms
 from stagewright.fabric.trials import TrialTable, row_type
 
 RANKS = 4
@@ -52,56 +52,59 @@ def of_host(host: int, value: float) -> dict[tuple[int, int], float]:
 
 
 def test_nothing_stands_out() -> None:
-    assert judge(trials(), pairs(), links(), same_host=False).kind == "none"
+    assert diagnose(trials(), pairs(), links(), same_host=False).kind == "none"
 
 
 @pytest.mark.parametrize("host", range(RANKS))
 def test_each_cause_and_host(host: int) -> None:
-    late = judge(trials(0.03, waits={host: 0.001}), pairs(), links(), same_host=False)
+    late = diagnose(trials(0.03, waits={host: 0.001}), pairs(), links(), same_host=False)
     assert (late.kind, late.rank) == ("late-host", host)
-    slow = judge(trials(), pairs(of_host(host, 12e6)), links(), same_host=False)
+    slow = diagnose(trials(), pairs(of_host(host, 12e6)), links(), same_host=False)
     assert (slow.kind, slow.rank) == ("slow-link", host)
-    lossy = judge(trials(), pairs(), links(dict.fromkeys(of_host(host, 0), 100)), same_host=False)
+    lossy = diagnose(trials(), pairs(), links(dict.fromkeys(of_host(host, 0), 100)), same_host=False)
     assert (lossy.kind, lossy.rank) == ("lossy-link", host)
-    far = judge(trials(), pairs(far=host), links(), same_host=False)
+    far = diagnose(trials(), pairs(far=host), links(), same_host=False)
     assert (far.kind, far.rank) == ("far-link", host)
 
 
 def test_one_direction_is_enough_for_a_host() -> None:
     sends = {(2, two): 12e6 for two in range(RANKS) if two != 2}
-    assert judge(trials(), pairs(sends), links(), same_host=False).rank == 2
+    assert diagnose(trials(), pairs(sends), links(), same_host=False).rank == 2
     lost = {(one, 3): 100 for one in range(3)}
-    assert judge(trials(), pairs(), links(lost), same_host=False).rank == 3
+    assert diagnose(trials(), pairs(), links(lost), same_host=False).rank == 3
 
 
 def test_one_pair_is_not_a_host() -> None:
-    slow = judge(trials(), pairs({(1, 3): 12e6, (3, 1): 12e6}), links(), same_host=False)
+    slow = diagnose(trials(), pairs({(1, 3): 12e6, (3, 1): 12e6}), links(), same_host=False)
     assert (slow.kind, slow.rank) == ("slow-link", None)
     assert slow.pair is not None
     assert set(slow.pair) == {1, 3}
-    lossy = judge(trials(), pairs(), links({(0, 2): 300}), same_host=False)
+    lossy = diagnose(trials(), pairs(), links({(0, 2): 300}), same_host=False)
     assert (lossy.kind, lossy.pair) == ("lossy-link", (0, 2))
 
 
 def test_memory_is_no_link() -> None:
-    assert judge(trials(), pairs(of_host(1, 12e6)), links(), same_host=True).kind == "none"
+    assert diagnose(trials(), pairs(of_host(1, 12e6)), links(), same_host=True).kind == "none"
 
 
-def test_modes() -> None:
-    none = judge(trials(), pairs(), links(), same_host=False)
+def test_symptoms() -> None:
+    none = diagnose(trials(), pairs(), links(), same_host=False)
     times = np.array([0.01] * 90 + [0.21] * 8 + [0.41] * 2)
     again = np.array([0] * 90 + [2] * 10)
-    more = {"ideal_bytes_s": None, "ideal_latency_s": None, "floor_s": None, "verdict": none}
-    (timeout,) = modes_of(times, again, **more)
+    more = {"ideal_bytes_s": None, "ideal_latency_s": None, "floor_s": None, "diagnosis": none}
+    (timeout,) = find_symptoms(times, again, **more)
     assert timeout.kind == "retransmission-timeout"
     assert "10 of 100 trials" in timeout.sentence
     assert "200 ms, 400 ms" in timeout.sentence
     assert "rto_min" in timeout.sentence
-    assert modes_of(times, np.zeros(100, dtype=np.int64), **more) == [], "slow, but nothing was sent again"
+    assert find_symptoms(times, np.zeros(100, dtype=np.int64), **more) == [], "slow, but nothing was sent again"
     flat = np.full(50, 0.1)
     nothing = np.zeros(50, dtype=np.int64)
     kinds = [
-        [mode.kind for mode in modes_of(flat, nothing, ideal_bytes_s=a, ideal_latency_s=b, floor_s=c, verdict=none)]
+        [
+            mode.kind
+            for mode in find_symptoms(flat, nothing, ideal_bytes_s=a, ideal_latency_s=b, floor_s=c, diagnosis=none)
+        ]
         for a, b, c in [(0.09, 0.001, 0.01), (0.001, 0.09, 0.01), (0.01, 0.01, 0.01), (0.09, 0.001, 0.08)]
     ]
     assert kinds == [["rate"], ["latency"], [], ["host"]]
@@ -111,8 +114,8 @@ def test_loss_everywhere_is_the_networks() -> None:
     everywhere = links({(one, two): 100 for one in range(RANKS) for two in range(RANKS)})
     hit = pairs({(1, 0): 1e6})
     hit = [replace(pair, retransmits=2) if (pair.source, pair.destination) == (1, 0) else pair for pair in hit]
-    assert judge(trials(), hit, everywhere, same_host=False).kind == "lossy-network"
-    assert judge(trials(), hit, links(), same_host=False).kind == "none", "one lost segment is no slow link"
+    assert diagnose(trials(), hit, everywhere, same_host=False).kind == "lossy-network"
+    assert diagnose(trials(), hit, links(), same_host=False).kind == "none", "one lost segment is no slow link"
 
 
 def test_bursts_on_clean_links_do_not_hide_the_lossy_one() -> None:
@@ -128,23 +131,23 @@ def test_bursts_on_clean_links_do_not_hide_the_lossy_one() -> None:
         }
         for pair in probes
     ]
-    found = judge(trials(), probes, carried, same_host=False)
+    found = diagnose(trials(), probes, carried, same_host=False)
     assert (found.kind, found.rank) == ("lossy-link", 2)
     blind = [replace(pair, retransmits=0) for pair in probes]
     everywhere = [{**one, "retransmits": one["segments"] // 60} for one in carried]
-    assert judge(trials(), blind, everywhere, same_host=False).kind == "lossy-network"
+    assert diagnose(trials(), blind, everywhere, same_host=False).kind == "lossy-network"
 
 
 def test_an_engine_without_waits_knows_who_was_late() -> None:
     table = trials(0.03, waits=dict.fromkeys(range(RANKS), 0.0))
-    assert judge(table, [], [], same_host=False).kind == "none"
+    assert diagnose(table, [], [], same_host=False).kind == "none"
     table.rows["late_s"][:, :, 3] = 0.02
-    assert judge(table, [], [], same_host=False).rank == 3
+    assert diagnose(table, [], [], same_host=False).rank == 3
 
 
 def test_who_has_more_to_do_is_not_late() -> None:
     table = trials(0.03, waits={1: 0.015, **dict.fromkeys((0, 2, 3), 0.0225)})  # own times 15 ms and 7.5 ms
-    assert judge(table, [], [], same_host=True).rank == 1
-    assert judge(table, [], [], same_host=True, work=[100, 200, 100, 100]).kind == "none"
+    assert diagnose(table, [], [], same_host=True).rank == 1
+    assert diagnose(table, [], [], same_host=True, work=[100, 200, 100, 100]).kind == "none"
     table.rows["late_s"][:, :, 2] = 0.015
-    assert judge(table, [], [], same_host=True, work=[100, 200, 100, 100]).rank == 2
+    assert diagnose(table, [], [], same_host=True, work=[100, 200, 100, 100]).rank == 2

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagewright.errors import UsageError
-from stagewright.fabric.results.distribution import PERCENTILES, Threshold, distribution_of, samples_needed
+from stagewright.fabric.results.distribution import PERCENTILES, Threshold, distribution_of, min_samples
 
 
 def test_what_is_needed_is_as_the_page_says() -> None:
-    assert {name: samples_needed(name) for name in PERCENTILES} == {
+    assert {name: min_samples(name) for name in PERCENTILES} == {
         "p50": 4,
         "p90": 20,
         "p95": 40,
@@ -24,7 +24,7 @@ def test_a_percentile_is_given_or_refused(count: int) -> None:
     found = distribution_of(np.arange(count, dtype=np.float64))
     for name, share in PERCENTILES.items():
         value = found.percentiles[name]
-        if count < samples_needed(name):
+        if count < min_samples(name):
             assert value is None
         else:
             assert value is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.fabric.traffic.workload import Message, Workload, explicit
+from stagewright.fabric.traffic.workload import Message, Workload, from_sizes
 
 pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
 
@@ -31,7 +31,7 @@ def test_a_workload_survives_its_traces(tmp_path: Path) -> None:
 
 
 def test_another_number_of_ranks(tmp_path: Path) -> None:
-    to_chakra(explicit([2600, 33024], 2, trials=1), tmp_path / "mlp")
+    to_chakra(from_sizes([2600, 33024], 2, trials=1), tmp_path / "mlp")
     wider = from_chakra(tmp_path / "mlp", num_ranks=8, algorithm="double-tree", trials=3)
     assert [(one.num_bytes, one.groups, one.algorithm) for one in wider.messages] == [
         (2600, (tuple(range(8)),), "double-tree"),
@@ -45,7 +45,7 @@ def test_another_number_of_ranks(tmp_path: Path) -> None:
 def test_groups_are_not_rescaled(tmp_path: Path) -> None:
     message = Message(name="pair", algorithm="ring", num_bytes=512, groups=((0, 1),))
     to_chakra(Workload(name="p", num_ranks=3, messages=(message,), trials=1), tmp_path / "p")
-    with pytest.raises(UsageError, match="can't be sent at 6: 'pair' is between the ranks"):
+    with pytest.raises(UsageError, match="cannot be rescaled to 6: 'pair' is between the ranks"):
         from_chakra(tmp_path / "p", num_ranks=6, trials=1)
 
 
@@ -55,7 +55,7 @@ def test_traces_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "x.0.et").write_bytes(b"\xff\xff\xff\xff\x7f nothing")
     with pytest.raises(UsageError, match="is not a Chakra trace"):
         from_chakra(tmp_path / "x", trials=1)
-    to_chakra(explicit([8], 3, trials=1), tmp_path / "y")
+    to_chakra(from_sizes([8], 3, trials=1), tmp_path / "y")
     (tmp_path / "y.1.et").unlink()
     with pytest.raises(UsageError, match=r"y\.1\.et is missing"):
         from_chakra(tmp_path / "y", trials=1)

@@ -8,7 +8,7 @@ from stagewright import zoo
 from stagewright.errors import UsageError
 from stagewright.fabric.traffic.from_model import buckets, from_model, num_trials
 from stagewright.fabric.traffic.from_plan import from_plan
-from stagewright.fabric.traffic.workload import Message, Workload, explicit, parse_nccl_size, sweep_sizes
+from stagewright.fabric.traffic.workload import Message, Workload, from_sizes, parse_nccl_size, sweep_sizes
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.spec import Mesh, ModelSpec, Plan
 
@@ -48,22 +48,22 @@ def test_sweep_is_that_of_nccl_tests() -> None:
 
 
 def test_a_workload_survives_its_data() -> None:
-    workload = explicit([8, 2600], 4, trials=3).with_delays({2: 0.02})
+    workload = from_sizes([8, 2600], 4, trials=3).with_delays({2: 0.02})
     assert Workload.from_dict(workload.to_dict()) == workload
     assert workload.delays == (0.0, 0.0, 0.02, 0.0)
     with pytest.raises(UsageError, match="not a workload"):
         Workload.from_dict({**workload.to_dict(), "command": "rm"})
 
 
-def test_wrong_workloads_are_refused() -> None:
+def test_wrong_workloads_are_rejected() -> None:
     with pytest.raises(UsageError, match="0 bytes"):
-        explicit([0], 4)
+        from_sizes([0], 4)
     with pytest.raises(UsageError, match="0 trials"):
-        explicit([8], 4, trials=0)
-    with pytest.raises(UsageError, match="rank 4 can't be late"):
-        explicit([8], 4).with_delays({4: 1.0})
+        from_sizes([8], 4, trials=0)
+    with pytest.raises(UsageError, match="rank 4 cannot be delayed"):
+        from_sizes([8], 4).with_delays({4: 1.0})
     twice = Message(name="x", algorithm="ring", num_bytes=8, groups=((0, 1), (1, 2)))
-    with pytest.raises(UsageError, match="may be there once"):
+    with pytest.raises(UsageError, match="may occur once"):
         Workload(name="x", num_ranks=4, messages=(twice,), trials=1)
 
 
@@ -82,8 +82,8 @@ def _profile(num_units: int) -> Profile:
             backward_input=time,
             backward_weight=time,
             output_bytes=512,
-            kept_bytes=Amount(total=0),
-            recompute_kept_bytes=0,
+            saved_bytes=Amount(total=0),
+            recompute_saved_bytes=0,
             crossing_bytes=512 if index < num_units - 1 else 0,
         )
         for index in range(num_units)

@@ -1,1 +1,1 @@
-"""The verb ``fabric``."""
+"""The command ``stagewright fabric``."""

@@ -1,1 +1,1 @@
-"""Collectives as data: algorithms, the program of each rank, a simulation without a network."""
+"""Collective algorithms as data: moves, the program of each rank, simulation without a network."""

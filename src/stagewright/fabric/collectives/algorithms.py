@@ -1,7 +1,7 @@
-"""The collectives by name, and nccl-tests' definitions of bandwidth.
+"""Collective algorithms by name, and bus bandwidth as nccl-tests defines it.
 
-algbw = S / t.  busbw = algbw · f, which compares with a link's rate whatever the number of ranks: all-reduce
-f = 2(n − 1)/n; reduce-scatter, all-gather and all-to-all (n − 1)/n with S the total; broadcast and send 1.
+algbw = S / t.  busbw = algbw · f, which is comparable with the link rate for any number of ranks: f = 2(n − 1)/n for
+all-reduce; (n − 1)/n for reduce-scatter, all-gather and all-to-all, with S the total; 1 for broadcast and send.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stagewright.fabric.collectives.halving_doubling import halving_doubling
 from stagewright.fabric.collectives.ring import all_gather, bidirectional_ring, reduce_scatter, ring
 from stagewright.fabric.collectives.tree import broadcast, double_tree
 
-__all__ = ["ALGORITHMS", "ALL_REDUCE", "MOST_RANKS", "bus_factor", "collective"]
+__all__ = ["ALGORITHMS", "ALL_REDUCE", "MAX_RANKS", "bus_factor", "collective"]
 
-MOST_RANKS = 256  # the moves of all-to-all grow with the square
+MAX_RANKS = 256  # all-to-all has n² moves
 
 ALL_REDUCE: dict[str, Callable[[int], Collective]] = {
     "ring": ring,
@@ -26,7 +26,7 @@ ALL_REDUCE: dict[str, Callable[[int], Collective]] = {
     "halving-doubling": halving_doubling,
     "double-tree": double_tree,
 }
-# Everything that may be typed: the ways of an all-reduce, and the other collectives.
+# All names that users can choose: the all-reduce algorithms and the other collectives.
 ALGORITHMS: dict[str, Callable[[int], Collective]] = {
     **ALL_REDUCE,
     "reduce-scatter": reduce_scatter,
@@ -39,16 +39,16 @@ ALGORITHMS: dict[str, Callable[[int], Collective]] = {
 
 @cache
 def collective(name: str, num_ranks: int) -> Collective:
-    """The moves of a named algorithm for that many ranks."""
+    """Return an algorithm's moves for ``num_ranks`` ranks."""
     if name not in ALGORITHMS:
         raise UnknownName("algorithm", name, ALGORITHMS)
-    if not 1 <= num_ranks <= MOST_RANKS:
-        raise UsageError(f"a collective of {num_ranks} ranks can't be made: use 1 to {MOST_RANKS}")
+    if not 1 <= num_ranks <= MAX_RANKS:
+        raise UsageError(f"a collective cannot have {num_ranks} ranks; use 1 to {MAX_RANKS}")
     return ALGORITHMS[name](num_ranks)
 
 
 def bus_factor(kind: Kind, num_ranks: int) -> float:
-    """busbw / algbw."""
+    """Return busbw / algbw."""
     n = num_ranks
     if kind == "all-reduce":
         return 2 * (n - 1) / n

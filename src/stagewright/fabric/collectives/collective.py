@@ -1,4 +1,4 @@
-"""A collective as data: who sends which chunk to whom in which step, and whether it is added or copied there.
+"""A collective as data: which rank sends which chunk to which rank in which step, to be reduced or copied there.
 
     ring all-reduce of 3 ranks, chunk 0            (step, source, destination, chunk, action)
                                                    (0, 0, 1, 0, reduce)
@@ -6,8 +6,8 @@
     rank 0 ◄───── rank 2                           (2, 2, 0, 0, copy)
     rank 0 ─────► rank 1                           (3, 0, 1, 0, copy)
 
-Nothing here sends anything. `before` and `after` say what each rank holds, as sets of contributions, so that the moves
-can be checked without a network (`simulate`) and executed by any engine.
+`before` and `after` define what each rank holds, as sets of contributions, so that moves can be checked without a
+network (`simulate`) and executed by any engine.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Holding: TypeAlias = Mapping[tuple[int, int], int]
 
 
 class Move(NamedTuple):
-    """One chunk on its way from one rank to another."""
+    """One chunk sent from one rank to another."""
 
-    step: int  # moves of one step may happen at the same time
+    step: int  # moves of one step may run concurrently
     source: int
     destination: int
     chunk: int
@@ -37,37 +37,34 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One algorithm for one number of ranks; sizes come later."""
+    """One algorithm for a number of ranks, independent of the buffer size."""
 
     kind: Kind
-    """What it computes."""
     algorithm: str
-    """How: ring, halving-doubling, …"""
+    """ring, halving-doubling, …"""
     num_ranks: int
-    """Ranks that take part."""
     num_chunks: int
-    """Chunks that the buffer of one rank is cut into; for all-to-all each rank's own buffer has this many."""
+    """Chunks per buffer; for all-to-all, of each rank's buffer."""
     moves: tuple[Move, ...]
-    """What is sent, by rising step."""
+    """Ordered by step."""
     before: Holding
-    """What each rank holds at the start."""
+    """Initial contents of each rank."""
     after: Holding
-    """What each rank must hold at the end; chunks that are not named may hold anything."""
+    """Required final contents; unnamed chunks may hold anything."""
 
     @property
     def num_steps(self) -> int:
-        """Steps one after another."""
         return self.moves[-1].step + 1 if self.moves else 0
 
     def chunk_sizes(self, size: int) -> list[int]:
-        """The size of each chunk by its number, of a buffer of that size; the first ones may be one larger."""
+        """Return the size of each chunk; the first ones may be larger by one."""
         bounds = chunk_bounds(size, self.num_chunks)
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-        # all-to-all numbers its chunks source · n + destination, and every source has a buffer of its own.
+        # all-to-all numbers its chunks source · n + destination, and each source has a separate buffer.
         return sizes * self.num_ranks if self.kind == "all-to-all" else sizes
 
 
 def chunk_bounds(size: int, num_chunks: int) -> list[int]:
-    """Where the chunks of a buffer begin and end, as equal as can be."""
-    each, more = divmod(size, num_chunks)
-    return [index * each + min(index, more) for index in range(num_chunks + 1)]
+    """Split a buffer into chunks of nearly equal size; return their boundaries."""
+    size_each, num_larger = divmod(size, num_chunks)
+    return [index * size_each + min(index, num_larger) for index in range(num_chunks + 1)]

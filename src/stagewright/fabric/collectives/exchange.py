@@ -1,4 +1,4 @@
-"""Collectives that only move data: all-to-all, and a pipeline's sends from each rank to the next."""
+"""Collectives without reduction: all-to-all, and the sends of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["all_to_all", "pipeline"]
 
 
 def all_to_all(num_ranks: int) -> Collective:
-    """Rank i has a chunk for every rank j; in step s everybody sends to the rank s + 1 further on."""
+    """Send a chunk from every rank to every peer; in step s each rank sends to the rank s + 1 further on."""
     n = num_ranks
     return Collective(
         kind="all-to-all",
@@ -20,13 +20,13 @@ def all_to_all(num_ranks: int) -> Collective:
             for shift in range(1, n)
             for rank in range(n)
         ),
-        before={(rank, rank * n + other): 1 << rank for rank in range(n) for other in range(n)},
-        after={(rank, other * n + rank): 1 << other for rank in range(n) for other in range(n)},
+        before={(rank, rank * n + peer): 1 << rank for rank in range(n) for peer in range(n)},
+        after={(rank, peer * n + rank): 1 << peer for rank in range(n) for peer in range(n)},
     )
 
 
 def pipeline(num_ranks: int) -> Collective:
-    """Rank 0 sends to rank 1, which sends to rank 2, and so on to the last."""
+    """Send from rank 0 to rank 1, from there to rank 2, and so on."""
     return Collective(
         kind="pipeline",
         algorithm="chain",

@@ -1,11 +1,11 @@
 """All-reduce by recursive halving and doubling: 2·log2(n) steps instead of a ring's 2(n − 1).
 
-    4 ranks, 4 chunks     step 0: 0↔2, 1↔3 exchange halves     0: 0 1|2 3   2: 0 1|2 3      (added)
-                          step 1: 0↔1, 2↔3 exchange quarters   0: 0|1       1: 0|1          (added)
-                          steps 2, 3: the same way back                                     (copied)
+    4 ranks, 4 chunks     step 0: 0↔2, 1↔3 exchange halves     0: 0 1|2 3   2: 0 1|2 3      (reduced)
+                          step 1: 0↔1, 2↔3 exchange quarters   0: 0|1       1: 0|1          (reduced)
+                          steps 2, 3: the reverse order                                     (copied)
 
-Where n is not a power of two, the ranks above the largest one (p ≤ n) first give everything to a partner below, which
-works for both, and get the result at the end.
+If n is not a power of two, ranks from p, the largest power of two below n, first send their buffer to a partner, which
+contributes for both, and receive the result at the end.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ def halving_doubling(num_ranks: int) -> Collective:
     ranges = dict.fromkeys(range(p), (0, p))
     distance = p // 2
     while distance:
-        now = []
+        exchange = []
         for rank in range(p):
             begin, end = ranges[rank]
             middle = (begin + end) // 2
             upper = bool(rank & distance)
-            given = range(begin, middle) if upper else range(middle, end)
-            now += [Move(step, rank, rank ^ distance, chunk, "reduce") for chunk in given]
+            sent = range(begin, middle) if upper else range(middle, end)
+            exchange += [Move(step, rank, rank ^ distance, chunk, "reduce") for chunk in sent]
         ranges = {
             rank: ((begin + end) // 2, end) if rank & distance else (begin, (begin + end) // 2)
             for rank, (begin, end) in ranges.items()
         }
-        halvings.append(now)
-        moves += now
+        halvings.append(exchange)
+        moves += exchange
         step += 1
         distance //= 2
-    for now in reversed(halvings):
-        # What was given away comes back from where it went.
-        moves += [Move(step, move.destination, move.source, move.chunk, "copy") for move in now]
+    for exchange in reversed(halvings):
+        # Each chunk returns from the rank that it was sent to.
+        moves += [Move(step, move.destination, move.source, move.chunk, "copy") for move in exchange]
         step += 1
     moves += [Move(step, rank - p, rank, chunk, "copy") for rank in extra for chunk in range(p)]
     places = [(rank, chunk) for rank in range(num_ranks) for chunk in range(p)]

@@ -1,11 +1,11 @@
-"""What one rank does for one collective of one size: its sends and receives on each connection, in order.
+"""The program of one rank for a collective and size: its sends and receives on each connection, in order.
 
     chunk        ├──────── 1 MiB ────────┤├──────── 1 MiB ────────┤
-    slices       ├ 256K ┤├ 256K ┤├ …                                   slice i goes over stream i mod number
+    slices       ├ 256K ┤├ 256K ┤├ …                                   slice i uses stream i mod number of streams
 
-Chunks are cut into slices, so that one slice is added while the next is on its way. On each connection slices follow in
-a fixed order; a send waits for the receives that wrote its slice in earlier steps (dataflow), not for the whole step.
-Both ends derive the same order from the same moves, so a header need not say where a slice belongs.
+Chunks are split into slices, so that one slice is reduced while the next is in flight. Slices have a fixed order per
+connection; a send waits only for the receives that wrote its slice in earlier steps (dataflow). Both ends derive the
+same order from the moves, so headers need no position.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stagewright.fabric.collectives.collective import Collective
 __all__ = ["SLICE_BYTES", "Program", "Transfer", "compile_program", "expected", "item_type", "payload"]
 
 SLICE_BYTES = 256 * 1024
-_MODULUS = 13  # payloads are small whole numbers: their sums are exact in float32
+_MODULUS = 13  # payloads are small integers: their sums are exact in float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,54 +30,49 @@ class Transfer:
     """One slice on one connection."""
 
     index: int
-    """Its place among the rank's receives, or among its sends."""
+    """Index among the rank's receives or sends."""
     step: int
-    """The step of its move."""
     peer: int
-    """The rank at the other end."""
+    """Rank at the other end."""
     stream: int
-    """Which of the connections to it."""
+    """Connection to that rank."""
     offset: int
-    """Where it begins in the rank's buffer, in bytes."""
+    """Byte offset in the rank's buffer."""
     size: int
-    """How long it is."""
     reduce: bool = False
-    """Of a receive: whether it is added to what is there."""
+    """For receives: whether to add to the buffer."""
     blockers: int = 0
-    """Of a send: how many receives must have happened."""
+    """For sends: number of receives that must complete first."""
     frees: tuple[int, ...] = ()
-    """Of a receive: the sends that wait for it."""
+    """For receives: the sends that wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One rank's part."""
+    """The transfers and buffer layout of one rank."""
 
     rank: int
-    """The rank within its group."""
+    """Index within the group."""
     buffer_bytes: int
-    """Bytes of its buffer."""
     item_bytes: int
-    """One element."""
     chunks: dict[int, tuple[int, int]]
-    """Where each chunk that it touches lies: chunk → (offset, size)."""
+    """Chunk → (offset, size)."""
     sends: tuple[Transfer, ...]
-    """Everything that it sends, by step."""
+    """Ordered by step."""
     receives: tuple[Transfer, ...]
-    """Everything that it receives, by step."""
+    """Ordered by step."""
     num_steps: int
-    """Steps in all."""
 
 
 def item_type(num_bytes: int) -> npt.DTypeLike:
-    """float32, as gradients are; single bytes where the size is not a multiple of four."""
+    """Return float32, as for gradients; uint8 if the size is not a multiple of four."""
     return np.float32 if num_bytes % 4 == 0 else np.uint8
 
 
 def compile_program(
     collective: Collective, rank: int, num_bytes: int, *, streams: int = 1, slice_bytes: int = SLICE_BYTES
 ) -> Program:
-    """The part of one rank."""
+    """Compile the program of one rank."""
     item_bytes = np.dtype(item_type(num_bytes)).itemsize
     sizes = [items * item_bytes for items in collective.chunk_sizes(num_bytes // item_bytes)]
     touched = sorted(
@@ -107,9 +102,9 @@ def compile_program(
                 "size": high - low,
             }
             if move.source == rank:
-                waits = [at for step, at in wrote[move.chunk, number] if step < move.step]
-                for at in waits:
-                    frees[at].append(len(sends))
+                waits = [index for step, index in wrote[move.chunk, number] if step < move.step]
+                for index in waits:
+                    frees[index].append(len(sends))
                 blockers.append(len(waits))
                 sends.append({**common, "peer": move.destination})
             else:
@@ -120,35 +115,37 @@ def compile_program(
         buffer_bytes=offset,
         item_bytes=item_bytes,
         chunks=chunks,
-        sends=tuple(Transfer(index=at, blockers=blockers[at], **one) for at, one in enumerate(sends)),
-        receives=tuple(Transfer(index=at, frees=tuple(frees[at]), **one) for at, one in enumerate(receives)),
+        sends=tuple(Transfer(index=index, blockers=blockers[index], **send) for index, send in enumerate(sends)),
+        receives=tuple(
+            Transfer(index=index, frees=tuple(frees[index]), **receive) for index, receive in enumerate(receives)
+        ),
         num_steps=collective.num_steps,
     )
 
 
 def _slices(size: int, item_bytes: int, streams: int, slice_bytes: int) -> list[tuple[int, int]]:
-    """The parts of a chunk: none of nothing, at least one for each stream where there is enough."""
+    """Split a chunk into slices: none if it is empty, at least one per stream if it is large enough."""
     items = size // item_bytes
     if items == 0:
         return []
     number = max(-(-size // slice_bytes), min(streams, -(-size // 4096)))
     number = min(number, items)
-    each, more = divmod(items, number)
-    bounds = [(index * each + min(index, more)) * item_bytes for index in range(number + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))  # noqa: RUF007 (pairwise gives no list of pairs in order)
+    items_each, num_larger = divmod(items, number)
+    bounds = [(index * items_each + min(index, num_larger)) * item_bytes for index in range(number + 1)]
+    return list(zip(bounds, bounds[1:], strict=False))  # noqa: RUF007
 
 
 def payload(
     collective: Collective, program: Program, num_bytes: int, seed: int, variant: int
 ) -> npt.NDArray[np.generic]:
-    """What a rank's buffer holds at the start; chunks that it does not have are filled with what must not stay."""
+    """Return the initial contents of a rank's buffer; chunks that it does not hold are zero."""
     return _filled(collective, program, num_bytes, seed, variant, final=False)
 
 
 def expected(
     collective: Collective, program: Program, num_bytes: int, seed: int, variant: int
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_] | None]:
-    """What it must hold at the end, and where that is checked; None: everywhere."""
+    """Return the expected final contents and a mask of the checked elements; None: all."""
     values = _filled(collective, program, num_bytes, seed, variant, final=True)
     checked = np.zeros(len(values), dtype=np.bool_)
     for chunk, (offset, size) in program.chunks.items():

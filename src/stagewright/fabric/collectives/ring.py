@@ -1,8 +1,8 @@
-"""The rings: all-reduce, in one direction or both, and its two halves.
+"""Ring algorithms: all-reduce in one or both directions, reduce-scatter and all-gather.
 
-reduce-scatter   step s: rank r adds its part to chunk r − s and passes it on; after n − 1 steps rank r has the sum
-                 of chunk r + 1
-all-gather       step s: rank r passes on chunk r + 1 − s, and n − 1 steps later everybody has everything
+reduce-scatter   step s: rank r sends chunk r − s, which the next rank reduces; after n − 1 steps rank r has the
+                 sum of chunk r + 1
+all-gather       step s: rank r sends chunk r + 1 − s; after n − 1 steps all ranks have all chunks
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ __all__ = ["all_gather", "bidirectional_ring", "reduce_scatter", "ring"]
 
 
 def ring(num_ranks: int) -> Collective:
-    """All-reduce: 2(n − 1) steps, every rank sends 2(n − 1)/n of the buffer."""
+    """All-reduce in 2(n − 1) steps; every rank sends 2(n − 1)/n of the buffer."""
     moves = _around(num_ranks, 0, 1, first_chunk=0)
     return _all_reduce("ring", num_ranks, num_ranks, moves)
 
 
 def bidirectional_ring(num_ranks: int) -> Collective:
-    """All-reduce: half of the buffer goes around each way, so that links that work both ways do."""
+    """All-reduce with half of the buffer in each direction, which uses full-duplex links."""
     moves = _around(num_ranks, 0, 1, first_chunk=0) + _around(num_ranks, 0, -1, first_chunk=num_ranks)
     return _all_reduce("bidirectional-ring", num_ranks, 2 * num_ranks, sorted(moves, key=lambda move: move.step))
 
 
 def reduce_scatter(num_ranks: int) -> Collective:
-    """Rank r ends with the sum of chunk r; n − 1 steps around a ring."""
-    everyone = (1 << num_ranks) - 1
+    """Reduce-scatter in n − 1 steps; rank r ends with the sum of chunk r."""
+    all_ranks = (1 << num_ranks) - 1
     return Collective(
         kind="reduce-scatter",
         algorithm="ring",
@@ -34,12 +34,12 @@ def reduce_scatter(num_ranks: int) -> Collective:
         num_chunks=num_ranks,
         moves=tuple(_half(num_ranks, 0, 1, 0, "reduce", shift=-1)),
         before={(rank, chunk): 1 << rank for rank in range(num_ranks) for chunk in range(num_ranks)},
-        after={(rank, rank): everyone for rank in range(num_ranks)},
+        after={(rank, rank): all_ranks for rank in range(num_ranks)},
     )
 
 
 def all_gather(num_ranks: int) -> Collective:
-    """Rank r begins with chunk r and ends with all; n − 1 steps around a ring."""
+    """All-gather in n − 1 steps; rank r begins with chunk r and ends with all."""
     return Collective(
         kind="all-gather",
         algorithm="ring",
@@ -52,20 +52,20 @@ def all_gather(num_ranks: int) -> Collective:
 
 
 def _all_reduce(algorithm: str, num_ranks: int, num_chunks: int, moves: list[Move]) -> Collective:
-    places = [(rank, chunk) for rank in range(num_ranks) for chunk in range(num_chunks)]
+    cells = [(rank, chunk) for rank in range(num_ranks) for chunk in range(num_chunks)]
     return Collective(
         kind="all-reduce",
         algorithm=algorithm,
         num_ranks=num_ranks,
         num_chunks=num_chunks,
         moves=tuple(moves),
-        before={(rank, chunk): 1 << rank for rank, chunk in places},
-        after=dict.fromkeys(places, (1 << num_ranks) - 1),
+        before={(rank, chunk): 1 << rank for rank, chunk in cells},
+        after=dict.fromkeys(cells, (1 << num_ranks) - 1),
     )
 
 
 def _around(num_ranks: int, first_step: int, direction: int, first_chunk: int) -> list[Move]:
-    """Both halves of an all-reduce, one way around."""
+    """Return the moves of an all-reduce in one direction."""
     gather_step = first_step + num_ranks - 1
     return _half(num_ranks, first_step, direction, first_chunk, "reduce", shift=0) + _half(
         num_ranks, gather_step, direction, first_chunk, "copy", shift=1
@@ -73,7 +73,7 @@ def _around(num_ranks: int, first_step: int, direction: int, first_chunk: int) -
 
 
 def _half(n: int, first_step: int, direction: int, first_chunk: int, action: Action, *, shift: int) -> list[Move]:
-    """n − 1 steps around; `shift` is how far ahead of its own number a rank's first chunk is."""
+    """Return the moves of n − 1 steps; a rank's first chunk is its rank plus `shift`."""
     return [
         Move(
             first_step + step,

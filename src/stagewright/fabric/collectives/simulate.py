@@ -1,7 +1,7 @@
-"""Collectives without a network: are the moves right, what does each rank send, how long would it take at best.
+"""Simulation of collectives without a network: correctness of the moves, bytes sent, ideal time.
 
-Moves of one step read what was there before the step. A chunk may not be written and sent, or written twice by copies,
-in the same step at the same rank: an engine would send half of each.
+Moves of a step read the state before the step. In one step a rank must not both write and send a chunk, nor copy into
+it twice: an engine would send a mix of both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from stagewright.fabric.collectives.collective import Collective
 
-__all__ = ["bytes_sent", "execute", "faults", "ideal_s"]
+__all__ = ["bytes_sent", "execute", "find_errors", "ideal_s"]
 
 
-def faults(collective: Collective) -> list[str]:
-    """What is wrong with the moves, in sentences; nothing where the result is right."""
+def find_errors(collective: Collective) -> list[str]:
+    """Return the errors of the moves as sentences; empty if the result is correct."""
     held = dict(collective.before)
-    found = []
+    errors = []
     for step, moves in groupby(collective.moves, key=lambda move: move.step):
         snapshot = dict(held)
         sent = set()
@@ -29,32 +29,32 @@ def faults(collective: Collective) -> list[str]:
         for move in moves:
             source, destination = (move.source, move.chunk), (move.destination, move.chunk)
             if move.source == move.destination:
-                found.append(f"step {step}: rank {move.source} sends chunk {move.chunk} to itself")
+                errors.append(f"step {step}: rank {move.source} sends chunk {move.chunk} to itself")
             if source not in snapshot:
-                found.append(f"step {step}: rank {move.source} sends chunk {move.chunk}, which it does not have")
+                errors.append(f"step {step}: rank {move.source} sends chunk {move.chunk}, which it does not have")
                 continue
             sent.add(source)
             if move.action == "reduce":
                 if held.get(destination, 0) & snapshot[source]:
-                    found.append(f"step {step}: rank {move.destination} adds a value to chunk {move.chunk} twice")
+                    errors.append(f"step {step}: rank {move.destination} reduces a value into chunk {move.chunk} twice")
                 held[destination] = held.get(destination, 0) | snapshot[source]
             else:
                 if destination in written:
-                    found.append(f"step {step}: chunk {move.chunk} of rank {move.destination} is written twice")
+                    errors.append(f"step {step}: chunk {move.chunk} of rank {move.destination} is written twice")
                 held[destination] = snapshot[source]
             written.add(destination)
-        found += [f"step {step}: rank {rank} sends chunk {chunk} while it changes" for rank, chunk in sent & written]
-    for (rank, chunk), wanted in collective.after.items():
-        if held.get((rank, chunk)) != wanted:
-            found.append(f"at the end chunk {chunk} of rank {rank} holds {held.get((rank, chunk))}, not {wanted}")
-    return found
+        errors += [f"step {step}: rank {rank} sends chunk {chunk} while it changes" for rank, chunk in sent & written]
+    for (rank, chunk), expected in collective.after.items():
+        if held.get((rank, chunk)) != expected:
+            errors.append(f"at the end chunk {chunk} of rank {rank} is {held.get((rank, chunk))}, expected {expected}")
+    return errors
 
 
 def execute(
     collective: Collective, buffers: Sequence[dict[int, npt.NDArray[np.float64]]]
 ) -> list[dict[int, npt.NDArray[np.float64]]]:
-    """The moves on real numbers: each rank's chunks before, and after."""
-    held = [{chunk: values.copy() for chunk, values in own.items()} for own in buffers]
+    """Apply the moves to each rank's chunks and return the result."""
+    held = [{chunk: values.copy() for chunk, values in chunks.items()} for chunks in buffers]
     for _, moves in groupby(collective.moves, key=lambda move: move.step):
         arriving = [(move, held[move.source][move.chunk].copy()) for move in moves]
         for move, values in arriving:
@@ -65,7 +65,7 @@ def execute(
 
 
 def bytes_sent(collective: Collective, size: int) -> list[int]:
-    """What each rank sends in all."""
+    """Return the bytes that each rank sends."""
     sizes = collective.chunk_sizes(size)
     sent = [0] * collective.num_ranks
     for move in collective.moves:
@@ -74,9 +74,9 @@ def bytes_sent(collective: Collective, size: int) -> list[int]:
 
 
 def ideal_s(collective: Collective, size: int, latency_s: float, bytes_per_s: float) -> float:
-    """Time at best where a message of n bytes takes latency + n / bandwidth and each rank sends one at a time (α–β).
+    """Return the ideal time in the α–β model: a message takes latency + bytes / bandwidth, one at a time per rank.
 
-    Trees are sliced and both trees' directions overlap, so their bytes count once for the busiest rank.
+    Trees are sliced and their directions overlap, so the bytes of the busiest rank count once.
     """
     sizes = collective.chunk_sizes(size)
     if collective.algorithm in ("double-tree", "binomial-tree", "chain"):
@@ -86,9 +86,9 @@ def ideal_s(collective: Collective, size: int, latency_s: float, bytes_per_s: fl
         sends: dict[tuple[int, int], int] = defaultdict(int)
         for move in moves:
             sends[move.source, move.destination] += sizes[move.chunk]
-        # A rank that sends to two others in one step shares its link between them.
-        each: dict[int, int] = defaultdict(int)
+        # Two sends of a rank in one step share its link.
+        sent_bytes: dict[int, int] = defaultdict(int)
         for (source, _), amount in sends.items():
-            each[source] += amount
-        total_s += latency_s + max(each.values()) / bytes_per_s
+            sent_bytes[source] += amount
+        total_s += latency_s + max(sent_bytes.values()) / bytes_per_s
     return total_s

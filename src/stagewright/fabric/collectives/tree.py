@@ -1,11 +1,11 @@
-"""Trees: the double binary tree all-reduce and the binomial broadcast.
+"""Tree algorithms: double binary tree all-reduce and binomial broadcast.
 
-    tree of chunk 0, 6 ranks       3                tree of chunk 1: the same with every rank one further,
-                                1     5             so that who works inside one tree is a leaf of the other
+    tree of chunk 0, 6 ranks       3                tree of chunk 1: the same with ranks shifted by one,
+                                1     5             so that inner ranks of one tree are leaves of the other
                                0 2   4
 
-Sums go up, the result comes down; each tree carries half of the buffer. An engine that cuts chunks into slices has both
-directions busy at once.
+Partial sums move up, the result moves down; each tree carries half of the buffer. An engine that slices chunks uses
+both directions at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["broadcast", "double_tree"]
 
 
 def double_tree(num_ranks: int) -> Collective:
-    """All-reduce: about 4·log2(n) steps; no rank sends more than twice the buffer."""
+    """All-reduce in about 4·log2(n) steps; no rank sends more than twice the buffer."""
     moves: list[Move] = []
     for chunk in range(2):
         parents = {(rank - chunk) % num_ranks: (parent - chunk) % num_ranks for rank, parent in _parents(num_ranks)}
@@ -24,25 +24,27 @@ def double_tree(num_ranks: int) -> Collective:
         last_up = max(up.values(), default=0)
         moves += [Move(up[child], child, parent, chunk, "reduce") for child, parent in parents.items()]
         moves += [Move(last_up + down[child], parent, child, chunk, "copy") for child, parent in parents.items()]
-    places = [(rank, chunk) for rank in range(num_ranks) for chunk in range(2)]
+    cells = [(rank, chunk) for rank in range(num_ranks) for chunk in range(2)]
     return Collective(
         kind="all-reduce",
         algorithm="double-tree",
         num_ranks=num_ranks,
         num_chunks=2,
         moves=tuple(sorted(moves)),
-        before={(rank, chunk): 1 << rank for rank, chunk in places},
-        after=dict.fromkeys(places, (1 << num_ranks) - 1),
+        before={(rank, chunk): 1 << rank for rank, chunk in cells},
+        after=dict.fromkeys(cells, (1 << num_ranks) - 1),
     )
 
 
 def broadcast(num_ranks: int) -> Collective:
-    """From rank 0 to all: in each step everybody who has it gives it to one more; log2(n) steps."""
+    """Broadcast from rank 0 in log2(n) steps; in each step every rank that has the buffer sends it to one more."""
     moves = []
-    step, have = 0, 1
-    while have < num_ranks:
-        moves += [Move(step, rank, rank + have, 0, "copy") for rank in range(min(have, num_ranks - have))]
-        have *= 2
+    step, num_holders = 0, 1
+    while num_holders < num_ranks:
+        moves += [
+            Move(step, rank, rank + num_holders, 0, "copy") for rank in range(min(num_holders, num_ranks - num_holders))
+        ]
+        num_holders *= 2
         step += 1
     return Collective(
         kind="broadcast",
@@ -56,33 +58,33 @@ def broadcast(num_ranks: int) -> Collective:
 
 
 def _parents(num_ranks: int) -> list[tuple[int, int]]:
-    """(rank, its parent) in the in-order tree: counted from 1, a number's last zeros say how high it stands."""
-    found = []
+    """Return (rank, parent) pairs of the in-order tree: counted from 1, trailing zero bits give a rank's height."""
+    pairs = []
     root = 1 << (num_ranks.bit_length() - 1)
     for number in range(1, num_ranks + 1):
         if number == root:
             continue
-        parent = _above(number)
-        while parent > num_ranks:  # it would exist in a larger tree; its own parent takes its place
-            parent = _above(parent)
-        found.append((number - 1, parent - 1))
-    return found
+        parent = _parent(number)
+        while parent > num_ranks:  # only in a larger tree: use its parent instead
+            parent = _parent(parent)
+        pairs.append((number - 1, parent - 1))
+    return pairs
 
 
-def _above(number: int) -> int:
+def _parent(number: int) -> int:
     low = number & -number
     return (number ^ low) | (2 * low)
 
 
 def _depths(parents: dict[int, int], num_ranks: int) -> tuple[dict[int, int], dict[int, int]]:
-    """The step in which each rank sends up, and that in which the result comes down to it."""
+    """Return the step in which each rank sends up, and the one in which it receives the result."""
     height = dict.fromkeys(range(num_ranks), 0)
     depth: dict[int, int] = {}
     for rank in range(num_ranks):
-        at, steps = rank, 0
-        while at in parents:
+        ancestor, steps = rank, 0
+        while ancestor in parents:
             steps += 1
-            at = parents[at]
-            height[at] = max(height[at], steps)
+            ancestor = parents[ancestor]
+            height[ancestor] = max(height[ancestor], steps)
         depth[rank] = steps
     return {rank: height[rank] for rank in parents}, {rank: depth[rank] for rank in parents}

@@ -1,1 +1,1 @@
-"""A network of hosts on this machine: namespaces, a switch, rates, delays and losses; gone when it is left."""
+"""A temporary emulated network on this machine: network namespaces, a switch, rates, delays and packet loss."""

@@ -1,4 +1,4 @@
-"""What a lab's network is to be, as plain values; and the sentences about how it was made."""
+"""Settings of a lab's network, and their description."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from stagewright.quantity import format_s, parse_rate, parse_s
 
 __all__ = ["LabNetwork", "parse_loss"]
 
-MOST_DELAY_S = 10.0
-LEAST_RATE = 1e3  # bytes/s
+MAX_DELAY_S = 10.0
+MIN_RATE = 1e3  # bytes/s
 _PACKET_S = 0.5e-3
-_MOST_PACKET = 65536
+_MAX_PACKET = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabNetwork:
-    """Hosts and their links to one switch."""
+    """Hosts and their links to a switch."""
 
     num_hosts: int
-    """How many."""
     rates: tuple[float | None, ...]
-    """Bytes/s of each host's link, both ways; None: not limited."""
+    """Bytes/s of each host's link in both directions; None: unlimited."""
     delay_s: float = 0.0
-    """One way between two hosts."""
+    """One-way delay between two hosts."""
     losses: tuple[float, ...]
-    """Share of packets that are lost on their way to each host."""
+    """Packet loss of each host's incoming packets, as a fraction."""
     losses_out: tuple[float, ...]
-    """The same on their way from each host."""
+    """Packet loss of each host's outgoing packets."""
     congestion: str = "cubic"
-    """Congestion control, pinned on every route."""
+    """Congestion control, set on every route."""
     rto_min_s: float | None = None
-    """Least retransmission timeout; None: the kernel's 200 ms."""
+    """Minimum retransmission timeout (RTO); None: the kernel's 200 ms."""
     mtu: int = 1500
-    """Largest packet."""
 
     @classmethod
     def parse(
@@ -52,24 +50,24 @@ class LabNetwork:
         rto_min: str | None = None,
         mtu: int = 1500,
     ) -> LabNetwork:
-        """From what was typed."""
+        """Parse the options of `stagewright fabric lab`."""
         if not 2 <= hosts <= 64:
-            raise UsageError(f"a lab of {hosts} hosts can't be made: use 2 to 64")
+            raise UsageError(f"a lab cannot have {hosts} hosts; use 2 to 64")
         rates = [parse_rate(rate) if rate else None] * hosts
         losses = [parse_loss(loss) if loss else 0.0] * hosts
         losses_out = [0.0] * hosts
         for text in slow_links:
-            host, value = _of_host(text, hosts, "--slow-link", "2:100mbit")
+            host, value = _parse_host(text, hosts, "--slow-link", "2:100mbit")
             rates[host] = parse_rate(value)
         for text in lossy_links:
-            host, value = _of_host(text, hosts, "--lossy-link", "2:5%")
+            host, value = _parse_host(text, hosts, "--lossy-link", "2:5%")
             losses[host] = losses_out[host] = parse_loss(value)
-        for one in rates:
-            if one is not None and one < LEAST_RATE:
-                raise UsageError(f"a link of {one * 8:g} bit/s is too slow: use at least 8kbit")
+        for link_rate in rates:
+            if link_rate is not None and link_rate < MIN_RATE:
+                raise UsageError(f"a link of {link_rate * 8:g} bit/s is too slow; use at least 8kbit")
         delay_s = parse_s(delay) if delay else 0.0
-        if delay_s > MOST_DELAY_S:
-            raise UsageError(f"a delay of {delay_s:g} s is too long: use at most {MOST_DELAY_S:g} s")
+        if delay_s > MAX_DELAY_S:
+            raise UsageError(f"a delay of {delay_s:g} s is too long; use at most {MAX_DELAY_S:g} s")
         if not congestion.isalnum():
             raise UsageError(f"{congestion!r} is not a congestion control; use cubic, reno or bbr")
         return cls(
@@ -84,37 +82,37 @@ class LabNetwork:
         )
 
     @property
-    def loses(self) -> bool:
+    def has_loss(self) -> bool:
         """Whether any link loses packets."""
         return any(self.losses) or any(self.losses_out)
 
     def address(self, host: int) -> str:
-        """Of a host; 198.18.0.0/15 is set aside for tests of networks."""
+        """Return a host's address; 198.18.0.0/15 is reserved for network tests."""
         return f"198.18.0.{host + 1}"
 
     def mac(self, host: int) -> str:
-        """The hardware address of a host."""
+        """Return a host's MAC address."""
         return f"02:00:c6:12:00:{host + 1:02x}"
 
-    def longest_bytes(self, host: int) -> int:
-        """The longest packet that a host gives its device (which may cut it): half a millisecond of its rate."""
+    def max_packet_bytes(self, host: int) -> int:
+        """Return the largest packet that a host passes to its device (before segmentation): 0.5 ms at its rate."""
         rate = self.rates[host]
-        return _MOST_PACKET if rate is None else min(_MOST_PACKET, max(8 * self.mtu, round(rate * _PACKET_S)))
+        return _MAX_PACKET if rate is None else min(_MAX_PACKET, max(8 * self.mtu, round(rate * _PACKET_S)))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def describe(self) -> str:
-        """In words."""
+        """Describe the network in one line."""
         parts = [f"{self.num_hosts} hosts {self.address(0)} … {self.address(self.num_hosts - 1).rpartition('.')[2]}"]
         for rate in dict.fromkeys(self.rates):
-            hosts = [host for host, own in enumerate(self.rates) if own == rate]
+            hosts = [host for host, value in enumerate(self.rates) if value == rate]
             who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
             parts.append(("rate unlimited" if rate is None else f"rate {_bits(rate)}") + who)
         if self.delay_s:
             parts.append(f"delay {format_s(self.delay_s)} one way")
         for loss in dict.fromkeys(self.losses):
-            hosts = [host for host, own in enumerate(self.losses) if own == loss]
+            hosts = [host for host, value in enumerate(self.losses) if value == loss]
             if loss:
                 who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
                 parts.append(f"loss {loss:.3g}{who}" if loss < 1e-4 else f"loss {loss:.3%}{who}")
@@ -122,23 +120,23 @@ class LabNetwork:
 
 
 def parse_loss(text: str) -> float:
-    """A share from `1%` or `0.01`."""
+    """Parse a packet loss: `1%` or `0.01`."""
     number = text.strip().removesuffix("%")
     try:
-        share = float(number) / (100 if text.strip().endswith("%") else 1)
+        fraction = float(number) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{text!r} is not a loss; write it like 1% or 0.01") from None
-    if not 0 <= share < 1:
-        raise UsageError(f"a loss of {share:.0%} leaves nothing: use less than 100%")
-    return share
+        raise UsageError(f"{text!r} is not a packet loss; write 1% or 0.01") from None
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the loss is {fraction:.0%}; use less than 100%")
+    return fraction
 
 
-def _of_host(text: str, hosts: int, option: str, example: str) -> tuple[int, str]:
+def _parse_host(text: str, hosts: int, option: str, example: str) -> tuple[int, str]:
     host, colon, value = text.partition(":")
     if not colon or not host.strip().isdigit():
-        raise UsageError(f"{option} {text!r} names no host; write it like {example}")
+        raise UsageError(f"{option} {text!r} names no host; write {example}")
     if int(host) >= hosts:
-        raise UsageError(f"{option} {text!r}: there is no host {int(host)}, only 0 to {hosts - 1}")
+        raise UsageError(f"{option} {text!r}: no host {int(host)}; the hosts are 0 to {hosts - 1}")
     return int(host), value
 
 

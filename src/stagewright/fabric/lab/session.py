@@ -1,11 +1,11 @@
-"""A lab from its making to its removal, and what is left of labs whose owner was killed.
+"""Lifetime of a lab: creation, commands in it, removal, and cleanup of labs whose owner was killed.
 
     namespaces     sw-lab-<pid>-<start>-s          the switch: a bridge, or the user-space switch
                    sw-lab-<pid>-<start>-0 …        the hosts, each with eth0
     folder         <tmp>/sw-lab-<pid>-<start>/     lab.json, lateness
 
-Names carry the owner's process id and when it started. Nothing is made outside of these namespaces, so removing them
-removes everything; a new lab first removes what belongs to owners that are no longer there.
+Names contain the owner's process id and start time. Everything lives inside these namespaces, so removing them removes
+everything. Creating a lab first removes labs whose owner no longer exists.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ import numpy.typing as npt
 
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.lab.kernel import (
+    check_root,
     die_with_parent,
+    disable_offloads,
     drop_filter,
     has_netem,
     in_namespace,
-    need_root,
-    offloads_off,
     run_tool,
 )
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.ranks.connections import check_congestion
 from stagewright.fabric.trials import TrialTable
 
-__all__ = ["ENVIRONMENT", "Lab", "LabView", "current_lab", "make_lab", "remove_ownerless", "run_in_lab"]
+__all__ = ["ENVIRONMENT", "Lab", "LabView", "current_lab", "open_lab", "remove_orphans", "run_in_lab"]
 
 ENVIRONMENT = "STAGEWRIGHT_FABRIC_LAB"
 _NAME = re.compile(r"sw-lab-(\d+)-(\d+)(?:-\w+)?")
 _NETNS = Path("/run/netns")
 _QUEUE_BYTES = 3 * 2**20
-_BURST_S = 1e-3  # what a link may send at once after a pause; with less, a timer that is late costs rate
+_BURST_S = 1e-3  # burst after a pause; with less, a late timer reduces the rate
 _MASTER_PORT = 29531
 _INTERRUPTED_S = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabView:
-    """A lab as the commands in it see it."""
+    """A lab as seen by the commands in it."""
 
     hosts: tuple[Mapping[str, str], ...]
-    """Of each host: namespace and address."""
+    """Namespace and address of each host."""
     network: Mapping[str, Any]
-    """What was asked for and how it was made."""
+    """Settings of the network and how they are implemented."""
     lateness: str | None
-    """Where the switch notes its lateness; None where the kernel delays."""
+    """The switch's log of late frames; None if the kernel implements the delay."""
 
     def late_trials(self, trials: TrialTable) -> npt.NDArray[np.bool_]:
-        """Which trials ran while the switch was late."""
+        """Return which trials ran while the switch was late."""
         void = np.zeros(trials.num_trials, dtype=np.bool_)
         if self.lateness is None or not trials.num_trials:
             return void
         try:
-            noted = np.fromfile(self.lateness, dtype=np.dtype([("when_s", "<f8"), ("late_s", "<f8")]))
+            records = np.fromfile(self.lateness, dtype=np.dtype([("when_s", "<f8"), ("late_s", "<f8")]))
         except OSError:
             return void
-        when = np.sort(noted["when_s"])
+        when = np.sort(records["when_s"])
         begin = trials.rows["start_s"].min(axis=(1, 2))
         end = (trials.rows["start_s"] + trials.rows["duration_s"]).max(axis=(1, 2))
         late: npt.NDArray[np.bool_] = np.searchsorted(when, end, side="right") > np.searchsorted(when, begin)
@@ -82,7 +82,7 @@ class LabView:
 
 
 def current_lab() -> LabView | None:
-    """The lab in which this process was started, if any."""
+    """Return the lab in which this process runs, if any."""
     path = os.environ.get(ENVIRONMENT)
     if not path:
         return None
@@ -90,17 +90,17 @@ def current_lab() -> LabView | None:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         return LabView(hosts=tuple(content["hosts"]), network=content["network"], lateness=content["lateness"])
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{ENVIRONMENT}={path} is no lab that runs ({error}); unset it, or start a new lab") from None
+        raise UsageError(f"{ENVIRONMENT}={path} is not a running lab ({error}); unset it or start a new lab") from None
 
 
 class Lab:
-    """The namespaces of one lab; a context manager."""
+    """Context manager that creates and removes the namespaces of a lab."""
 
     def __init__(self, network: LabNetwork) -> None:
         self.network = network
-        self.tag = f"sw-lab-{os.getpid()}-{_started(os.getpid())}"
+        self.tag = f"sw-lab-{os.getpid()}-{_start_time(os.getpid())}"
         self.folder = Path(tempfile.gettempdir()) / self.tag
-        self.used: list[str] = []
+        self.methods: list[str] = []
         self._switch: subprocess.Popen[str] | None = None
 
     @property
@@ -112,7 +112,7 @@ class Lab:
 
     def __enter__(self) -> Lab:
         try:
-            self._make()
+            self._create()
         except BaseException:
             self.remove()
             raise
@@ -122,7 +122,7 @@ class Lab:
         self.remove()
 
     def remove(self) -> None:
-        """End what runs in the namespaces, and remove them."""
+        """Kill the processes in the namespaces and remove them."""
         if self._switch is not None:
             self._switch.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,12 +133,12 @@ class Lab:
     def lateness_path(self) -> Path:
         return self.folder / "lateness"
 
-    def _make(self) -> None:
+    def _create(self) -> None:
         network, hosts = self.network, range(self.network.num_hosts)
         self.folder.mkdir(mode=0o755)
         for name in (self.switch_namespace, *(self.namespace(host) for host in hosts)):
             run_tool(["ip", "netns", "add", name])
-        netem = (network.delay_s > 0 or network.loses) and has_netem(self.switch_namespace)
+        netem = (network.delay_s > 0 or network.has_loss) and has_netem(self.switch_namespace)
         user_space = network.delay_s > 0 and not netem
         lines = [] if user_space else ["link add br0 type bridge", "link set br0 up"]
         for host in hosts:
@@ -154,7 +154,7 @@ class Lab:
             lines = [
                 "link set lo up",
                 f"link set eth0 address {network.mac(host)}",
-                f"link set eth0 mtu {network.mtu} gso_max_size {network.longest_bytes(host)}",
+                f"link set eth0 mtu {network.mtu} gso_max_size {network.max_packet_bytes(host)}",
                 f"addr add {network.address(host)}/24 dev eth0",
                 "link set eth0 up",
                 f"route replace 198.18.0.0/24 dev eth0 src {network.address(host)} {pinned}",
@@ -165,110 +165,118 @@ class Lab:
                 if other != host
             ]
             run_tool(["ip", "-n", self.namespace(host), "-batch", "-"], "\n".join(lines) + "\n")
-        if network.loses and not netem:
-            in_namespace(self.switch_namespace, lambda: offloads_off(*(f"p{host}" for host in hosts)))
+        if network.has_loss and not netem:
+            in_namespace(self.switch_namespace, lambda: disable_offloads(*(f"p{host}" for host in hosts)))
             for host in hosts:
-                in_namespace(self.namespace(host), lambda: offloads_off("eth0"))
+                in_namespace(self.namespace(host), lambda: disable_offloads("eth0"))
         for host in hosts:
             self._shape(self.namespace(host), "eth0", host, network.losses_out[host] if netem else 0.0, netem)
             self._shape(self.switch_namespace, f"p{host}", host, network.losses[host], netem)
             if network.losses_out[host] and not netem and not user_space:
-                # Where packets come in: a sender's own device must not drop, since TCP sees that and waits.
+                # Drop at the switch's ingress: TCP notices drops on the sender's device and waits.
                 self._drop(f"p{host}", "ingress", network.losses_out[host])
         if user_space:
             self._start_switch()
         self._describe(netem, user_space)
         view = {
             "hosts": [{"namespace": self.namespace(host), "address": network.address(host)} for host in hosts],
-            "network": {**network.to_dict(), "used": self.used},
+            "network": {**network.to_dict(), "used": self.methods},
             "lateness": str(self.lateness_path) if user_space else None,
         }
         (self.folder / "lab.json").write_text(json.dumps(view, indent=2) + "\n", encoding="utf-8")
 
     def _shape(self, namespace: str, device: str, host: int, loss: float, netem: bool) -> None:
-        """Rate, and loss or what netem does, of one direction of one link."""
+        """Configure rate, delay and loss of one direction of a link."""
         network, rate = self.network, self.network.rates[host]
         parent = ["root", "handle", "1:"]
         lines = []
         if rate is not None:
-            # tbf cuts packets that are longer than its burst, which costs more time than there is.
+            # tbf segments packets longer than its burst, which is too slow.
             senders = [host] if device == "eth0" else range(network.num_hosts)
-            longest = max(network.longest_bytes(sender) for sender in senders)
-            burst = max(longest, round(rate * _BURST_S)) + 2 * network.mtu
-            words = f"rate {round(rate * 8)}bit burst {burst} limit {_QUEUE_BYTES}"
-            lines.append(f"qdisc add dev {device} {' '.join(parent)} tbf {words}")
+            largest = max(network.max_packet_bytes(sender) for sender in senders)
+            burst = max(largest, round(rate * _BURST_S)) + 2 * network.mtu
+            arguments = f"rate {round(rate * 8)}bit burst {burst} limit {_QUEUE_BYTES}"
+            lines.append(f"qdisc add dev {device} {' '.join(parent)} tbf {arguments}")
             parent = ["parent", "1:1", "handle", "10:"]
         if netem:
-            # Half of the delay on each of the two devices that a packet leaves.
-            words = f"delay {network.delay_s / 2 * 1e6:.0f}us loss {loss * 100:.6f}% limit 100000"
-            lines.append(f"qdisc add dev {device} {' '.join(parent)} netem {words}")
+            # Half of the delay on each of the two devices that a packet passes.
+            arguments = f"delay {network.delay_s / 2 * 1e6:.0f}us loss {loss * 100:.6f}% limit 100000"
+            lines.append(f"qdisc add dev {device} {' '.join(parent)} netem {arguments}")
         if lines:
             run_tool(["tc", "-n", namespace, "-batch", "-"], "\n".join(lines) + "\n")
         if loss and not netem:
             self._drop(device, "egress", loss)
 
     def _drop(self, device: str, direction: str, loss: float) -> None:
-        """Lose a share of the packets that pass a port of the switch."""
-        words = ["tc", "-n", self.switch_namespace]
-        with contextlib.suppress(RunError):  # it is there for the other direction
-            run_tool([*words, "qdisc", "add", "dev", device, "clsact"])
+        """Drop a fraction of the packets at a port of the switch."""
+        arguments = ["tc", "-n", self.switch_namespace]
+        with contextlib.suppress(RunError):  # exists for the other direction
+            run_tool([*arguments, "qdisc", "add", "dev", device, "clsact"])
         program = ["bpf", "direct-action", "bytecode", drop_filter(loss)]
-        run_tool([*words, "filter", "add", "dev", device, direction, "protocol", "ip", *program])
+        run_tool([*arguments, "filter", "add", "dev", device, direction, "protocol", "ip", *program])
 
     def _start_switch(self) -> None:
         network = self.network
-        words = ["ip", "netns", "exec", self.switch_namespace, sys.executable, "-m", "stagewright.fabric.lab.switch"]
-        words += [repr(network.delay_s), repr(self.tolerance_s), str(self.lateness_path)]
-        words += [f"p{host}={network.losses_out[host]!r}" for host in range(network.num_hosts)]
+        arguments = [
+            "ip",
+            "netns",
+            "exec",
+            self.switch_namespace,
+            sys.executable,
+            "-m",
+            "stagewright.fabric.lab.switch",
+        ]
+        arguments += [repr(network.delay_s), repr(self.tolerance_s), str(self.lateness_path)]
+        arguments += [f"p{host}={network.losses_out[host]!r}" for host in range(network.num_hosts)]
         self._switch = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, encoding="utf-8"
+            arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, encoding="utf-8"
         )
         assert self._switch.stdout is not None
         if self._switch.stdout.readline().strip() != "ready":
-            _, complaint = self._switch.communicate(timeout=5.0)
-            raise RunError(f"the user-space switch did not start: {(complaint or '').strip().splitlines()[-1:]}")
+            _, stderr = self._switch.communicate(timeout=5.0)
+            raise RunError(f"the user-space switch did not start: {(stderr or '').strip().splitlines()[-1:]}")
 
     @property
     def tolerance_s(self) -> float:
-        """A frame that leaves so much too late voids its trial."""
+        """Lateness of a frame that voids its trial."""
         return max(1e-3, 0.2 * self.network.delay_s)
 
     def _describe(self, netem: bool, user_space: bool) -> None:
         network = self.network
-        self.used = [
+        self.methods = [
             f"namespaces {self.tag}-0 … {network.num_hosts - 1}, " + ("packet sockets" if user_space else "bridge")
         ]
         if any(rate is not None for rate in network.rates):
-            self.used.append("rate by tbf on both ends of each link")
+            self.methods.append("rate by tbf on both ends of each link")
         if network.delay_s:
             how = (
                 "netem"
                 if netem
-                else "a user-space switch (this kernel has no netem), which voids trials when it is late"
+                else "a user-space switch (this kernel has no netem), which voids trials while it is late"
             )
-            self.used.append(f"delay by {how}")
-        if network.loses:
-            self.used.append("loss by " + ("netem" if netem else "random drops (BPF in tc), offloads off"))
+            self.methods.append(f"delay by {how}")
+        if network.has_loss:
+            self.methods.append("loss by " + ("netem" if netem else "random drops (BPF in tc), offloads off"))
         timeout = "" if network.rto_min_s is None else f", rto_min {network.rto_min_s * 1e3:g} ms"
-        self.used.append(f"congestion control {network.congestion}{timeout} pinned on every route")
+        self.methods.append(f"congestion control {network.congestion}{timeout} set on every route")
 
     def lateness(self) -> tuple[int, float]:
-        """How many frames left late, and by how much at worst."""
+        """Return the number of late frames and the largest lateness."""
         if not self.lateness_path.exists():
             return 0, 0.0
-        noted = np.fromfile(self.lateness_path, dtype="<f8").reshape(-1, 2)
-        return len(noted), float(noted[:, 1].max()) if len(noted) else 0.0
+        records = np.fromfile(self.lateness_path, dtype="<f8").reshape(-1, 2)
+        return len(records), float(records[:, 1].max()) if len(records) else 0.0
 
 
 @contextlib.contextmanager
-def make_lab(network: LabNetwork) -> Iterator[Lab]:
-    """A lab for the time of a block; also removed where the process is told to end."""
-    need_root()
+def open_lab(network: LabNetwork) -> Iterator[Lab]:
+    """Open a lab for a block; remove it also on SIGTERM and SIGHUP."""
+    check_root()
     check_congestion(network.congestion)
-    remove_ownerless()
+    remove_orphans()
 
     def end(number: int, frame: object) -> None:
-        raise RunError(f"the lab was ended by {signal.Signals(number).name}")
+        raise RunError(f"the lab was stopped by {signal.Signals(number).name}")
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -280,21 +288,25 @@ def make_lab(network: LabNetwork) -> Iterator[Lab]:
 
 
 def run_in_lab(
-    network: LabNetwork, command: Sequence[str], *, each: bool = False, tell: Callable[[str], None] = lambda line: None
+    network: LabNetwork,
+    command: Sequence[str],
+    *,
+    each: bool = False,
+    report: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Make a lab, run a command in it, remove it; returns the command's exit code, the first one that is not 0."""
+    """Run a command in a new lab; return its exit code (the first that is not 0)."""
     if shutil.which(command[0]) is None:
-        raise UsageError(f"there is no command {command[0]!r} to run in the lab")
-    with make_lab(network) as lab:
-        tell(f"lab: {network.describe()}")
-        for line in lab.used:
-            tell(f"lab: {line}")
+        raise UsageError(f"command {command[0]!r} not found")
+    with open_lab(network) as lab:
+        report(f"lab: {network.describe()}")
+        for line in lab.methods:
+            report(f"lab: {line}")
         environment = {**os.environ, ENVIRONMENT: str(lab.folder / "lab.json")}
         processes = []
         try:
             if each:
                 for host in range(network.num_hosts):
-                    own = {
+                    variables = {
                         "RANK": str(host),
                         "LOCAL_RANK": "0",
                         "WORLD_SIZE": str(network.num_hosts),
@@ -303,13 +315,13 @@ def run_in_lab(
                         "GLOO_SOCKET_IFNAME": "eth0",
                         "NCCL_SOCKET_IFNAME": "eth0",
                     }
-                    words = ["ip", "netns", "exec", lab.namespace(host), *command]
-                    processes.append(_start(words, {**environment, **own}))
+                    arguments = ["ip", "netns", "exec", lab.namespace(host), *command]
+                    processes.append(_start(arguments, {**environment, **variables}))
             else:
                 processes.append(_start(command, environment))
             code = _wait(processes)
         except KeyboardInterrupt:
-            # The terminal told the command too: it may still save what it has.
+            # The command received Ctrl-C too: let it save its results.
             with contextlib.suppress(KeyboardInterrupt):
                 _wait(processes, time.monotonic() + _INTERRUPTED_S)
             raise
@@ -325,16 +337,16 @@ def run_in_lab(
                     process.wait()
         count, worst_s = lab.lateness()
         if count:
-            tell(f"lab: the switch was late with {count} frames, by {worst_s * 1e3:.3g} ms at worst")
+            report(f"lab: the switch sent {count} frames late, by up to {worst_s * 1e3:.3g} ms")
         return code
 
 
-def _start(words: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(list(words), env=dict(environment), preexec_fn=die_with_parent)
+def _start(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(list(arguments), env=dict(environment), preexec_fn=die_with_parent)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], until_s: float = math.inf) -> int:
-    """Until all have ended, or one has failed, or it is time."""
+    """Wait until all processes exit, one fails, or the time is over."""
     while time.monotonic() < until_s:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -346,18 +358,18 @@ def _wait(processes: list[subprocess.Popen[bytes]], until_s: float = math.inf) -
     return 1
 
 
-def remove_ownerless() -> list[str]:
-    """Remove the labs whose owner is no longer there; returns their names."""
-    found = set()
-    for place in (_NETNS, Path(tempfile.gettempdir())):
+def remove_orphans() -> list[str]:
+    """Remove the labs whose owner no longer exists; return their names."""
+    orphans = set()
+    for folder in (_NETNS, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            for entry in place.iterdir():
+            for entry in folder.iterdir():
                 match = _NAME.fullmatch(entry.name)
-                if match and _started(int(match[1])) != match[2]:
-                    found.add(f"sw-lab-{match[1]}-{match[2]}")
-    for tag in found:
+                if match and _start_time(int(match[1])) != match[2]:
+                    orphans.add(f"sw-lab-{match[1]}-{match[2]}")
+    for tag in orphans:
         _remove(tag)
-    return sorted(found)
+    return sorted(orphans)
 
 
 def _remove(tag: str) -> None:
@@ -365,8 +377,8 @@ def _remove(tag: str) -> None:
     with contextlib.suppress(OSError):
         names = [entry.name for entry in _NETNS.iterdir() if entry.name.startswith(f"{tag}-")]
     for name in names:
-        done = subprocess.run(["ip", "netns", "pids", name], capture_output=True, encoding="utf-8", check=False)
-        for number in done.stdout.split():
+        result = subprocess.run(["ip", "netns", "pids", name], capture_output=True, encoding="utf-8", check=False)
+        for number in result.stdout.split():
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(number), signal.SIGKILL)
     for name in names:
@@ -374,8 +386,8 @@ def _remove(tag: str) -> None:
     shutil.rmtree(Path(tempfile.gettempdir()) / tag, ignore_errors=True)
 
 
-def _started(pid: int) -> str:
-    """When a process began, in ticks after boot; empty where there is none of that number."""
+def _start_time(pid: int) -> str:
+    """Return a process's start time in ticks after boot; empty if it does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

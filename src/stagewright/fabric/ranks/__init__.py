@@ -1,1 +1,1 @@
-"""Coordinator, agents and ranks, and the sockets between them."""
+"""Processes of a fabric run: coordinator, agents, ranks and their connections."""

@@ -1,6 +1,6 @@
-"""The agent: waits on a host for coordinators that know the token, and is a rank for one after the other.
+"""The agent: a server on a host that runs a rank for each coordinator that knows the token, one at a time.
 
-Each coordinator is served by a child process, which dies with the agent: one run leaves nothing behind for the next.
+A child process serves each coordinator and dies with the agent, so a run leaves nothing behind for the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks.rank import Rank
-from stagewright.fabric.ranks.wire import Channel, meet_coordinator
+from stagewright.fabric.ranks.wire import Channel, authenticate_coordinator
 
 __all__ = ["DEFAULT_PORT", "serve_agent"]
 
@@ -24,9 +24,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve_agent(
-    host: str, port: int, token: bytes, *, once: bool = False, tell: Callable[[str], None] = lambda line: None
+    host: str, port: int, token: bytes, *, once: bool = False, report: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Serve until interrupted, or after one coordinator; `tell` gets a line for each thing that happens."""
+    """Serve until interrupted, or one coordinator; `report` receives a line per event."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,38 +35,38 @@ def serve_agent(
         listener.listen(4)
     except OSError as error:
         listener.close()
-        raise UsageError(f"can't listen at {host}:{port}: {error.strerror}; choose another --listen") from None
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --listen") from None
     with listener:
-        tell(f"waiting for a coordinator at {host}:{listener.getsockname()[1]}")
+        report(f"waiting for a coordinator on {host}:{listener.getsockname()[1]}")
         while True:
             connection, address = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
-                channel = meet_coordinator(connection, token)
+                channel = authenticate_coordinator(connection, token)
             except (OSError, RunError) as error:
-                tell(f"{address[0]} was turned away: {error}")
+                report(f"rejected {address[0]}: {error}")
                 with contextlib.suppress(OSError):
                     connection.close()
                 continue
-            tell(f"coordinator {address[0]} is here")
+            report(f"coordinator {address[0]} connected")
             child = os.fork()
             if child == 0:
                 _serve(channel, listener, token)
             connection.close()
             os.waitpid(child, 0)
-            tell(f"coordinator {address[0]} is gone")
+            report(f"coordinator {address[0]} disconnected")
             if once:
                 return
 
 
 def _serve(channel: Channel, listener: socket.socket, token: bytes) -> NoReturn:
-    """The child's whole life."""
+    """Run a rank in the child process."""
     status = 1
     try:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         listener.close()
-        # Others find this rank where the coordinator found it.
+        # The other ranks reach this rank at the address that the coordinator used.
         Rank(channel, channel.socket.getsockname()[0], token).serve()
         status = 0
     except KeyboardInterrupt:

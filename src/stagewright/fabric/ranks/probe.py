@@ -1,10 +1,10 @@
-"""What each pair of ranks has between them: round trips of small messages, then bursts in both directions.
+"""Probes of each pair of ranks: round trips of small messages, then bursts in both directions.
 
-    for each pair, the others wait      a ──64 B──► b ──64 B──► a         16 round trips
-                                        a ──64 KiB …──► b ──rate──► a     4 × larger each, until one takes long enough
+    one pair at a time                  a ──64 B──► b ──64 B──► a         16 round trips
+                                        a ──64 KiB …──► b ──rate──► a     4 × larger each time, until long enough
                                         b ──64 KiB …──► a ──rate──► b
 
-Collectives hide who is slow, since everybody waits for everybody; a pair alone does not.
+In a collective all ranks wait for each other, which hides the slow one; an isolated pair does not.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from stagewright.fabric.ranks.connections import Connections, receive_exactly
 from stagewright.fabric.ranks.sockets_engine import SocketEngine
 from stagewright.fabric.ranks.tcp_info import tcp_info
 
-__all__ = ["MOST_PAIR_RANKS", "PairProbe", "alpha_beta", "probe_pairs"]
+__all__ = ["MAX_PAIR_RANKS", "PairProbe", "alpha_beta", "probe_pairs"]
 
-MOST_PAIR_RANKS = 16  # with more, pairs are too many to try all
+MAX_PAIR_RANKS = 16  # with more ranks, there are too many pairs
 _TRIPS = 16
 _PING_BYTES = 64
 _FIRST_BURST = 64 * 1024
-_MOST_BURST = 4 * 2**20
-_ENOUGH_S = 0.025
+_MAX_BURST = 4 * 2**20
+_MIN_BURST_S = 0.025
 _TRIAL = 0xFFFFFF00
 _SIZE = struct.Struct("<I")
 _RATE = struct.Struct("<d")
-_HALF_S = 2e-3  # a second half that is shorter tells nothing
-_TRIPS_ENOUGH = 8
-_AGAIN = 3  # bursts of the largest size, of which the best counts
+_MIN_HALF_S = 2e-3  # a shorter second half is not informative
+_MIN_ROUND_TRIPS = 8
+_REPEATS = 3  # bursts of the largest size; the fastest counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,13 @@ class PairProbe:
     """One direction between two ranks."""
 
     source: int
-    """Who sent."""
     destination: int
-    """Who received."""
     latency_s: float
     """Half of the median round trip."""
     bytes_per_s: float
-    """Of the best of the largest bursts: at its receiver and over its second half, when TCP has found its pace."""
+    """Rate of the fastest burst at the receiver over its second half, after TCP's slow start."""
     retransmits: int
-    """Segments sent again during the bursts."""
+    """Retransmitted segments during the bursts."""
     segments: int
     """Data segments sent during the bursts."""
 
@@ -72,25 +70,25 @@ class PairProbe:
 
 
 def probe_pairs(connections: Connections, engine: SocketEngine, num_ranks: int) -> list[PairProbe]:
-    """All pairs, one after the other; returns the directions in which this rank sent."""
+    """Probe all pairs one after another; return the directions in which this rank sent."""
     rank = connections.rank
-    found = []
-    burst = bytearray(_MOST_BURST)
-    for number, (one, two) in enumerate(combinations(range(num_ranks), 2)):
+    probes = []
+    burst = bytearray(_MAX_BURST)
+    for number, (first, second) in enumerate(combinations(range(num_ranks), 2)):
         engine.barrier(_TRIAL + number % 256)
-        if rank not in (one, two):
+        if rank not in (first, second):
             continue
-        connection = connections.sockets[two if rank == one else one, 0]
-        latency_s = _trips(connection, first=rank == one)
-        for source in (one, two):
+        connection = connections.sockets[second if rank == first else first, 0]
+        latency_s = _measure_latency(connection, starts=rank == first)
+        for source in (first, second):
             if rank == source:
                 before = tcp_info(connection)
                 rate = _send_bursts(connection, burst, latency_s)
                 after = tcp_info(connection)
-                found.append(
+                probes.append(
                     PairProbe(
                         source=rank,
-                        destination=two if rank == one else one,
+                        destination=second if rank == first else first,
                         latency_s=latency_s,
                         bytes_per_s=rate,
                         retransmits=after.retransmits - before.retransmits,
@@ -98,49 +96,49 @@ def probe_pairs(connections: Connections, engine: SocketEngine, num_ranks: int) 
                     )
                 )
             else:
-                _take_bursts(connection, burst)
+                _receive_bursts(connection, burst)
     engine.barrier(_TRIAL)
-    return found
+    return probes
 
 
-def _trips(connection: socket.socket, *, first: bool) -> float:
-    """Half of the median round trip, on both sides."""
+def _measure_latency(connection: socket.socket, *, starts: bool) -> float:
+    """Return half of the median round trip, on both sides."""
     ping = bytes(_PING_BYTES)
     times_s = []
     for _ in range(_TRIPS):
         begin = time.perf_counter()
-        if first:
+        if starts:
             connection.sendall(ping)
             receive_exactly(connection, _PING_BYTES)
         else:
             receive_exactly(connection, _PING_BYTES)
             connection.sendall(ping)
         times_s.append(time.perf_counter() - begin)
-    # The other side's waits hold the same round trips, but its first one holds the wait for the barrier.
+    # The passive side times the same round trips; its first one includes the wait for the barrier.
     return statistics.median(times_s[1:]) / 2
 
 
 def _send_bursts(connection: socket.socket, burst: bytearray, latency_s: float) -> float:
     view = memoryview(burst)
-    size, best, again = _FIRST_BURST, 0.0, _AGAIN
+    size, best, repeats = _FIRST_BURST, 0.0, _REPEATS
     while True:
         begin = time.perf_counter()
         connection.sendall(_SIZE.pack(size))
         connection.sendall(view[:size])
-        (seen,) = _RATE.unpack(receive_exactly(connection, _RATE.size))
+        (receiver_rate,) = _RATE.unpack(receive_exactly(connection, _RATE.size))
         taken_s = time.perf_counter() - begin
-        rate = seen or size / max(taken_s - 2 * latency_s, 0.1 * taken_s)
-        if taken_s < max(_ENOUGH_S, 2 * _TRIPS_ENOUGH * latency_s) and size * 4 <= len(burst):
+        rate = receiver_rate or size / max(taken_s - 2 * latency_s, 0.1 * taken_s)
+        if taken_s < max(_MIN_BURST_S, 2 * _MIN_ROUND_TRIPS * latency_s) and size * 4 <= len(burst):
             size *= 4
             continue
-        # A busy host may slow one burst; a slow link slows all.
-        best, again = max(best, rate), again - 1
-        if again == 0:
+        # A busy host may slow down one burst; a slow link slows down all.
+        best, repeats = max(best, rate), repeats - 1
+        if repeats == 0:
             connection.sendall(_SIZE.pack(0))
             return best
 
 
-def _take_bursts(connection: socket.socket, burst: bytearray) -> None:
+def _receive_bursts(connection: socket.socket, burst: bytearray) -> None:
     view = memoryview(burst)
     while True:
         (size,) = _SIZE.unpack(receive_exactly(connection, _SIZE.size))
@@ -150,16 +148,16 @@ def _take_bursts(connection: socket.socket, burst: bytearray) -> None:
         while got < size:
             more = connection.recv_into(view[: size - got])
             if not more:
-                raise RunError("a probe ended in the middle: the other rank closed the connection")
+                raise RunError("a probe was interrupted: the other rank closed the connection")
             got += more
             if not half_got and got >= size // 2:
                 half_got, half_s = got, time.perf_counter()
         taken_s = time.perf_counter() - half_s
-        connection.sendall(_RATE.pack((size - half_got) / taken_s if taken_s >= _HALF_S else 0.0))
+        connection.sendall(_RATE.pack((size - half_got) / taken_s if taken_s >= _MIN_HALF_S else 0.0))
 
 
 def alpha_beta(probes: list[PairProbe]) -> tuple[float, float] | None:
-    """Latency and rate of the best pair: what the network can do where nothing is wrong."""
+    """Return the lowest latency and the highest rate of all pairs: the network without faults (α–β model)."""
     if not probes:
         return None
     return min(probe.latency_s for probe in probes), max(probe.bytes_per_s for probe in probes)

@@ -1,9 +1,9 @@
-"""One rank: obeys a coordinator, sends and receives, and tells what each trial took.
+"""One rank: follows the coordinator's commands, sends and receives, and reports the times of each trial.
 
     python -m stagewright.fabric.ranks.rank DESCRIPTOR HOST       a local rank; the descriptor is its control connection
 
-A second thread listens to the coordinator, says once a second that this rank is alive, and where the coordinator is
-gone breaks off every connection, so that nothing waits for ever.
+A second thread receives the coordinator's commands and sends a heartbeat every second. If the coordinator is gone, it
+shuts down all connections, so that nothing waits forever.
 """
 
 from __future__ import annotations
@@ -20,58 +20,55 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.fabric.collectives.algorithms import collective
 from stagewright.fabric.collectives.program import SLICE_BYTES
 from stagewright.fabric.ranks.connections import Connections, congestion_control, listen
-from stagewright.fabric.ranks.probe import MOST_PAIR_RANKS, probe_pairs
-from stagewright.fabric.ranks.sockets_engine import Flow, SocketEngine
+from stagewright.fabric.ranks.flow import Flow
+from stagewright.fabric.ranks.probe import MAX_PAIR_RANKS, probe_pairs
+from stagewright.fabric.ranks.sockets_engine import SocketEngine
 from stagewright.fabric.ranks.tcp_info import tcp_info
 from stagewright.fabric.ranks.torch_engine import TorchEngine, check_sizes
+from stagewright.fabric.ranks.trial_log import TrialLog
 from stagewright.fabric.ranks.wire import TO_RANK, Channel, Frame
 from stagewright.fabric.traffic.workload import Workload
-from stagewright.fabric.trials import row_type, step_type
 
-__all__ = ["ALIVE_S", "Rank", "peers_of"]
+__all__ = ["ALIVE_S", "Rank", "find_peers"]
 
 ALIVE_S = 1.0
-_FLUSH_S = 0.5
-_MOST_STREAMS = 64
-_MOST_STEP_ROWS = 200_000  # of step times that a rank keeps
+_MAX_STREAMS = 64
 _STOP = 1
-_GOODBYE = Frame("finish", {}, b"")
+_FINISH = Frame("finish", {}, b"")
 
 
-def peers_of(workload: Workload, rank: int, *, all_pairs: bool) -> set[int]:
-    """Whom a rank has a connection to: partners in messages and barriers, everybody where pairs are probed."""
+def find_peers(workload: Workload, rank: int, *, all_pairs: bool) -> set[int]:
+    """Return the ranks that a rank connects to: partners in messages and barriers, or all if pairs are probed."""
     n = workload.num_ranks
     if all_pairs:
         return set(range(n)) - {rank}
-    found = set()
+    peers = set()
     distance = 1
     while distance < n:
-        found |= {(rank + distance) % n, (rank - distance) % n}
+        peers |= {(rank + distance) % n, (rank - distance) % n}
         distance *= 2
     for message in workload.messages:
         for group in message.groups:
             if rank in group:
-                at = group.index(rank)
+                position = group.index(rank)
                 for move in collective(message.algorithm, len(group)).moves:
-                    if at in (move.source, move.destination):
-                        found.add(group[move.destination if move.source == at else move.source])
-    return found - {rank}
+                    if position in (move.source, move.destination):
+                        peers.add(group[move.destination if move.source == position else move.source])
+    return peers - {rank}
 
 
 class Rank:
-    """Serves one coordinator until it says goodbye."""
+    """A rank that serves one coordinator until it finishes."""
 
     def __init__(self, channel: Channel, host: str, token: bytes) -> None:
         self._channel = channel
         self._host = host
         self._token = token
-        self._orders: queue.Queue[Frame] = queue.Queue()
+        self._commands: queue.Queue[Frame] = queue.Queue()
         self._stop = threading.Event()
         self._gone = threading.Event()
         self._connections: Connections | None = None
@@ -79,15 +76,15 @@ class Rank:
         self._engine: SocketEngine | TorchEngine | None = None
 
     def serve(self) -> None:
-        """Do what the coordinator says, one order after another; a failure is told and ends it."""
+        """Execute the coordinator's commands; report failures to it."""
         listening = threading.Thread(target=self._listen, name="control", daemon=True)
         listening.start()
         try:
-            while (order := self._orders.get()).kind != "finish":
+            while (command := self._commands.get()).kind != "finish":
                 try:
-                    getattr(self, f"_{order.kind}")(order.fields)
-                except Exception as error:  # the coordinator must hear of it, whatever it is
-                    self._tell("fault", {"error": _sentence(error)})
+                    getattr(self, f"_{command.kind}")(command.fields)
+                except Exception as error:  # report every failure to the coordinator
+                    self._send("fault", {"error": _sentence(error)})
         finally:
             self._gone.set()
             if isinstance(self._engine, TorchEngine):
@@ -99,7 +96,7 @@ class Rank:
             self._channel.close()
 
     def _listen(self) -> None:
-        """The other thread: orders in, signs of life out."""
+        """Receive commands and send heartbeats, in the second thread."""
         last_s = 0.0
         while not self._gone.is_set():
             try:
@@ -108,34 +105,34 @@ class Rank:
                     self._channel.send("alive")
                 if not select.select([self._channel.socket], [], [], ALIVE_S)[0]:
                     continue
-                order = self._channel.receive()
+                command = self._channel.receive()
             except (OSError, ValueError, StagewrightError):
                 break
-            if order.kind == "stop":
+            if command.kind == "stop":
                 self._stop.set()
-                if order.fields.get("now"):
-                    self._break_off()
+                if command.fields.get("now"):
+                    self._shut_down()
             else:
-                self._orders.put(order)
-        self._break_off()
-        self._orders.put(_GOODBYE)
+                self._commands.put(command)
+        self._shut_down()
+        self._commands.put(_FINISH)
 
-    def _break_off(self) -> None:
+    def _shut_down(self) -> None:
         self._stop.set()
         if self._connections is not None:
-            self._connections.break_off()
+            self._connections.shut_down()
         if isinstance(self._engine, TorchEngine) and not self._gone.is_set():
-            # Gloo waits for its peers until its time-out; nothing but the end of the process ends that.
+            # Gloo waits for its peers until its timeout; only ending the process stops that.
             threading.Timer(2.0, os._exit, (1,)).start()
 
-    def _tell(self, kind: str, fields: Mapping[str, Any] | None = None, block: bytes = b"") -> None:
+    def _send(self, kind: str, fields: Mapping[str, Any] | None = None, block: bytes = b"") -> None:
         try:
             self._channel.send(kind, fields, block)
         except OSError:
             self._gone.set()
 
     def _prepare(self, fields: dict[str, Any]) -> None:
-        """Who this rank is and what it will send."""
+        """Set this rank's number and workload."""
         self._workload = Workload.from_dict(fields["workload"])
         self._rank = int(fields["rank"])
         self._streams = int(fields["streams"])
@@ -144,17 +141,17 @@ class Rank:
         self._session = bytes.fromhex(fields["session"])
         self._spin_s = float(fields["spin_s"])
         self._timeout_s = float(fields["timeout_s"])
-        if not 0 <= self._rank < self._workload.num_ranks or not 1 <= self._streams <= _MOST_STREAMS:
-            raise UsageError(f"rank {self._rank} with {self._streams} streams can't run")
+        if not 0 <= self._rank < self._workload.num_ranks or not 1 <= self._streams <= _MAX_STREAMS:
+            raise UsageError(f"rank {self._rank} with {self._streams} streams is invalid")
         if self._backend not in ("sockets", "gloo", "nccl"):
             raise UsageError(f"unknown engine {self._backend!r}")
         if len(self._session) != 16:
-            raise UsageError(f"a session has 16 bytes, not {len(self._session)}")
-        self._all_pairs = self._workload.num_ranks <= MOST_PAIR_RANKS
+            raise UsageError(f"a session id has 16 bytes, got {len(self._session)}")
+        self._all_pairs = self._workload.num_ranks <= MAX_PAIR_RANKS
         if self._backend != "sockets":
             check_sizes(self._workload)
         self._listener = listen(self._host, self._workload.num_ranks * self._streams)
-        self._tell(
+        self._send(
             "listening",
             {
                 "host": self._host,
@@ -166,18 +163,18 @@ class Rank:
         )
 
     def _connect(self, fields: dict[str, Any]) -> None:
-        """Open the connections to the others and make room for the payloads."""
+        """Connect to the other ranks and allocate the buffers."""
         assert self._listener is not None
         addresses = [(str(host), int(port)) for host, port in fields["addresses"]]
         workload = self._workload
-        told: dict[str, Any] = {"congestion": None}
+        answer: dict[str, Any] = {"congestion": None}
         if self._backend == "sockets":
             connections = Connections(self._rank)
             self._connections = connections
             connections.open(
                 self._listener,
                 addresses,
-                peers_of(workload, self._rank, all_pairs=self._all_pairs),
+                find_peers(workload, self._rank, all_pairs=self._all_pairs),
                 streams=self._streams,
                 session=self._session,
                 token=self._token,
@@ -190,7 +187,9 @@ class Rank:
                 spin_s=self._spin_s,
                 buffer_bytes=self._options.get("buffer_bytes"),
             )
-            told["congestion"] = next((congestion_control(one) for one in connections.sockets.values()), None)
+            answer["congestion"] = next(
+                (congestion_control(connection) for connection in connections.sockets.values()), None
+            )
         else:
             self._engine = TorchEngine(
                 self._backend, workload, self._rank, addresses, self._listener, self._host, self._timeout_s
@@ -212,28 +211,28 @@ class Rank:
                 slice_bytes=SLICE_BYTES,
             )
             self._flows.append((flow, group))
-        self._tell("connected", told)
+        self._send("connected", answer)
 
     def _probe(self, fields: dict[str, Any]) -> None:
-        """What lies between this rank and each other."""
-        found = []
+        """Probe latency and rate to each other rank."""
+        probes = []
         if self._connections is not None and isinstance(self._engine, SocketEngine) and self._all_pairs:
-            found = probe_pairs(self._connections, self._engine, self._workload.num_ranks)
-        self._tell("probed", {"pairs": [probe.to_dict() for probe in found]})
+            probes = probe_pairs(self._connections, self._engine, self._workload.num_ranks)
+        self._send("probed", {"pairs": [probe.to_dict() for probe in probes]})
 
     def _run(self, fields: dict[str, Any]) -> None:
-        """All trials."""
-        journal = _Journal(self._workload.num_ranks, self._tell, keep_steps=bool(fields.get("steps")))
+        """Run all trials."""
+        log = TrialLog(self._workload.num_ranks, self._send, keep_steps=bool(fields.get("steps")))
         error: BaseException | None = None
         gc.collect()
         gc.disable()
         try:
-            self._trials(journal)
+            self._trials(log)
         except (RunError, OSError) as failure:
             error = failure
         finally:
             gc.enable()
-            journal.flush(last=True)
+            log.flush()
         if error is not None:
             raise RunError(_sentence(error))
         links = []
@@ -252,17 +251,17 @@ class Rank:
                         "rto_s": info.rto_s,
                     }
                 )
-        self._tell("done", {"links": links})
+        self._send("done", {"links": links})
 
-    def _trials(self, journal: _Journal) -> None:
+    def _trials(self, log: TrialLog) -> None:
         workload, engine = self._workload, self._engine
         assert engine is not None
         delay_s = workload.delays[self._rank]
         limit_s = workload.time_limit_s
-        begun = time.perf_counter()
+        begin = time.perf_counter()
         for number in range(-workload.warmup, workload.trials):
             trial = number + workload.warmup
-            late = limit_s is not None and time.perf_counter() - begun > limit_s
+            late = limit_s is not None and time.perf_counter() - begin > limit_s
             flags = _STOP if self._stop.is_set() or (late and number > 0 and self._rank == 0) else 0
             for flow in self._flows:
                 if flow is not None:
@@ -270,53 +269,51 @@ class Rank:
             if engine.barrier(trial, flags) & _STOP:
                 return
             if workload.overlap and isinstance(engine, SocketEngine):
-                self._trial_overlapped(engine, trial, number, delay_s, journal)
+                self._trial_overlapped(engine, trial, number, delay_s, log)
             else:
-                self._trial_serial(engine, trial, number, delay_s, journal)
-            journal.flush_sometimes()
+                self._trial_serial(engine, trial, number, delay_s, log)
+            log.flush_if_due()
 
     def _trial_serial(
-        self, engine: SocketEngine | TorchEngine, trial: int, number: int, delay_s: float, journal: _Journal
+        self, engine: SocketEngine | TorchEngine, trial: int, number: int, delay_s: float, log: TrialLog
     ) -> None:
         workload = self._workload
         before = engine.retransmits()
-        for index, (message, found) in enumerate(zip(workload.messages, self._flows, strict=True)):
+        for index, (message, entry) in enumerate(zip(workload.messages, self._flows, strict=True)):
             if index:
                 engine.barrier(trial)
             if message.gap_s:
                 time.sleep(message.gap_s)
             _clear(engine)
             start = time.perf_counter()
-            if delay_s and found is not None:
+            if delay_s and entry is not None:
                 time.sleep(delay_s)
             launched = time.perf_counter()
-            if found is not None:
+            if entry is not None:
                 if isinstance(engine, SocketEngine):
-                    engine.run(found[0], trial)
+                    engine.run(entry[0], trial)
                 else:
-                    engine.run_message(found[0], message, found[1])
+                    engine.run_message(entry[0], message, entry[1])
             end = time.perf_counter()
             after = engine.retransmits()
             if number >= 0:
-                flow = None if found is None else found[0]
-                journal.add(number, index, flow, trial, start, launched, end, after - before, engine)
+                flow = None if entry is None else entry[0]
+                log.add(number, index, flow, trial, start, launched, end, after - before, engine)
             before = after
 
-    def _trial_overlapped(
-        self, engine: SocketEngine, trial: int, number: int, delay_s: float, journal: _Journal
-    ) -> None:
+    def _trial_overlapped(self, engine: SocketEngine, trial: int, number: int, delay_s: float, log: TrialLog) -> None:
         workload = self._workload
         before = engine.retransmits()
         _clear(engine)
-        start = at = time.perf_counter()
+        start = launch = time.perf_counter()
         starts, launches, flows, numbers = [], [], [], []
-        for index, (message, found) in enumerate(zip(workload.messages, self._flows, strict=True)):
-            at += message.gap_s
-            if found is not None:
-                starts.append(at)
-                at += delay_s
-                launches.append(at)
-                flows.append(found[0])
+        for index, (message, entry) in enumerate(zip(workload.messages, self._flows, strict=True)):
+            launch += message.gap_s
+            if entry is not None:
+                starts.append(launch)
+                launch += delay_s
+                launches.append(launch)
+                flows.append(entry[0])
                 numbers.append(index)
         ended = engine.run_overlapped(flows, launches, trial)
         retransmits = engine.retransmits() - before
@@ -324,84 +321,22 @@ class Rank:
             return
         for index in range(len(workload.messages)):
             if index not in numbers:
-                journal.add(number, index, None, trial, start, start, start, 0, engine)
+                log.add(number, index, None, trial, start, start, start, 0, engine)
                 continue
-            place = numbers.index(index)
-            # Segments sent again can't be told apart by message here: they are noted at the first.
-            again = retransmits if place == 0 else 0
-            journal.add(number, index, flows[place], trial, starts[place], launches[place], ended[place], again, engine)
-
-
-class _Journal:
-    """Rows that were measured, sent to the coordinator between trials."""
-
-    def __init__(self, num_ranks: int, tell: Any, *, keep_steps: bool) -> None:
-        self._rows = np.zeros(4096, dtype=row_type(num_ranks))
-        self._steps = np.zeros(8192, dtype=step_type())
-        self._num_rows = self._num_steps = self._steps_told = 0
-        self._keep_steps = keep_steps
-        self._tell = tell
-        self._flushed_s = time.perf_counter()
-
-    def add(
-        self,
-        number: int,
-        message: int,
-        flow: Flow | None,
-        trial: int,
-        start: float,
-        launched: float,
-        end: float,
-        retransmits: int,
-        engine: SocketEngine | TorchEngine,
-    ) -> None:
-        if self._num_rows == len(self._rows):
-            self.flush()
-        wrong = flow is not None and not flow.is_right(trial)
-        self._rows[self._num_rows] = (
-            number,
-            message,
-            wrong,
-            flow is not None,
-            retransmits,
-            start,
-            end - start,
-            launched - start,
-            engine.receive_wait_s,
-            engine.send_wait_s,
-        )
-        self._num_rows += 1
-        if flow is None or not self._keep_steps or isinstance(engine, TorchEngine):
-            return
-        num_steps = flow.program.num_steps
-        if self._num_steps + num_steps > len(self._steps):
-            self.flush()
-        if self._steps_told + num_steps > _MOST_STEP_ROWS or num_steps > len(self._steps):
-            return
-        for step in range(num_steps):
-            sent, received = flow.sent_s[step], flow.received_s[step]
-            self._steps[self._num_steps] = (
+            position = numbers.index(index)
+            # Overlapped messages share connections: retransmissions are attributed to the first message.
+            count = retransmits if position == 0 else 0
+            log.add(
                 number,
-                message,
-                step,
-                sent - start if sent >= start else np.nan,
-                received - start if received >= start else np.nan,
+                index,
+                flows[position],
+                trial,
+                starts[position],
+                launches[position],
+                ended[position],
+                count,
+                engine,
             )
-            self._num_steps += 1
-        self._steps_told += num_steps
-
-    def flush_sometimes(self) -> None:
-        if time.perf_counter() - self._flushed_s > _FLUSH_S:
-            self.flush()
-
-    def flush(self, *, last: bool = False) -> None:
-        if self._num_rows:
-            self._tell("trials", {"rows": self._num_rows}, self._rows[: self._num_rows].tobytes())
-        if self._num_steps:
-            self._tell("steps", {"rows": self._num_steps}, self._steps[: self._num_steps].tobytes())
-        self._num_rows = self._num_steps = 0
-        self._flushed_s = time.perf_counter()
-        gc.collect(0)
 
 
 def _clear(engine: SocketEngine | TorchEngine) -> None:
@@ -415,7 +350,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def main(descriptor: int, host: str) -> None:
-    """A local rank: its control connection was inherited, so it needs no proof; the data connections get one."""
+    """Run a local rank: its inherited control connection needs no authentication, its data connections do."""
     connection = socket.socket(fileno=descriptor)
     token = connection.recv(64, socket.MSG_WAITALL)  # before any frame, from the parent
     Rank(Channel(connection, None, accepts=TO_RANK), host, token).serve()

@@ -1,6 +1,6 @@
-"""What the kernel knows of a TCP connection: TCP_INFO of Linux, by field.
+"""The kernel's state of a TCP connection: TCP_INFO of Linux.
 
-The structure only ever grows at its end; a kernel that is older than a field gives zero for it.
+The structure only grows at its end; fields that an older kernel does not have are zero.
 """
 
 from __future__ import annotations
@@ -14,45 +14,44 @@ __all__ = ["TcpInfo", "retransmits", "tcp_info"]
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _SIZE = 248
 _RETRANSMITS = struct.Struct("=I")
-_RETRANSMITS_AT = 100  # tcpi_total_retrans
+_RETRANSMITS_OFFSET = 100  # tcpi_total_retrans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpInfo:
-    """One end of a connection."""
+    """State of one end of a connection."""
 
     retransmits: int
-    """Segments sent again, in all."""
+    """Retransmitted segments."""
     rtt_s: float
-    """Smoothed round trip."""
+    """Smoothed round-trip time."""
     min_rtt_s: float
-    """The least round trip that was seen."""
+    """Minimum round-trip time."""
     rto_s: float
-    """The timeout after which a segment is sent again."""
+    """Retransmission timeout (RTO)."""
     segment_bytes: int
-    """The largest segment."""
+    """Maximum segment size."""
     window: int
-    """Segments that may be on their way."""
+    """Congestion window in segments."""
     delivery_bytes_per_s: float
-    """The last rate at which data arrived at the other end."""
+    """Most recent delivery rate."""
     segments: int
     """Data segments sent."""
     retransmitted_bytes: int
-    """Bytes sent again."""
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
-    """The state of a connection as this end sees it."""
+    """Read the state of a connection at this end."""
     raw = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE).ljust(_SIZE, b"\0")
 
-    def u32(at: int) -> int:
-        return int(struct.unpack_from("=I", raw, at)[0])
+    def u32(offset: int) -> int:
+        return int(struct.unpack_from("=I", raw, offset)[0])
 
-    def u64(at: int) -> int:
-        return int(struct.unpack_from("=Q", raw, at)[0])
+    def u64(offset: int) -> int:
+        return int(struct.unpack_from("=Q", raw, offset)[0])
 
     return TcpInfo(
-        retransmits=u32(_RETRANSMITS_AT),
+        retransmits=u32(_RETRANSMITS_OFFSET),
         rtt_s=u32(68) / 1e6,
         min_rtt_s=u32(148) / 1e6,
         rto_s=u32(8) / 1e6,
@@ -65,6 +64,6 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
 
 
 def retransmits(connection: socket.socket) -> int:
-    """Segments sent again so far; cheap enough to ask after every message."""
-    raw = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RETRANSMITS_AT + 4)
-    return int(_RETRANSMITS.unpack_from(raw, _RETRANSMITS_AT)[0])
+    """Return the segments retransmitted so far; cheap enough to call after every message."""
+    raw = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _RETRANSMITS_OFFSET + 4)
+    return int(_RETRANSMITS.unpack_from(raw, _RETRANSMITS_OFFSET)[0])

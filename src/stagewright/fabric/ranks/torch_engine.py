@@ -1,7 +1,7 @@
-"""The torch engine: the same messages through torch.distributed (Gloo, or NCCL where there are GPUs).
+"""The torch engine: the same messages through torch.distributed (Gloo, or NCCL on GPUs).
 
-What PyTorch really does, with the algorithm that its backend chooses; steps and waits stay inside it. Buffers, payloads
-and checks are those of the sockets engine.
+The backend chooses the algorithm; its steps and waits are not visible. Buffers, payloads and checks are those of the
+sockets engine.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from stagewright.errors import RunError, UsageError
-from stagewright.fabric.ranks.sockets_engine import Flow
+from stagewright.fabric.ranks.flow import Flow
 from stagewright.fabric.traffic.workload import Message, Workload
-from stagewright.machine.gloo_threads import patient_threads
+from stagewright.machine.gloo_threads import sched_batch_threads
 
-__all__ = ["TorchEngine", "check_sizes", "interface_of"]
+__all__ = ["TorchEngine", "check_sizes", "find_interface"]
 
 _SIOCGIFADDR = 0x8915
 
 
 def check_sizes(workload: Workload) -> None:
-    """Refuse what torch's collectives can't send."""
+    """Raise UsageError for sizes that torch's collectives cannot send."""
     for message in workload.messages:
         for group in message.groups:
             if message.num_bytes % 4 or (
@@ -35,13 +35,13 @@ def check_sizes(workload: Workload) -> None:
                 and message.num_bytes % (4 * len(group))
             ):
                 raise UsageError(
-                    f"the torch engine can't send {message.num_bytes} bytes as {message.algorithm} of {len(group)} "
+                    f"the torch engine cannot send {message.num_bytes} bytes as {message.algorithm} of {len(group)} "
                     f"ranks: use a multiple of {4 * len(group)}"
                 )
 
 
 class TorchEngine:
-    """Runs flows through one process group for each group of ranks."""
+    """Engine with one process group per group of ranks."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class TorchEngine:
         host: str,
         timeout_s: float,
     ) -> None:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without a name are none of its business
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(host))
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(host))
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # silence warnings about hosts without a name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", find_interface(host))
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", find_interface(host))
         import torch
         from torch import distributed
 
@@ -66,34 +66,34 @@ class TorchEngine:
         self.send_wait_s = [0.0] * workload.num_ranks
         timeout = timedelta(seconds=timeout_s)
         address, port = addresses[0]
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if listener is not None and rank == 0:
-            more["master_listen_fd"] = listener.detach()
+            options["master_listen_fd"] = listener.detach()
         store = distributed.TCPStore(  # type: ignore[attr-defined]
-            address, port, workload.num_ranks, is_master=rank == 0, timeout=timeout, use_libuv=True, **more
+            address, port, workload.num_ranks, is_master=rank == 0, timeout=timeout, use_libuv=True, **options
         )
         self._device = torch.device("cpu")
         if backend == "nccl":
             if not torch.cuda.device_count():
                 raise UsageError(
-                    "the nccl engine needs a GPU on every host, and there is none here: use gloo or sockets"
+                    "the nccl engine needs a GPU on every host, but this host has none; use gloo or sockets"
                 )
             self._device = torch.device("cuda", rank % torch.cuda.device_count())
             torch.cuda.set_device(self._device)
-        wanted = dict.fromkeys(group for message in workload.messages for group in message.groups)
-        with patient_threads():
+        groups = dict.fromkeys(group for message in workload.messages for group in message.groups)
+        with sched_batch_threads():
             distributed.init_process_group(
                 backend, store=store, rank=rank, world_size=workload.num_ranks, timeout=timeout
             )
-            self._groups = {group: distributed.new_group(list(group), timeout=timeout) for group in wanted}
+            self._groups = {group: distributed.new_group(list(group), timeout=timeout) for group in groups}
         self._flags = torch.zeros(1, dtype=torch.int64, device=self._device)
 
     def retransmits(self) -> int:
-        """Not known: the connections are inside torch."""
+        """Return 0: torch does not expose its connections."""
         return 0
 
     def barrier(self, trial: int, flags: int = 0) -> int:
-        """Wait for all; returns the largest flags."""
+        """Wait for all ranks; return the largest flags."""
         self._flags.fill_(flags)
         try:
             self._distributed.all_reduce(self._flags, op=self._distributed.ReduceOp.MAX)
@@ -102,66 +102,70 @@ class TorchEngine:
         return int(self._flags.item())
 
     def run_message(self, flow: Flow, message: Message, group: tuple[int, ...]) -> None:
-        """One message, to its end."""
+        """Run one message to completion."""
         distributed, torch = self._distributed, self._torch
-        whole = torch.from_numpy(flow.array).to(self._device)
-        mine, members = self._groups[group], len(group)
-        at = group.index(self.rank)
+        buffer = torch.from_numpy(flow.array).to(self._device)
+        process_group, num_members = self._groups[group], len(group)
+        position = group.index(self.rank)
         try:
             if message.algorithm == "reduce-scatter":
-                offset, size = (value // flow.program.item_bytes for value in flow.program.chunks[at])
-                result = torch.empty(size, dtype=whole.dtype, device=self._device)
-                distributed.reduce_scatter_tensor(result, whole, group=mine)
-                whole[offset : offset + size] = result
+                offset, size = (value // flow.program.item_bytes for value in flow.program.chunks[position])
+                result = torch.empty(size, dtype=buffer.dtype, device=self._device)
+                distributed.reduce_scatter_tensor(result, buffer, group=process_group)
+                buffer[offset : offset + size] = result
             elif message.algorithm == "all-gather":
-                offset, size = (value // flow.program.item_bytes for value in flow.program.chunks[at])
-                distributed.all_gather_into_tensor(whole, whole[offset : offset + size].clone(), group=mine)
+                offset, size = (value // flow.program.item_bytes for value in flow.program.chunks[position])
+                distributed.all_gather_into_tensor(buffer, buffer[offset : offset + size].clone(), group=process_group)
             elif message.algorithm == "all-to-all":
-                places = {chunk: (start // 4, size // 4) for chunk, (start, size) in flow.program.chunks.items()}
-                give = torch.cat([_part(whole, places[at * members + to]) for to in range(members)])
-                take = torch.empty_like(give)
-                distributed.all_to_all_single(take, give, group=mine)
-                size = len(give) // members
-                for source in range(members):
-                    _part(whole, places[source * members + at])[:] = take[source * size : (source + 1) * size]
+                locations = {chunk: (start // 4, size // 4) for chunk, (start, size) in flow.program.chunks.items()}
+                sent = torch.cat(
+                    [_part(buffer, locations[position * num_members + peer]) for peer in range(num_members)]
+                )
+                received = torch.empty_like(sent)
+                distributed.all_to_all_single(received, sent, group=process_group)
+                size = len(sent) // num_members
+                for source in range(num_members):
+                    _part(buffer, locations[source * num_members + position])[:] = received[
+                        source * size : (source + 1) * size
+                    ]
             elif message.algorithm == "broadcast":
-                distributed.broadcast(whole, group[0], group=mine)
+                distributed.broadcast(buffer, group[0], group=process_group)
             elif message.algorithm == "pipeline":
-                if at > 0:
-                    distributed.recv(whole, group[at - 1], group=mine)
-                if at + 1 < members:
-                    distributed.send(whole, group[at + 1], group=mine)
+                if position > 0:
+                    distributed.recv(buffer, group[position - 1], group=process_group)
+                if position + 1 < num_members:
+                    distributed.send(buffer, group[position + 1], group=process_group)
             else:
-                distributed.all_reduce(whole, group=mine)
+                distributed.all_reduce(buffer, group=process_group)
             if self._device.type == "cuda":
                 torch.cuda.synchronize()
         except RuntimeError as error:
             raise RunError(_first_line(error)) from None
         if self._device.type == "cuda":
-            np.copyto(flow.array, whole.cpu().numpy())
+            np.copyto(flow.array, buffer.cpu().numpy())
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
             self._distributed.destroy_process_group()
 
 
-def _part(whole: Any, place: tuple[int, int]) -> Any:
-    return whole[place[0] : place[0] + place[1]]
+def _part(buffer: Any, location: tuple[int, int]) -> Any:
+    return buffer[location[0] : location[0] + location[1]]
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["torch.distributed failed"])[0]
 
 
-def interface_of(host: str) -> str:
-    """The name of the interface that has an IPv4 address."""
-    wanted = socket.inet_aton(socket.gethostbyname(host))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+def find_interface(host: str) -> str:
+    """Return the name of the network interface with an IPv4 address."""
+    address = socket.inet_aton(socket.gethostbyname(host))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(query.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
                 continue
-            if answer[20:24] == wanted:
+            if answer[20:24] == address:
                 return name
     raise RunError(f"no interface of this host has the address {host}")

@@ -1,4 +1,4 @@
-"""How coordinator and ranks talk: a fixed set of messages, each JSON fields and a block of bytes. Nothing is executed.
+"""The control protocol of coordinator and ranks: a fixed set of messages of JSON fields and a block of bytes.
 
     frame      JSON length u32 │ block length u32 │ JSON │ block │ HMAC-SHA256, of a counter and all before it
 
@@ -6,11 +6,11 @@
       prepare ───────────────────────────────►   listening
       connect ───────────────────────────────►   connected
       probe   ───────────────────────────────►   probed
-      run     ───────────────────────────────►   trials … steps … done      alive, once a second
-      stop, finish ──────────────────────────►   (fault, whenever)
+      run     ───────────────────────────────►   trials … steps … done      alive, every second
+      stop, finish ──────────────────────────►   (fault, at any time)
 
-Over a network both sides first prove that they know the token, and every frame carries a code made with a key of that
-meeting: a stranger can neither start a run nor change one. The content is not secret, so nothing secret is sent.
+Over a network, both sides first authenticate with the token, and every frame carries a MAC with a session key: nobody
+else can start or change a run. The content is not encrypted and contains no secrets. Nothing received is executed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks.connections import receive_exactly
 
-__all__ = ["Channel", "Frame", "check_token", "meet_agent", "meet_coordinator"]
+__all__ = ["Channel", "Frame", "authenticate_agent", "authenticate_coordinator", "check_token"]
 
 TO_RANK = frozenset({"prepare", "connect", "probe", "run", "stop", "finish"})
 TO_COORDINATOR = frozenset({"listening", "connected", "probed", "trials", "steps", "done", "alive", "fault"})
 _LENGTHS = struct.Struct("<II")
 _COUNTER = struct.Struct("<Q")
-_MOST_JSON = 16 * 2**20
-_MOST_BLOCK = 256 * 2**20
+_MAX_JSON_BYTES = 16 * 2**20
+_MAX_BLOCK_BYTES = 256 * 2**20
 _MAC_BYTES = 32
 _NONCE_BYTES = 32
 _MAGIC = b"SWC1"
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """One side of a control connection; `send` may be called from any thread."""
+    """One end of a control connection; `send` is thread-safe."""
 
     def __init__(self, connection: socket.socket, key: bytes | None, *, accepts: frozenset[str]) -> None:
         self.socket = connection
@@ -65,44 +65,40 @@ class Channel:
         text = json.dumps({"kind": kind, **(fields or {})}).encode()
         with self._lock:
             frame = _LENGTHS.pack(len(text), len(block)) + text + block
-            self.socket.sendall(
-                frame + self._code(b"<" if self._accepts is TO_COORDINATOR else b">", self._sent, frame)
-            )
+            self.socket.sendall(frame + self._mac(b"<" if self._accepts is TO_COORDINATOR else b">", self._sent, frame))
             self._sent += 1
 
     def receive(self) -> Frame:
-        """The next message; what is not in the fixed set, too long or not signed is an error."""
+        """Receive the next message; raise RunError if it is unknown, too long or has a wrong MAC."""
         lengths = receive_exactly(self.socket, _LENGTHS.size)
         json_bytes, block_bytes = _LENGTHS.unpack(lengths)
-        if json_bytes > _MOST_JSON or block_bytes > _MOST_BLOCK:
-            raise RunError(
-                f"a message of {json_bytes} + {block_bytes} bytes is too long; is the other side stagewright?"
-            )
+        if json_bytes > _MAX_JSON_BYTES or block_bytes > _MAX_BLOCK_BYTES:
+            raise RunError(f"a message of {json_bytes} + {block_bytes} bytes is too long; is the peer stagewright?")
         body = receive_exactly(self.socket, json_bytes + block_bytes)
-        expected = self._code(b">" if self._accepts is TO_COORDINATOR else b"<", self._received, lengths + body)
+        expected = self._mac(b">" if self._accepts is TO_COORDINATOR else b"<", self._received, lengths + body)
         if expected and not hmac.compare_digest(receive_exactly(self.socket, _MAC_BYTES), expected):
-            raise RunError("a message was not signed by the other side; it was changed on its way")
+            raise RunError("a message has a wrong MAC: it was changed in transit")
         self._received += 1
         try:
             fields = json.loads(body[:json_bytes])
             kind = fields.pop("kind")
         except (ValueError, KeyError, AttributeError):
-            raise RunError("a message is not JSON with a kind") from None
+            raise RunError("a message is not a JSON object with a kind") from None
         if kind not in self._accepts:
-            raise RunError(f"a message of kind {kind!r} is not in the fixed set")
+            raise RunError(f"unknown message kind {kind!r}")
         return Frame(kind, fields, body[json_bytes:])
 
     def close(self) -> None:
         self.socket.close()
 
-    def _code(self, direction: bytes, counter: int, content: bytes) -> bytes:
+    def _mac(self, direction: bytes, counter: int, content: bytes) -> bytes:
         if self._key is None:
             return b""
         return hmac.new(self._key, direction + _COUNTER.pack(counter) + content, hashlib.sha256).digest()
 
 
 def check_token(token: str) -> bytes:
-    """The shared token as bytes; a short one could be guessed."""
+    """Return the shared token as bytes; reject short tokens, which could be guessed."""
     if len(token) < 16:
         raise UsageError(
             f"the token has {len(token)} characters, but needs at least 16; "
@@ -111,33 +107,33 @@ def check_token(token: str) -> bytes:
     return token.encode()
 
 
-def meet_agent(connection: socket.socket, token: bytes) -> Channel:
-    """The coordinator's side: both prove that they know the token."""
+def authenticate_agent(connection: socket.socket, token: bytes) -> Channel:
+    """Authenticate with an agent: both ends prove that they know the token."""
     connection.settimeout(_MEET_S)
-    mine = secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(_MAGIC + mine)
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(_MAGIC + own_nonce)
     answer = receive_exactly(connection, _NONCE_BYTES + _MAC_BYTES)
-    theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(token, b"agent" + mine + theirs)):
-        raise UsageError("the agent has another token; give both sides the same --token-file")
-    connection.sendall(_proof(token, b"coordinator" + mine + theirs))
+    peer_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(token, b"agent" + own_nonce + peer_nonce)):
+        raise UsageError("the agent has another token; use the same --token-file on both hosts")
+    connection.sendall(_proof(token, b"coordinator" + own_nonce + peer_nonce))
     connection.settimeout(None)
-    return Channel(connection, _proof(token, b"key" + mine + theirs), accepts=TO_COORDINATOR)
+    return Channel(connection, _proof(token, b"key" + own_nonce + peer_nonce), accepts=TO_COORDINATOR)
 
 
-def meet_coordinator(connection: socket.socket, token: bytes) -> Channel:
-    """The agent's side."""
+def authenticate_coordinator(connection: socket.socket, token: bytes) -> Channel:
+    """Authenticate with a coordinator, on the agent's end."""
     connection.settimeout(_MEET_S)
     hello = receive_exactly(connection, len(_MAGIC) + _NONCE_BYTES)
     if not hello.startswith(_MAGIC):
-        raise RunError("someone connected who is not a coordinator")
-    theirs, mine = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(mine + _proof(token, b"agent" + theirs + mine))
+        raise RunError("the peer is not a coordinator")
+    peer_nonce, own_nonce = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(own_nonce + _proof(token, b"agent" + peer_nonce + own_nonce))
     proof = receive_exactly(connection, _MAC_BYTES)
-    if not hmac.compare_digest(proof, _proof(token, b"coordinator" + theirs + mine)):
-        raise RunError("a coordinator with another token was turned away")
+    if not hmac.compare_digest(proof, _proof(token, b"coordinator" + peer_nonce + own_nonce)):
+        raise RunError("the coordinator has another token")
     connection.settimeout(None)
-    return Channel(connection, _proof(token, b"key" + theirs + mine), accepts=TO_RANK)
+    return Channel(connection, _proof(token, b"key" + peer_nonce + own_nonce), accepts=TO_RANK)
 
 
 def _proof(token: bytes, content: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Trials of a fabric run: distributions, diagnosis, comparison, run folder."""
+"""Results of a fabric run: distributions, diagnosis, comparison, run folder."""

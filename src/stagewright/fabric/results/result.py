@@ -1,4 +1,4 @@
-"""What a fabric run shows: every layer with its distribution, bandwidths, ideal and floor; the total; who and why."""
+"""The result of a fabric run: latency distribution, bandwidth, ideal and floor of every layer, total, diagnosis."""
 
 from __future__ import annotations
 
@@ -10,42 +10,39 @@ import numpy as np
 
 from stagewright.fabric.collectives.algorithms import bus_factor, collective
 from stagewright.fabric.collectives.simulate import ideal_s
-from stagewright.fabric.ranks.coordinator import Measured
+from stagewright.fabric.ranks.coordinator import Measurements
 from stagewright.fabric.ranks.probe import alpha_beta
-from stagewright.fabric.results.diagnosis import Mode, Verdict, judge, modes_of
+from stagewright.fabric.results.diagnosis import Diagnosis, Symptom, diagnose, find_symptoms
 from stagewright.fabric.results.distribution import Distribution, Threshold, distribution_of
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.fabric.trials import TrialTable
 
-__all__ = ["FabricResult", "LayerResult", "summarise"]
+__all__ = ["FabricResult", "LayerResult", "summarize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """One message over all trials."""
+    """Results of one message over all trials."""
 
     message: Message
-    """The message."""
     times: Distribution
-    """Its times."""
     algbw_bytes_per_s: float | None
-    """S / t of the median, as nccl-tests defines it; None where there is no median."""
+    """Algorithm bandwidth at the median, as in nccl-tests."""
     busbw_bytes_per_s: float | None
-    """algbw · f."""
+    """Bus bandwidth at the median."""
     ideal_s: float | None
-    """α–β of the probe; None where nothing was probed."""
+    """Time in the α–β model of the probes; None without probes."""
     share_of_ideal: float | None
-    """Of the median."""
+    """Ideal time over median."""
     floor_s: float | None
-    """The median without the network; None where there is none."""
+    """Median on this host's loopback; None if not measured."""
     limited_by_host: bool | None
-    """Whether the median is within 2 × of that."""
+    """Whether the median is within 2 × of the floor."""
     wrong: int
-    """Buffers that were wrong."""
+    """Buffers with wrong contents."""
     retransmits: int
-    """Segments sent again."""
-    modes: tuple[Mode, ...]
-    """What the times look like."""
+    """Retransmitted segments."""
+    symptoms: tuple[Symptom, ...]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -63,49 +60,47 @@ class LayerResult:
             "limited_by_host": self.limited_by_host,
             "wrong": self.wrong,
             "retransmits": self.retransmits,
-            "modes": [mode.to_dict() for mode in self.modes],
+            "modes": [symptom.to_dict() for symptom in self.symptoms],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricResult:
-    """A whole run."""
+    """Results of a run."""
 
     workload: Workload
-    """What was sent."""
     engine: str
     """sockets, gloo or nccl."""
     layers: tuple[LayerResult, ...]
-    """The layers, in the order in which they were sent."""
+    """In the order of sending."""
     total: Distribution
-    """All messages of a trial."""
+    """Summed times of all messages of a trial."""
     trials: int
     """Trials that all ranks finished."""
     void: int
-    """Of these, how many don't count because the lab was late."""
+    """Trials discarded because the lab's switch was late."""
     verified: bool
-    """Whether every buffer of every rank held the right values; False where there was no trial."""
+    """Whether all buffers of all ranks were correct; False without trials."""
     latency_s: float | None
-    """One way of a small message between the best pair, and the rate between the best pair."""
+    """One-way latency of the best pair; `bytes_per_s` is the rate of the best pair."""
     bytes_per_s: float | None
     projected_s: float | None
-    """Communication of the whole job: steps × count × mean, one after the other."""
+    """Communication time of the whole job: steps × count × mean, without overlap."""
     projected_ideal_s: float | None
-    """The same at the ideal."""
-    verdict: Verdict
-    """Who is to blame."""
+    """The same with ideal times."""
+    diagnosis: Diagnosis
     pairs: tuple[Mapping[str, Any], ...]
-    """What lies between pairs, each direction."""
+    """Probes of all pairs, in each direction."""
     connections: tuple[Mapping[str, Any], ...]
-    """The kernel's view of each connection at the end (TCP_INFO), from both ends."""
+    """TCP_INFO of each connection at the end, from both ends."""
     hosts: tuple[Mapping[str, Any], ...]
-    """What each rank told of its host."""
+    """Each rank's description of its host."""
     network: Mapping[str, Any] | None
-    """How the network was made, where it is a lab."""
+    """Settings of the lab, if the run is in one."""
     wall_s: float
-    """Time of all trials."""
+    """Duration of all trials."""
     error: str | None
-    """Who died; None where all went well."""
+    """Which rank failed and why."""
     dead: tuple[int, ...] = ()
     """The ranks that died."""
 
@@ -125,9 +120,9 @@ class FabricResult:
             "bytes_per_s": self.bytes_per_s,
             "projected_s": self.projected_s,
             "projected_ideal_s": self.projected_ideal_s,
-            "verdict": self.verdict.to_dict(),
+            "verdict": self.diagnosis.to_dict(),
             "pairs": [dict(pair) for pair in self.pairs],
-            "connections": [dict(one) for one in self.connections],
+            "connections": [dict(connection) for connection in self.connections],
             "hosts": [dict(host) for host in self.hosts],
             "network": None if self.network is None else dict(self.network),
             "wall_s": self.wall_s,
@@ -135,37 +130,37 @@ class FabricResult:
             "dead": list(self.dead),
         }
 
-    def above(self, threshold: Threshold) -> list[str]:
-        """The layers that miss a threshold, in sentences; what can't be told from so few samples is missed too."""
-        found = []
+    def violations(self, threshold: Threshold) -> list[str]:
+        """Return a sentence for each layer above a threshold, or with too few samples to tell."""
+        sentences = []
         for layer in self.layers:
             value = layer.times.value(threshold.name)
             name = f"{layer.message.name} ({layer.message.num_bytes} bytes)"
             if value is None:
-                found.append(f"{name}: {layer.times.samples} samples are too few for {threshold.name}")
+                sentences.append(f"{name}: {layer.times.samples} samples are not enough for {threshold.name}")
             elif value > threshold.limit_s:
-                found.append(
+                sentences.append(
                     f"{name}: {threshold.name} is {value * 1e3:.3g} ms, above {threshold.limit_s * 1e3:.3g} ms"
                 )
-        return found
+        return sentences
 
 
-def summarise(
+def summarize(
     workload: Workload,
     engine: str,
-    measured: Measured,
+    measured: Measurements,
     *,
     same_host: bool,
     floor: TrialTable | None = None,
     network: Mapping[str, Any] | None = None,
     job_steps: int | None = None,
 ) -> FabricResult:
-    """Everything that follows from the raw trials; `job_steps` is how many the real job has, as many where None."""
+    """Compute the result from the raw trials; `job_steps` are the steps of the real job (default: the trials)."""
     trials = measured.trials
-    verdict = judge(trials, measured.pairs, measured.links, same_host=same_host, work=_work(workload))
-    found = alpha_beta(measured.pairs)
+    diagnosis = diagnose(trials, measured.pairs, measured.links, same_host=same_host, work=_work(workload))
+    network_model = alpha_beta(measured.pairs)
     layers = tuple(
-        _layer(index, message, trials, found, floor, verdict)
+        _layer(index, message, trials, network_model, floor, diagnosis)
         for index, message in enumerate(workload.messages)
         if trials.num_trials or trials.num_messages
     )
@@ -180,11 +175,11 @@ def summarise(
         trials=trials.num_trials,
         void=int(trials.void.sum()),
         verified=trials.num_trials > 0 and trials.num_wrong == 0,
-        latency_s=None if found is None else found[0],
-        bytes_per_s=None if found is None else found[1],
+        latency_s=None if network_model is None else network_model[0],
+        bytes_per_s=None if network_model is None else network_model[1],
         projected_s=_projected(steps, workload, means),
         projected_ideal_s=_projected(steps, workload, ideals),
-        verdict=verdict,
+        diagnosis=diagnosis,
         pairs=tuple(pair.to_dict() for pair in measured.pairs),
         connections=tuple(measured.links),
         hosts=tuple(measured.hosts),
@@ -196,23 +191,23 @@ def summarise(
 
 
 def _work(workload: Workload) -> list[int]:
-    """Bytes that each rank sends and receives in a trial."""
-    found = [0] * workload.num_ranks
+    """Return the bytes that each rank sends and receives in a trial."""
+    work = [0] * workload.num_ranks
     for message in workload.messages:
         for group in message.groups:
-            one = collective(message.algorithm, len(group))
-            sizes = one.chunk_sizes(message.num_bytes)
-            for move in one.moves:
-                found[group[move.source]] += sizes[move.chunk]
-                found[group[move.destination]] += sizes[move.chunk]
-    return found
+            algorithm = collective(message.algorithm, len(group))
+            sizes = algorithm.chunk_sizes(message.num_bytes)
+            for move in algorithm.moves:
+                work[group[move.source]] += sizes[move.chunk]
+                work[group[move.destination]] += sizes[move.chunk]
+    return work
 
 
-def _projected(steps: int, workload: Workload, each: list[float | None]) -> float | None:
-    if not each or any(value is None for value in each):
+def _projected(steps: int, workload: Workload, times_s: list[float | None]) -> float | None:
+    if not times_s or any(value is None for value in times_s):
         return None
     return steps * sum(
-        message.count * value for message, value in zip(workload.messages, each, strict=True) if value is not None
+        message.count * value for message, value in zip(workload.messages, times_s, strict=True) if value is not None
     )
 
 
@@ -220,42 +215,42 @@ def _layer(
     index: int,
     message: Message,
     trials: TrialTable,
-    found: tuple[float, float] | None,
+    network_model: tuple[float, float] | None,
     floor: TrialTable | None,
-    verdict: Verdict,
+    diagnosis: Diagnosis,
 ) -> LayerResult:
     times = trials.durations(index)
-    spread = distribution_of(times)
-    one = collective(message.algorithm, len(message.groups[0]))
-    middle = spread.percentiles["p50"]
-    algbw = message.num_bytes / middle if middle else None
+    distribution = distribution_of(times)
+    algorithm = collective(message.algorithm, len(message.groups[0]))
+    median = distribution.percentiles["p50"]
+    algbw = message.num_bytes / median if median else None
     ideal = latency_part = bytes_part = None
-    if found is not None:
-        ideal = ideal_s(one, message.num_bytes, *found)
-        latency_part = ideal_s(one, 0, *found)
+    if network_model is not None:
+        ideal = ideal_s(algorithm, message.num_bytes, *network_model)
+        latency_part = ideal_s(algorithm, 0, *network_model)
         bytes_part = ideal - latency_part
     floor_s = float(np.median(floor.durations(index))) if floor is not None and floor.num_trials else None
     rows = trials.rows[~trials.void, index]
-    again = rows["retransmits"].sum(axis=1).astype(np.int64)
+    retransmits = rows["retransmits"].sum(axis=1).astype(np.int64)
     return LayerResult(
         message=message,
-        times=spread,
+        times=distribution,
         algbw_bytes_per_s=algbw,
-        busbw_bytes_per_s=None if algbw is None else algbw * bus_factor(one.kind, one.num_ranks),
+        busbw_bytes_per_s=None if algbw is None else algbw * bus_factor(algorithm.kind, algorithm.num_ranks),
         ideal_s=ideal,
-        share_of_ideal=ideal / middle if ideal is not None and middle else None,
+        share_of_ideal=ideal / median if ideal is not None and median else None,
         floor_s=floor_s,
-        limited_by_host=None if floor_s is None or middle is None else middle < 2 * floor_s,
+        limited_by_host=None if floor_s is None or median is None else median < 2 * floor_s,
         wrong=int(trials.rows[:, index]["wrong"].sum()),
-        retransmits=int(again.sum()),
-        modes=tuple(
-            modes_of(
+        retransmits=int(retransmits.sum()),
+        symptoms=tuple(
+            find_symptoms(
                 times,
-                again,
+                retransmits,
                 ideal_bytes_s=bytes_part,
                 ideal_latency_s=latency_part,
                 floor_s=floor_s,
-                verdict=verdict,
+                diagnosis=diagnosis,
             )
         ),
     )

@@ -1,10 +1,10 @@
-"""The folder of a fabric run: what was sent, the raw trials, the result.
+"""The folder of a fabric run: workload, raw trials, result.
 
 runs/2026-11-15-031502-fabric-mlp-mnist-4/
-  fabric.json          the workload and how it was sent, before the first trial
-  trials.parquet       a row for each trial, message and rank
-  steps.parquet        when each step was sent and received, as far as it was kept
-  result.json          what was shown; without it the run goes on, or was killed
+  fabric.json          workload and settings, written before the first trial
+  trials.parquet       a row per trial, message and rank
+  steps.parquet        when each step was sent and received, if recorded
+  result.json          the result; missing while the run is in progress or if it was killed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.fabric.ranks.coordinator import Measured
+from stagewright.fabric.ranks.coordinator import Measurements
 from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, read_trials, write_trials
 from stagewright.files.atomic import save_text
@@ -32,17 +32,16 @@ __all__ = ["FabricFolder"]
 
 @dataclass(frozen=True, slots=True)
 class FabricFolder:
-    """One run's folder."""
+    """Folder of one run."""
 
     path: Path
-    """Where it is."""
 
     @classmethod
     def create(cls, root: str | Path, workload: Workload, settings: Mapping[str, Any]) -> FabricFolder:
-        """A new folder under `root`, named by time, workload and ranks."""
+        """Create a folder in `root`, named after time, workload and ranks."""
         begun = datetime.now().astimezone()
-        plain = re.sub(r"[^A-Za-z0-9._]+", "-", workload.name).strip("-._")[-40:].strip("-._") or "run"
-        name = f"{begun.strftime('%Y-%m-%d-%H%M%S')}-fabric-{plain}-{workload.num_ranks}"
+        label = re.sub(r"[^A-Za-z0-9._]+", "-", workload.name).strip("-._")[-40:].strip("-._") or "run"
+        name = f"{begun.strftime('%Y-%m-%d-%H%M%S')}-fabric-{label}-{workload.num_ranks}"
         root = Path(root)
         try:
             root.mkdir(parents=True, exist_ok=True)
@@ -55,28 +54,28 @@ class FabricFolder:
                 except FileExistsError:
                     attempt += 1
         except OSError as error:
-            raise UsageError(f"can't create a run folder in {root}: {error.strerror}; choose another --root") from None
+            raise UsageError(f"cannot create a run folder in {root}: {error.strerror}; choose another --root") from None
         content = {"begun": begun.isoformat(timespec="milliseconds"), "settings": settings}
         save_text(json.dumps({**content, "workload": workload.to_dict()}, indent=2) + "\n", path / "fabric.json")
         return cls(path)
 
     @classmethod
     def open(cls, path: str | Path) -> FabricFolder:
-        """The folder of a run that exists; where it does not, the error offers the nearest one."""
+        """Open the folder of a run; the error for a wrong path suggests the closest name."""
         path = Path(path)
         if not (path / "fabric.json").is_file():
-            beside = path.parent.iterdir() if path.parent.is_dir() else ()
-            known = sorted((one.name for one in beside if (one / "fabric.json").is_file()), reverse=True)
-            if not known:
+            siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+            names = sorted((sibling.name for sibling in siblings if (sibling / "fabric.json").is_file()), reverse=True)
+            if not names:
                 raise UsageError(
-                    f"{path} is not the folder of a fabric run, and there is none in {path.parent}; make one with: "
+                    f"{path} is not the folder of a fabric run, and {path.parent} contains none; create one with: "
                     "stagewright fabric run --sizes 1MiB"
                 )
-            raise UnknownName("fabric run", path.name, known, hint=f"(in {path.parent})")
+            raise UnknownName("fabric run", path.name, names, hint=f"(in {path.parent})")
         return cls(path)
 
-    def write(self, workload: Workload, measured: Measured, result: Mapping[str, Any]) -> None:
-        """Trials, steps, and last the result."""
+    def write(self, workload: Workload, measured: Measurements, result: Mapping[str, Any]) -> None:
+        """Write trials, steps and, last, the result."""
         names = [message.name for message in workload.messages]
         sizes = [message.num_bytes for message in workload.messages]
         write_trials(measured.trials, names, sizes, self.path / "trials.parquet")
@@ -85,30 +84,30 @@ class FabricFolder:
         save_text(json.dumps(result, indent=2) + "\n", self.path / "result.json")
 
     def remove(self) -> None:
-        """As if it had never been: nothing was measured."""
+        """Remove the folder of a run that measured nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def trials(self) -> TrialTable:
-        """The raw trials."""
+        """Read the raw trials."""
         return read_trials(self.path / "trials.parquet")
 
     def result(self) -> dict[str, Any]:
-        """What was shown."""
+        """Read the result."""
         try:
             content: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UsageError(f"{self.path} has no result.json: the run goes on, or was killed") from None
+            raise UsageError(f"{self.path} has no result.json: the run is in progress or was killed") from None
         except (OSError, ValueError) as error:
-            raise UsageError(f"can't read {self.path / 'result.json'}: {error}") from None
+            raise UsageError(f"cannot read {self.path / 'result.json'}: {error}") from None
         return content
 
-    def _write_steps(self, measured: Measured) -> None:
+    def _write_steps(self, measured: Measurements) -> None:
         import pyarrow
         from pyarrow import parquet
 
-        whole = np.concatenate(measured.steps)
+        steps = np.concatenate(measured.steps)
         columns: dict[str, Any] = {
-            "rank": np.concatenate([np.full(len(own), rank) for rank, own in enumerate(measured.steps)])
+            "rank": np.concatenate([np.full(len(rows), rank) for rank, rows in enumerate(measured.steps)])
         }
-        columns |= {name: np.ascontiguousarray(whole[name]) for name in whole.dtype.names or ()}
+        columns |= {name: np.ascontiguousarray(steps[name]) for name in steps.dtype.names or ()}
         parquet.write_table(pyarrow.table(columns), self.path / "steps.parquet", compression="zstd")

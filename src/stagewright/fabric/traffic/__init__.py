@@ -1,1 +1,1 @@
-"""What a fabric run sends: explicit sizes, a model, a plan or a Chakra trace."""
+"""Workloads of a fabric run: from sizes, a model, a plan or a Chakra trace."""

@@ -1,10 +1,10 @@
-"""Chakra execution traces in and out: one file a rank, as ASTRA-sim and PyTorch's converters write them.
+"""Import and export of Chakra execution traces: one file per rank, as ASTRA-sim and PyTorch's converters write them.
 
     PREFIX.0.et    COMP_NODE ─► COMM_COLL_NODE (comm_type, comm_size, pg_name), COMM_SEND_NODE, COMM_RECV_NODE
 
-In: the k-th collective of a group is matched over the ranks' files; messages that are alike are measured once and
-counted; computation between two messages is the gap before the second. A trace whose collectives all span all ranks can
-be sent at another number of ranks: a gradient's size does not depend on it. Needs mlc-chakra: pip install
+Import matches the k-th collective of a group across the ranks' files. Identical messages are measured once and counted;
+computation between two messages becomes the gap before the second. If all collectives span all ranks, the trace can be
+rescaled to another number of ranks: gradient sizes do not depend on it. Needs mlc-chakra: pip install
 'stagewright[chakra]'.
 """
 
@@ -22,7 +22,7 @@ from stagewright.files.chakra import add_attributes, check_chakra, find_ranks, r
 
 __all__ = ["from_chakra", "to_chakra"]
 
-# Chakra's name of a collective → ours; an all-reduce may go any way.
+# Chakra's name of a collective → ours; the algorithm of an all-reduce is chosen by the user.
 _KINDS = {
     "ALL_REDUCE": "ring",
     "ALL_GATHER": "all-gather",
@@ -43,7 +43,7 @@ _NAMES = {
 def from_chakra(
     prefix: str | Path, *, num_ranks: int | None = None, algorithm: str = "ring", trials: int, **more: Any
 ) -> Workload:
-    """The messages of a trace; with another number of ranks, where the trace allows it."""
+    """Read the messages of a trace; rescale them to ``num_ranks`` if the trace allows it."""
     proto = check_chakra()
     files = find_ranks(Path(prefix))
     messages: dict[tuple[Any, ...], Message] = {}
@@ -56,10 +56,10 @@ def from_chakra(
             if node.type == proto.COMP_NODE:
                 gap_s += node.duration_micros / 1e6
                 continue
-            one = _message(node, rank, len(files), algorithm, proto, path)
-            if one is None:
+            parsed = _message(node, rank, len(files), algorithm, proto, path)
+            if parsed is None:
                 continue
-            group, key, message = one
+            group, key, message = parsed
             number = seen[group] = seen.get(group, -1) + 1
             first = order.setdefault((group, number), (group, number, *key))
             if first[2:] != key:
@@ -72,19 +72,19 @@ def from_chakra(
             messages[first] = replace(message, gap_s=longest_s)
             gap_s = 0.0
     if not messages:
-        raise UsageError(f"the trace {prefix} has no communication in it")
-    # Collectives know their ranks only from whose files they are in.
-    found = [
+        raise UsageError(f"the trace {prefix} contains no communication")
+    # A collective's ranks are those whose files contain it.
+    grouped = [
         replace(message, groups=message.groups or (tuple(sorted(members[key])),)) for key, message in messages.items()
     ]
     workload = Workload(
-        name=Path(prefix).name, num_ranks=len(files), messages=tuple(_counted(found)), trials=trials, **more
+        name=Path(prefix).name, num_ranks=len(files), messages=tuple(_count(grouped)), trials=trials, **more
     )
-    return workload if num_ranks in (None, len(files)) else _rescaled(workload, int(num_ranks or 0))
+    return workload if num_ranks in (None, len(files)) else _rescale(workload, int(num_ranks or 0))
 
 
 def to_chakra(workload: Workload, prefix: str | Path) -> list[Path]:
-    """Write a workload as a file for each rank; each appears whole or not at all."""
+    """Write a workload as one file per rank, each atomically."""
     proto = check_chakra()
     return write_ranks(prefix, workload.num_ranks, lambda rank: _nodes(workload, rank, proto))
 
@@ -92,8 +92,8 @@ def to_chakra(workload: Workload, prefix: str | Path) -> list[Path]:
 def _message(
     node: Any, rank: int, num_ranks: int, algorithm: str, proto: Any, path: Path
 ) -> tuple[str, tuple[Any, ...], Message] | None:
-    """(the group in which it is counted, what all of its ranks must agree on, the message)."""
-    attributes = {one.name: getattr(one, one.WhichOneof("value") or "name") for one in node.attr}
+    """Return (group that counts it, values that all its ranks must agree on, message)."""
+    attributes = {attr.name: getattr(attr, attr.WhichOneof("value") or "name") for attr in node.attr}
     if node.type in (proto.COMM_SEND_NODE, proto.COMM_RECV_NODE):
         source, target = int(attributes.get("comm_src", -1)), int(attributes.get("comm_dst", -1))
         if not (0 <= source < num_ranks and 0 <= target < num_ranks) or source == target:
@@ -107,38 +107,40 @@ def _message(
     if kind == "BARRIER":
         return None
     if kind not in _KINDS:
-        raise UsageError(f"{path}: node {node.id} is a {kind}, which fabric can't send; it knows {', '.join(_KINDS)}")
+        raise UsageError(
+            f"{path}: node {node.id} is a {kind}, which fabric cannot send; supported: {', '.join(_KINDS)}"
+        )
     size = int(attributes.get("comm_size", 0))
-    way = algorithm if kind == "ALL_REDUCE" else _KINDS[kind]
-    message = Message(name=str(node.name), algorithm=way, num_bytes=size, groups=())
-    return str(attributes.get("pg_name", "all")), (way, size), message
+    chosen = algorithm if kind == "ALL_REDUCE" else _KINDS[kind]
+    message = Message(name=str(node.name), algorithm=chosen, num_bytes=size, groups=())
+    return str(attributes.get("pg_name", "all")), (chosen, size), message
 
 
-def _counted(messages: list[Message]) -> list[Message]:
-    """Those that are alike once, with their number."""
-    found: dict[tuple[Any, ...], Message] = {}
+def _count(messages: list[Message]) -> list[Message]:
+    """Merge identical messages and count them."""
+    merged: dict[tuple[Any, ...], Message] = {}
     for message in messages:
         key = (message.algorithm, message.num_bytes, message.groups)
-        before = found.get(key)
-        found[key] = message if before is None else replace(before, count=before.count + 1)
-    return list(found.values())
+        before = merged.get(key)
+        merged[key] = message if before is None else replace(before, count=before.count + 1)
+    return list(merged.values())
 
 
-def _rescaled(workload: Workload, num_ranks: int) -> Workload:
-    everyone = tuple(range(workload.num_ranks))
+def _rescale(workload: Workload, num_ranks: int) -> Workload:
+    all_ranks = tuple(range(workload.num_ranks))
     for message in workload.messages:
-        if message.groups != (everyone,):
+        if message.groups != (all_ranks,):
             raise UsageError(
-                f"the trace of {workload.num_ranks} ranks can't be sent at {num_ranks}: {message.name!r} is between "
-                f"the ranks {message.groups}; only messages among all ranks can be rescaled"
+                f"the trace of {workload.num_ranks} ranks cannot be rescaled to {num_ranks}: {message.name!r} is "
+                f"between the ranks {message.groups}; only messages between all ranks can be rescaled"
             )
-    wider = (tuple(range(num_ranks)),)
-    messages = tuple(replace(message, groups=wider) for message in workload.messages)
+    groups = (tuple(range(num_ranks)),)
+    messages = tuple(replace(message, groups=groups) for message in workload.messages)
     return replace(workload, num_ranks=num_ranks, messages=messages, delays_s=())
 
 
 def _nodes(workload: Workload, rank: int, proto: Any) -> Iterator[Any]:
-    """Computation and messages of one rank, each after the one before; overlapped ones only after their computation."""
+    """Yield the nodes of one rank, each depending on the previous; overlapped messages depend only on computation."""
     number = 0
     computed: list[int] = []
     sent: list[int] = []
@@ -161,7 +163,7 @@ def _nodes(workload: Workload, rank: int, proto: Any) -> Iterator[Any]:
 
 
 def _communication(message: Message, group: tuple[int, ...], rank: int, proto: Any) -> Iterator[Any]:
-    at = group.index(rank)
+    position = group.index(rank)
     if message.algorithm != "pipeline":
         kind = proto.CollectiveCommType.Value(_NAMES[message.algorithm])
         label = "-".join(map(str, group))
@@ -169,7 +171,10 @@ def _communication(message: Message, group: tuple[int, ...], rank: int, proto: A
         add_attributes(node, comm_type=int(kind), comm_size=message.num_bytes, pg_name=label)
         yield node
         return
-    for kind, source, target in (("COMM_RECV_NODE", at - 1, at), ("COMM_SEND_NODE", at, at + 1)):
+    for kind, source, target in (
+        ("COMM_RECV_NODE", position - 1, position),
+        ("COMM_SEND_NODE", position, position + 1),
+    ):
         if source >= 0 and target < len(group):
             node = proto.Node(name=message.name, type=getattr(proto, kind))
             ends = {"comm_src": group[source], "comm_dst": group[target]}

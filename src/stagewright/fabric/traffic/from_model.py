@@ -1,10 +1,10 @@
-"""The traffic of data-parallel training, from a model: the gradient of every layer, last layer first.
+"""Traffic of data-parallel training, from a model: the gradients of every layer, last layer first.
 
     fc1 ─► fc2 ─► fc3 ─► fc4 ─► loss             sizes [2600, 33024, 131584, 803840] of mlp-mnist:
-    803840 131584 33024  2600  ◄── backward      what is ready first is sent first
+    803840 131584 33024  2600  ◄── backward      in the order in which they are ready
 
-A layer is a module that holds parameters itself; shared ones count where backward meets them first. With a bucket size,
-layers are put together as DDP does, in the same order.
+A layer is a module with parameters of its own; shared parameters count where backward reaches them first. With a bucket
+size, layers are grouped into buckets in the same order, as in DDP.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def from_model(
     trials: int,
     **more: Any,
 ) -> Workload:
-    """One all-reduce a layer, or a bucket of layers."""
+    """Create a workload with one all-reduce per layer or bucket."""
     layers = gradient_sizes(model)
     if not layers:
-        raise UsageError(f"{model.name} has no parameter that needs a gradient, so nothing is sent")
-    everyone = (tuple(range(num_ranks)),)
+        raise UsageError(f"{model.name} has no parameter that requires a gradient, so there is nothing to send")
+    all_ranks = (tuple(range(num_ranks)),)
     messages = tuple(
-        Message(name=name, algorithm=algorithm, num_bytes=size, groups=everyone)
+        Message(name=name, algorithm=algorithm, num_bytes=size, groups=all_ranks)
         for name, size in buckets(layers, bucket_bytes)
     )
     return Workload(name=model.name, num_ranks=num_ranks, messages=messages, trials=trials, **more)
 
 
 def gradient_sizes(model: Model) -> list[tuple[str, int]]:
-    """(layer, bytes of its gradients) in the order of the backward pass, found by one forward pass of the example."""
+    """Return (layer, gradient bytes) in backward order, determined by one forward pass."""
     import torch
 
     order: list[str] = []
@@ -61,8 +61,8 @@ def gradient_sizes(model: Model) -> list[tuple[str, int]]:
     called = list(dict.fromkeys(reversed(order)))
     modules = dict(model.module.named_modules())
     counted: set[int] = set()
-    found = []
-    # Modules that were never called themselves hold parameters too, sometimes; they come last.
+    sizes = []
+    # Modules that are never called may hold parameters too; they come last.
     for name in [*called, *(name for name in reversed(modules) if name not in set(called))]:
         size = 0
         for parameter in modules[name].parameters(recurse=False):
@@ -70,31 +70,31 @@ def gradient_sizes(model: Model) -> list[tuple[str, int]]:
                 counted.add(id(parameter))
                 size += parameter.numel() * parameter.element_size()
         if size:
-            found.append((name or "model", size))
-    return found
+            sizes.append((name or "model", size))
+    return sizes
 
 
 def buckets(layers: Sequence[tuple[str, int]], bucket_bytes: int | None) -> list[tuple[str, int]]:
-    """Neighbours put together until a bucket is full; without a bucket size each layer alone."""
+    """Group adjacent layers into buckets; without a bucket size, one bucket per layer."""
     if bucket_bytes is None:
         return list(layers)
     if bucket_bytes < 1:
-        raise UsageError(f"a bucket of {bucket_bytes} bytes holds nothing: use at least 1")
-    found: list[tuple[str, int]] = []
+        raise UsageError(f"the bucket size is {bucket_bytes} bytes; use at least 1")
+    filled: list[tuple[str, int]] = []
     first, last, size, num = "", "", 0, 0
-    for name, own in layers:
-        first, last, size, num = first or name, name, size + own, num + 1
+    for name, layer_bytes in layers:
+        first, last, size, num = first or name, name, size + layer_bytes, num + 1
         if size >= bucket_bytes:
-            found.append((first if num == 1 else f"{first} … {last}", size))
+            filled.append((first if num == 1 else f"{first} … {last}", size))
             first, size, num = "", 0, 0
     if size:
-        found.append((first if num == 1 else f"{first} … {last}", size))
-    return found
+        filled.append((first if num == 1 else f"{first} … {last}", size))
+    return filled
 
 
 def num_trials(num_samples: int, batch: int, epochs: int) -> int:
-    """Steps of a training: batches × epochs, the last one of an epoch may be small."""
+    """Return the training steps: batches × epochs; the last batch of an epoch may be smaller."""
     for name, value in (("samples", num_samples), ("batch", batch), ("epochs", epochs)):
         if value < 1:
-            raise UsageError(f"{name} = {value}, but must be at least 1")
+            raise UsageError(f"{name} must be at least 1, got {value}")
     return math.ceil(num_samples / batch) * epochs

@@ -1,12 +1,11 @@
-"""The traffic of one step of a plan: gradients between replicas, activations between stages, sums of tensor axes.
+"""Traffic of one training step of a plan: gradient all-reduce (DP), activations between stages (PP), all-reduce (TP).
 
-    data=2, pipeline=2      replica 0:  0 ──crossing──► 1        pipeline: groups (0, 1), (2, 3), once a micro-batch
-                            replica 1:  2 ──crossing──► 3                  forward, and the same bytes back
+    data=2, pipeline=2      replica 0:  0 ──crossing──► 1        pipeline: groups (0, 1), (2, 3), per micro-batch in
+                            replica 1:  2 ──crossing──► 3                  forward, and the same bytes in backward
                                         ╰─gradients─╯            data: groups (0, 2) for stage 0, (1, 3) for stage 1
 
-Each distinct message is measured once a trial; `count` says how often the step sends it. Gaps are the profiled times of
-the units between two messages, where a profile is given. Traffic of FSDP (`shard`) is that of DDP in other words: twice
-as many bytes as a reduce-scatter, so it is sent as reduce-scatter and all-gather.
+Each distinct message is measured once per trial; `count` is how often the step sends it. Gaps are the profiled times of
+the units between two messages. FSDP (`shard`) sends a reduce-scatter and an all-gather instead of an all-reduce.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
     from stagewright.profiler.profile import Profile
     from stagewright.spec.plan import Plan
 
-__all__ = ["from_plan", "profile_of", "stage_ranges"]
+__all__ = ["from_plan", "profile_plan", "stage_ranges"]
 
-_TENSOR_SUMS = 2  # all-reduces of a block in each direction: after attention, after the feed-forward layer
-_BUCKET_BYTES = 25 * 2**20  # torch's own
+_TENSOR_ALLREDUCES = 2  # per block in forward and in backward: after attention and after the feed-forward layer
+_BUCKET_BYTES = 25 * 2**20  # DDP's default
 
 
-def profile_of(plan: Plan) -> Profile:
-    """What each unit of the plan's model costs for one micro-batch, measured here or from the cache."""
+def profile_plan(plan: Plan) -> Profile:
+    """Profile the plan's model for one micro-batch, or read the profile from the cache."""
     from stagewright.cluster.device import available_cores
     from stagewright.graph import capture
     from stagewright.profiler import profile
 
-    each = max(1, plan.batch // plan.mesh.data // plan.microbatches)
-    model = plan.model.load(batch=each, dtype=plan.dtype)
+    microbatch_size = max(1, plan.batch // plan.mesh.data // plan.microbatches)
+    model = plan.model.load(batch=microbatch_size, dtype=plan.dtype)
     model.module.train(plan.training)
     units: Any = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
     graph = capture(model.module, model.args, model.kwargs, units=units)
@@ -51,11 +50,11 @@ def profile_of(plan: Plan) -> Profile:
 
 
 def stage_ranges(plan: Plan, names: list[str]) -> list[tuple[int, int]]:
-    """First and last unit of each stage."""
+    """Return the first and last unit of each stage."""
     if plan.num_stages > 1 and not plan.cuts:
         raise UsageError(
             f"the plan has {plan.num_stages} stages but no cuts; write cuts = [...] "
-            "(see `stagewright split`), or take plan.toml from a run folder"
+            "(see `stagewright split`), or use plan.toml of a run folder"
         )
     missing = [cut for cut in plan.cuts if cut not in names]
     if missing:
@@ -68,10 +67,12 @@ def stage_ranges(plan: Plan, names: list[str]) -> list[tuple[int, int]]:
 def from_plan(
     plan: Plan, profile: Profile, *, name: str, algorithm: str = "ring", gaps: bool = True, trials: int, **more: Any
 ) -> Workload:
-    """Everything that the workers of a plan send each other in one step."""
+    """Create the workload of one training step of a plan."""
     mesh = plan.mesh
     if mesh.num_workers < 2:
-        raise UsageError(f"{name} runs on one worker, so nothing is sent; give it a [mesh] with at least 2 workers")
+        raise UsageError(
+            f"{name} runs on one worker, so there is nothing to send; give it a [mesh] with at least 2 workers"
+        )
     units = profile.units
     ranges = stage_ranges(plan, [unit.name for unit in units])
     parameters = [unit.parameter_bytes for unit in units]
@@ -81,20 +82,20 @@ def from_plan(
         return seconds if gaps else 0.0
 
     for stage, (first, last) in enumerate(ranges):
-        own = units[first : last + 1]
-        forward_s = sum(unit.forward.median_s for unit in own) / mesh.tensor
+        stage_units = units[first : last + 1]
+        forward_s = sum(unit.forward.median_s for unit in stage_units) / mesh.tensor
         if mesh.tensor > 1:
-            blocks = {unit.block for unit in own if unit.block is not None}
+            blocks = {unit.block for unit in stage_units if unit.block is not None}
             if blocks:
-                size = max(unit.output_bytes for unit in own if unit.block is not None)
-                count = _TENSOR_SUMS * len(blocks) * plan.microbatches * (2 if plan.training else 1)
+                size = max(unit.output_bytes for unit in stage_units if unit.block is not None)
+                count = _TENSOR_ALLREDUCES * len(blocks) * plan.microbatches * (2 if plan.training else 1)
                 messages.append(
                     Message(
-                        name=f"tensor sums, stage {stage}",
+                        name=f"tensor-parallel all-reduce, stage {stage}",
                         algorithm=algorithm,
                         num_bytes=size,
                         groups=_groups(plan, "tensor", stage),
-                        gap_s=gap(forward_s / (_TENSOR_SUMS * len(blocks))),
+                        gap_s=gap(forward_s / (_TENSOR_ALLREDUCES * len(blocks))),
                         count=count,
                     )
                 )
@@ -118,7 +119,7 @@ def from_plan(
                         name=f"stage {stage + 1} → {stage}",
                         algorithm="pipeline",
                         num_bytes=crossing,
-                        groups=tuple((two, one) for one, two in ends),
+                        groups=tuple((target, source) for source, target in ends),
                         gap_s=gap(back_s / mesh.tensor),
                         count=plan.microbatches,
                     )
@@ -137,16 +138,16 @@ def from_plan(
                 for index in range(last, first - 1, -1)
             ]
             backward_s = sum(unit.backward_s for unit in units[first : last + 1]) / mesh.tensor
-            found = buckets([layer for layer in layers if layer[1]], _BUCKET_BYTES)
-            for bucket, size in found:
-                for way in ("reduce-scatter", "all-gather") if plan.shard else (algorithm,):
+            gradient_buckets = buckets([layer for layer in layers if layer[1]], _BUCKET_BYTES)
+            for bucket, size in gradient_buckets:
+                for chosen in ("reduce-scatter", "all-gather") if plan.shard else (algorithm,):
                     messages.append(
                         Message(
-                            name=f"gradients of {bucket}" + (f", {way}" if plan.shard else ""),
-                            algorithm=way,
+                            name=f"gradients of {bucket}" + (f", {chosen}" if plan.shard else ""),
+                            algorithm=chosen,
                             num_bytes=size,
                             groups=_groups(plan, "data", stage),
-                            gap_s=gap(backward_s / len(found)),
+                            gap_s=gap(backward_s / len(gradient_buckets)),
                         )
                     )
     if not messages:
@@ -155,18 +156,18 @@ def from_plan(
 
 
 def _groups(plan: Plan, axis: Any, stage: int) -> tuple[tuple[int, ...], ...]:
-    """The workers along an axis, for each place where the stage is."""
-    mesh, at = plan.mesh, plan.stage_workers[stage]
-    ranks = [rank for rank in range(mesh.num_workers) if mesh.coordinates(rank)[2] == at]
+    """Return the groups of workers along an axis that hold the stage."""
+    mesh, coordinate = plan.mesh, plan.stage_workers[stage]
+    ranks = [rank for rank in range(mesh.num_workers) if mesh.coordinates(rank)[2] == coordinate]
     return tuple(dict.fromkeys(mesh.ranks_along(axis, rank) for rank in ranks))
 
 
 def _ends(plan: Plan, stage: int) -> tuple[tuple[int, ...], ...]:
-    """The worker of a stage and that of the next, in each replica."""
+    """Return the workers of a stage and of the next one, in each replica."""
     mesh = plan.mesh
-    one, two = plan.stage_workers[stage], plan.stage_workers[stage + 1]
+    source, target = plan.stage_workers[stage], plan.stage_workers[stage + 1]
     return tuple(
-        (mesh.rank(data, tensor, one), mesh.rank(data, tensor, two))
+        (mesh.rank(data, tensor, source), mesh.rank(data, tensor, target))
         for data in range(mesh.data)
         for tensor in range(mesh.tensor)
     )

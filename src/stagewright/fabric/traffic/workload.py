@@ -1,12 +1,12 @@
-"""What is sent: the messages of one training step, how often, how they follow each other, who is late.
+"""The workload of a fabric run: the messages of one training step, their number and order, and stragglers.
 
     one trial, serial        barrier ─ gap ─ message 0 ─ barrier ─ gap ─ message 1 ─ …
     one trial, overlapped    barrier ─ gap ─┬─ message 0 ────────────
                                             └─ gap ─┬─ message 1 ─────────
                                                     └─ …
 
-A gap is computation that every rank does before a message; a delay is what one rank needs on top (a straggler). Both
-are slept, not computed. What several groups of ranks exchange at the same time is one message with several groups.
+A gap is the computation of every rank before a message; a delay is the extra time of one rank (a straggler). Ranks
+sleep for both. Messages that several groups of ranks exchange concurrently are one message with several groups.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.fabric.collectives.algorithms import MOST_RANKS, collective
+from stagewright.fabric.collectives.algorithms import MAX_RANKS, collective
 from stagewright.quantity import parse_bytes
 
-__all__ = ["MOST_BYTES", "MOST_TRIALS", "Message", "Workload", "explicit", "parse_nccl_size", "sweep_sizes"]
+__all__ = ["MAX_BYTES", "MAX_TRIALS", "Message", "Workload", "from_sizes", "parse_nccl_size", "sweep_sizes"]
 
-MOST_BYTES = 2**31  # of one message: the buffers are in memory, one for each rank
-MOST_TOTAL_BYTES = 2**33
-MOST_TRIALS = 10_000_000
-MOST_MESSAGES = 4096
+MAX_BYTES = 2**31  # per message: every rank holds a buffer in memory
+MAX_TOTAL_BYTES = 2**33
+MAX_TRIALS = 10_000_000
+MAX_MESSAGES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,73 +33,69 @@ class Message:
     """One collective of a step."""
 
     name: str
-    """What it carries: a layer's name, a bucket, a stage's crossing."""
+    """The layer, bucket or crossing that it carries."""
     algorithm: str
-    """How it is sent: a name from `ALGORITHMS`."""
+    """A name in `ALGORITHMS`."""
     num_bytes: int
-    """The size as nccl-tests counts it: of the whole buffer."""
+    """Size of the whole buffer, as nccl-tests counts it."""
     groups: tuple[tuple[int, ...], ...]
-    """The ranks that exchange it, group by group; no rank is in two."""
+    """The ranks of each group; no rank is in two groups."""
     gap_s: float = 0.0
-    """Computation before it."""
+    """Computation before the message."""
     count: int = 1
-    """How often the job sends it in one step; measured once."""
+    """How often one training step sends it; a trial measures it once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Everything that a fabric run sends."""
+    """The messages and trials of a fabric run."""
 
     name: str
-    """For the reader: the model's name, the plan's file, "sizes"."""
+    """Shown to users: the model, the plan's file, "sizes"."""
     num_ranks: int
-    """Ranks in all."""
     messages: tuple[Message, ...]
-    """The messages of one trial, in order."""
+    """Messages of one trial, in order."""
     trials: int
-    """How many trials."""
     warmup: int = 5
-    """Trials before these that are not counted."""
+    """Unmeasured trials at the start."""
     overlap: bool = False
-    """Whether a message may start before the one before it has ended."""
+    """Whether a message may start before the previous one ends."""
     delays_s: tuple[float, ...] = ()
-    """By how much each rank is late before every message."""
+    """Extra delay of each rank before every message."""
     seed: int = 0
-    """Of the payload."""
+    """Seed of the payload."""
     time_limit_s: float | None = None
-    """Trials end after this time, however many there were; None: no limit."""
+    """No new trial starts after this time; None: no limit."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_ranks <= MOST_RANKS:
-            raise UsageError(f"{self.num_ranks} ranks can't run: use 1 to {MOST_RANKS}")
-        if not 1 <= self.trials <= MOST_TRIALS:
-            raise UsageError(f"{self.trials} trials can't run: use 1 to {MOST_TRIALS}")
-        if not 1 <= len(self.messages) <= MOST_MESSAGES:
-            raise UsageError(f"a trial of {len(self.messages)} messages can't run: use 1 to {MOST_MESSAGES}")
+        if not 1 <= self.num_ranks <= MAX_RANKS:
+            raise UsageError(f"a workload cannot have {self.num_ranks} ranks; use 1 to {MAX_RANKS}")
+        if not 1 <= self.trials <= MAX_TRIALS:
+            raise UsageError(f"a workload cannot have {self.trials} trials; use 1 to {MAX_TRIALS}")
+        if not 1 <= len(self.messages) <= MAX_MESSAGES:
+            raise UsageError(f"a trial cannot have {len(self.messages)} messages; use 1 to {MAX_MESSAGES}")
         if self.delays_s and len(self.delays_s) != self.num_ranks:
-            raise UsageError(f"{len(self.delays_s)} delays for {self.num_ranks} ranks: give one for each")
+            raise UsageError(f"{len(self.delays_s)} delays for {self.num_ranks} ranks; give one per rank")
         if self.time_limit_s is not None and not self.time_limit_s > 0:
-            raise UsageError(f"a time limit of {self.time_limit_s} s leaves no time: use more than 0")
+            raise UsageError(f"the time limit is {self.time_limit_s} s; use more than 0")
         total = sum(message.num_bytes for message in self.messages)
-        if total > MOST_TOTAL_BYTES:
-            raise UsageError(f"the messages of a trial have {total} bytes; a rank holds at most {MOST_TOTAL_BYTES}")
+        if total > MAX_TOTAL_BYTES:
+            raise UsageError(f"the messages of a trial have {total} bytes; the limit is {MAX_TOTAL_BYTES}")
         for message in self.messages:
-            if not 0 < message.num_bytes <= MOST_BYTES:
-                raise UsageError(
-                    f"message {message.name!r} has {message.num_bytes} bytes; a message has 1 to {MOST_BYTES}"
-                )
+            if not 0 < message.num_bytes <= MAX_BYTES:
+                raise UsageError(f"message {message.name!r} has {message.num_bytes} bytes; use 1 to {MAX_BYTES}")
             members = [rank for group in message.groups for rank in group]
             if len(members) != len(set(members)) or not all(0 <= rank < self.num_ranks for rank in members):
                 raise UsageError(
-                    f"message {message.name!r} has the groups {message.groups}: each rank from 0 to "
-                    f"{self.num_ranks - 1} may be there once"
+                    f"message {message.name!r} has the groups {message.groups}; each rank from 0 to "
+                    f"{self.num_ranks - 1} may occur once"
                 )
             for group in message.groups:
                 collective(message.algorithm, len(group))
 
     @property
     def delays(self) -> tuple[float, ...]:
-        """One for each rank."""
+        """The delay of each rank."""
         return self.delays_s or (0.0,) * self.num_ranks
 
     def to_dict(self) -> dict[str, Any]:
@@ -107,26 +103,26 @@ class Workload:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Workload:
-        """The workload in data that came over a wire or from a file; anything else in it is refused."""
+        """Read a workload from JSON; reject unknown fields."""
         try:
             messages = tuple(
-                Message(**{**one, "groups": tuple(tuple(int(rank) for rank in group) for group in one["groups"])})
-                for one in data["messages"]
+                Message(**{**fields, "groups": tuple(tuple(int(rank) for rank in group) for group in fields["groups"])})
+                for fields in data["messages"]
             )
             delays_s = tuple(float(delay) for delay in data["delays_s"])
             return cls(**{**data, "messages": messages, "delays_s": delays_s})
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"this is not a workload: {error}") from None
+            raise UsageError(f"not a workload: {error}") from None
 
     def with_delays(self, delays: Mapping[int, float]) -> Workload:
-        """The same with some ranks late."""
+        """Return the workload with delayed ranks (stragglers)."""
         for rank in delays:
             if not 0 <= rank < self.num_ranks:
-                raise UsageError(f"rank {rank} can't be late: there are ranks 0 to {self.num_ranks - 1}")
+                raise UsageError(f"rank {rank} cannot be delayed: the ranks are 0 to {self.num_ranks - 1}")
         return replace(self, delays_s=tuple(delays.get(rank, 0.0) for rank in range(self.num_ranks)))
 
 
-def explicit(
+def from_sizes(
     sizes: Sequence[int],
     num_ranks: int,
     *,
@@ -135,18 +131,18 @@ def explicit(
     name: str = "sizes",
     **more: Any,
 ) -> Workload:
-    """One message of each size, over all ranks."""
-    everyone = (tuple(range(num_ranks)),)
-    messages = tuple(Message(name=f"{size} B", algorithm=algorithm, num_bytes=size, groups=everyone) for size in sizes)
+    """Create a workload with one message per size between all ranks."""
+    all_ranks = (tuple(range(num_ranks)),)
+    messages = tuple(Message(name=f"{size} B", algorithm=algorithm, num_bytes=size, groups=all_ranks) for size in sizes)
     return Workload(name=name, num_ranks=num_ranks, messages=messages, trials=trials, **more)
 
 
 def sweep_sizes(begin: int, end: int, factor: int) -> list[int]:
-    """nccl-tests' sizes: from `begin`, each `factor` times the one before, up to `end`."""
+    """Return the sizes of an nccl-tests sweep: from `begin` to `end`, each `factor` times the previous."""
     if begin < 1 or end < begin:
-        raise UsageError(f"a sweep from {begin} to {end} bytes is empty: -b must be at least 1 and -e at least -b")
+        raise UsageError(f"a sweep from {begin} to {end} bytes is empty; -b must be at least 1 and -e at least -b")
     if factor < 2:
-        raise UsageError(f"a sweep with factor {factor} never ends: -f must be at least 2")
+        raise UsageError(f"a sweep with factor {factor} never ends; -f must be at least 2")
     sizes = [begin]
     while sizes[-1] * factor <= end:
         sizes.append(sizes[-1] * factor)
@@ -154,7 +150,7 @@ def sweep_sizes(begin: int, end: int, factor: int) -> list[int]:
 
 
 def parse_nccl_size(text: str) -> int:
-    """A size as nccl-tests reads it (8, 64M: K, M and G are powers of 1024), or as elsewhere here (64MiB, 64MB)."""
+    """Parse a size as in nccl-tests (8, 64M: K, M and G are powers of 1024) or with a unit (64MiB, 64MB)."""
     match = re.fullmatch(r"\s*(\d+)\s*([KkMmGg])\s*", text)
     if match:
         return int(match[1]) << 10 * ("kmg".index(match[2].lower()) + 1)

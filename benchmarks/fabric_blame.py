@@ -62,14 +62,14 @@ def trial(case: dict[str, Any], num_trials: int) -> dict[str, Any]:
         ]
         with Coordinator(replace(workload), places, Settings(steps=False)) as coordinator:
             measured = coordinator.run()
-    verdict = diagnose(measured.trials, measured.pairs, measured.links, same_host=False)
+    diagnosis = diagnose(measured.trials, measured.pairs, measured.links, same_host=False)
     return {
         **case,
-        "found": verdict.kind,
-        "found_host": verdict.rank,
-        "right": (verdict.kind, verdict.rank) == (kind, host),
-        "sentence": verdict.sentence,
-        "evidence": verdict.evidence,
+        "found": diagnosis.kind,
+        "found_host": diagnosis.rank,
+        "right": (diagnosis.kind, diagnosis.rank) == (kind, host),
+        "sentence": diagnosis.sentence,
+        "evidence": diagnosis.evidence,
         "trials": measured.trials.num_trials,
         "error": measured.error,
         "wall_s": time.monotonic() - begin,

@@ -37,7 +37,7 @@ def test_several_microbatches_at_once(tmp_path: Path) -> None:
     assert memory.peak.total_bytes == 8 * 1024
     assert [one.time_s for one in memory.moments] == [0, 1, 2, 3, 3.5, 4], "worker 1's clock is 7 s behind"
     assert peak_sentence(memory) == (
-        "worker 0 held most, 8.00 KiB, 3.50 s into the step, in forward stage 0 micro-batch 2: activations 6.00 KiB, "
+        "worker 0 peaks at 8.00 KiB, 3.50 s into the step, in forward stage 0 micro-batch 2: activations 6.00 KiB, "
         "parameters 1.00 KiB, gradients 1.00 KiB; 2 micro-batches are between their forward and their backward then, "
         "so their activations are kept at once"
     )
@@ -53,7 +53,7 @@ def test_recomputation(tmp_path: Path) -> None:
 
 
 def test_inference_keeps_nothing(tmp_path: Path) -> None:
-    assert "what it always holds" in peak_sentence(memory_of(pipeline_run(tmp_path), [moment(0, "loaded")]))
+    assert "constant memory" in peak_sentence(memory_of(pipeline_run(tmp_path), [moment(0, "loaded")]))
 
 
 def test_memory_that_was_not_written(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def test_replicas() -> None:
     assert found.is_same
     assert [(part.num_first, part.num_second, part.num_same) for part in found.parts] == [(6, 6, 3), (8, 8, 4)]
     assert found.sentence == (
-        "workers 0 and 1 executed the same 14 operators in the same order, 2 collectives among them: they are replicas "
-        "of the same stages, with their own samples, whose gradients are summed"
+        "workers 0 and 1 executed the same 14 operators in the same order, including 2 collectives: they are "
+        "data-parallel replicas of the same stages, whose gradients are all-reduced"
     )
 
 
@@ -58,7 +58,7 @@ def test_replicas_but_for_collectives() -> None:
     pair = [worker(0, FORWARD, BACKWARD), worker(1, FORWARD, BACKWARD[:3])]
     found = compare_workers(pair, 0, 1, plan("data=2"))
     assert not found.is_same
-    assert "the same operators but for 1 collective: they are replicas" in found.sentence
+    assert "the same operators except 1 collective: they are data-parallel replicas" in found.sentence
 
 
 def test_replicas_that_differ() -> None:
@@ -90,7 +90,7 @@ def test_stages_of_a_pipeline() -> None:
 def test_more_microbatches_of_the_same() -> None:
     pair = [worker(0, FORWARD, BACKWARD, 2), worker(1, FORWARD, BACKWARD, 3)]
     found = compare_workers(pair, 0, 1, plan("data=2"))
-    assert "the same operators, but not as often (forward 6 and 9, backward 8 and 12)" in found.sentence
+    assert "the same operators a different number of times (forward 6 and 9, backward 8 and 12)" in found.sentence
 
 
 def test_workers_that_are_not_there() -> None:

@@ -151,9 +151,9 @@ def test_events_that_make_no_sense(wrong: dict[str, object], message: str, tmp_p
 
 
 def test_events_without_a_step(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not one whole step"):
+    with pytest.raises(UsageError, match="no complete step"):
         read_trace(write_run(tmp_path, "serial", [[row("forward", 0, 1)]]))
-    with pytest.raises(UsageError, match="no step that every worker has"):
+    with pytest.raises(UsageError, match="no step that all workers completed"):
         read_trace(write_run(tmp_path, "data=2", [[row("step", 0, 1)], [{**row("step", 0, 1), "step": 3}]]))
 
 

@@ -95,7 +95,7 @@ def test_the_verb(real_run: Path, tmp_path: Path) -> None:
     assert "digits-vit: pipeline on 2 workers, 1f1b, 3 micro-batches: step 1:" in done.stdout
     for name in ("compute", "transfer", "collective", "wait", "bubble", "overhead", "digits: the micro-batch"):
         assert name in done.stdout
-    assert "held most" in done.stdout
+    assert "peaks at" in done.stdout
     assert "activations" in (tmp_path / "memory.svg").read_text()
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert {one["args"]["step"] for one in events if one["ph"] == "X"} == {1}

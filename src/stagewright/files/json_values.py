@@ -31,7 +31,7 @@ def to_json(value: Any) -> Any:
 
 def from_json(cls: type[T], content: Mapping[str, Any]) -> T:
     """Build a dataclass from a JSON object; TypeError where a field without a default is missing."""
-    hints = _type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]
     known = [field.name for field in fields(cls) if field.init and field.name in content]  # type: ignore[arg-type]
     return cls(**{name: _convert(hints[name], content[name]) for name in known})
 

@@ -1,16 +1,16 @@
-"""Where a worker's step went: six parts that add up to it.
+"""The breakdown of a worker's step into six parts that add up to it.
 
-    compute      forward, backward, recomputation, optimiser
-    transfer     encoding, handing over and decoding messages, and waiting for one that was on its way
-    collective   collectives that the worker waited for, from when the last of their workers had come
-    bubble       waiting that the schedule makes, even with free links: found by running the step's own actions again,
-                 each as long as it took, in the same order, with nothing between them
-    wait         whatever else it waited for others: a peer that was late, more than the schedule makes
-    overhead     the rest: the engine's own work between all that, reading a batch, zeroing gradients
+    compute      forward, backward, recomputation, optimizer
+    transfer     encoding, sending and decoding, and waiting for a tensor in flight
+    collective   exposed collectives, from the arrival of the last worker
+    bubble       pipeline bubble: waiting that the schedule causes even with free links, found by simulating the step's
+                 actions with their measured times, in the same order, without gaps
+    wait         other waiting for a late peer, beyond the bubble
+    overhead     the rest: engine overhead, reading a batch, zeroing gradients
 
-Waiting for a message is *transfer* from the moment the peer began to send it; before that the peer was not ready.
-Waiting until messages have left is *transfer* from the moment the peer wanted the last of them. What runs beside
-computing (stream ``collective``) costs nothing here until the worker waits for it.
+Waiting for a receive is *transfer* from the moment the peer began to send; before that the peer was not ready. Waiting
+until sends have completed is *transfer* from the moment the peer posted the last receive. Overlapped communication
+(stream ``collective``) costs nothing here until the worker waits for it.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ from typing import Any, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.trace.events import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
 
-__all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "own_times", "schedule_idle"]
+__all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "schedule_idle", "self_times"]
 
 PARTS = ("compute", "transfer", "collective", "wait", "bubble", "overhead")
 _TRANSFER = ("send", "encode", "decode")
 
 Message: TypeAlias = tuple[int, int, str | None, int | None, int]
-"""Sender, receiver, what it holds, micro-batch, edge."""
+"""Sender, receiver, content, micro-batch, edge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """One worker's step, divided."""
+    """The breakdown of one worker's step."""
 
     worker: int
-    """Its world rank."""
     stages: tuple[int, ...]
-    """Its stages."""
     step_s: float
-    """The whole step on this worker: the six parts below, together."""
+    """Sum of the six parts below."""
     compute_s: float
     transfer_s: float
     collective_s: float
@@ -50,27 +48,26 @@ class WorkerShare:
     bubble_s: float
     overhead_s: float
     recompute_s: float
-    """Of computing: running forward again, and the optimiser."""
+    """Part of compute."""
     optimizer_s: float
 
     def parts(self) -> dict[str, float]:
-        """The six parts by name, in order."""
+        """Return the six parts by name."""
         return {name: getattr(self, f"{name}_s") for name in PARTS}
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
         return {**asdict(self), "stages": list(self.stages)}
 
 
 def breakdown(trace: Trace, step: int) -> tuple[WorkerShare, ...]:
-    """Every worker's step, divided; a worker that was killed in it is left out."""
+    """Break down a step for every worker; workers that were killed in it are omitted."""
     check_step(trace, step)
     events = {worker.rank: worker.of_step(step) for worker in trace.workers}
-    sent, wanted = _send_times(events), _wanted_times(events)
+    sent, last_receive = _send_times(events), _last_receive_times(events)
     arrivals = _arrivals(trace, events)
     idle = schedule_idle(trace, step)
     return tuple(
-        _share(worker, step, events[worker.rank], sent, wanted.get(worker.rank, -math.inf), arrivals, idle)
+        _share(worker, step, events[worker.rank], sent, last_receive.get(worker.rank, -math.inf), arrivals, idle)
         for worker in trace.workers
         if worker.step(step) is not None
     )
@@ -89,64 +86,64 @@ def _share(
     step: int,
     events: Sequence[TraceEvent],
     sent: Mapping[Message, float],
-    wanted_s: float,
+    last_receive_s: float,
     arrivals: Mapping[tuple[int, int], float],
     idle: Mapping[int, float],
 ) -> WorkerShare:
     whole = worker.step(step)
     assert whole is not None
-    found = dict.fromkeys((*PARTS, "recompute", "optimizer", "waiting"), 0.0)
+    parts = dict.fromkeys((*PARTS, "recompute", "optimizer", "waiting"), 0.0)
     number = 0
-    for event, own_s in own_times([one for one in events if one.stream != "collective"]):
+    for event, own_s in self_times([event for event in events if event.stream != "collective"]):
         if event.kind in COMPUTE_KINDS:
-            found["compute"] += own_s
-            if event.kind in found:
-                found[event.kind] += own_s
+            parts["compute"] += own_s
+            if event.kind in parts:
+                parts[event.kind] += own_s
         elif event.note in ("flush", "limit") and event.kind == "send":
-            late_s = math.inf if event.note == "limit" else wanted_s
+            late_s = math.inf if event.note == "limit" else last_receive_s
             waited_s = min(own_s, max(0.0, late_s - event.start_s))
-            found["waiting"] += waited_s
-            found["transfer"] += own_s - waited_s
+            parts["waiting"] += waited_s
+            parts["transfer"] += own_s - waited_s
         elif event.kind in _TRANSFER:
-            found["transfer"] += own_s
+            parts["transfer"] += own_s
         elif event.kind == "receive":
-            # One without a peer was under way when the run failed: its message had not come.
+            # Without a peer, the receive was interrupted by a failure.
             ready_s = math.inf if event.peer is None else sent.get(message_of(event, worker.rank), event.start_s)
             waited_s = min(own_s, max(0.0, ready_s - event.start_s))
-            found["waiting"] += waited_s
-            found["transfer"] += own_s - waited_s
+            parts["waiting"] += waited_s
+            parts["transfer"] += own_s - waited_s
         elif event.kind == "collective":
             ready_s = arrivals.get((worker.rank, number), event.start_s)
             number += 1
             waited_s = min(own_s, max(0.0, ready_s - event.start_s))
-            found["waiting"] += waited_s
-            found["collective"] += own_s - waited_s
-    found["bubble"] = min(found["waiting"], idle.get(worker.rank, 0.0))
-    found["wait"] = found["waiting"] - found["bubble"]
-    found["overhead"] = whole.seconds - sum(found[name] for name in PARTS if name != "overhead")
+            parts["waiting"] += waited_s
+            parts["collective"] += own_s - waited_s
+    parts["bubble"] = min(parts["waiting"], idle.get(worker.rank, 0.0))
+    parts["wait"] = parts["waiting"] - parts["bubble"]
+    parts["overhead"] = whole.seconds - sum(parts[name] for name in PARTS if name != "overhead")
     return WorkerShare(
         worker=worker.rank,
         stages=worker.stages,
         step_s=whole.seconds,
-        **{f"{name}_s": found[name] for name in (*PARTS, "recompute", "optimizer")},
+        **{f"{name}_s": parts[name] for name in (*PARTS, "recompute", "optimizer")},
     )
 
 
-def own_times(events: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
-    """Each event with its time without what is nested in it, in the order of their begin."""
-    own = [event.seconds for event in events]
+def self_times(events: Sequence[TraceEvent]) -> Iterator[tuple[TraceEvent, float]]:
+    """Return each event with its self time (without nested events), by start time."""
+    times = [event.seconds for event in events]
     around: list[int] = []
-    for at, event in enumerate(events):
+    for index, event in enumerate(events):
         while around and events[around[-1]].end_s <= event.start_s:
             around.pop()
         if around:
-            own[around[-1]] -= min(event.end_s, events[around[-1]].end_s) - event.start_s
-        around.append(at)
-    return zip(events, own, strict=True)
+            times[around[-1]] -= min(event.end_s, events[around[-1]].end_s) - event.start_s
+        around.append(index)
+    return zip(events, times, strict=True)
 
 
 def message_of(event: TraceEvent, rank: int) -> Message:
-    """What tells a message from all others of a step; the edge is the one after that stage."""
+    """Return the identity of a P2P tensor in a step; an edge is named by the stage before it."""
     assert event.peer is not None
     assert event.stage is not None
     receives = event.kind == "receive"
@@ -156,49 +153,49 @@ def message_of(event: TraceEvent, rank: int) -> Message:
 
 
 def _send_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[Message, float]:
-    """When the sender of each message began to hand it over."""
-    found: dict[Message, float] = {}
-    for rank, own in events.items():
-        for event in own:
+    """Return when the sender of each tensor began to send it."""
+    times: dict[Message, float] = {}
+    for rank, worker_events in events.items():
+        for event in worker_events:
             if event.kind == "send" and event.peer is not None and event.stage is not None:
-                found.setdefault(message_of(event, rank), event.start_s)
-    return found
+                times.setdefault(message_of(event, rank), event.start_s)
+    return times
 
 
-def _wanted_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[int, float]:
-    """For each worker, when the last of its messages was wanted by whom it was for."""
-    found: dict[int, float] = {}
-    for own in events.values():
-        for event in own:
+def _last_receive_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[int, float]:
+    """Return for each worker when its peers posted the last receive from it."""
+    times: dict[int, float] = {}
+    for worker_events in events.values():
+        for event in worker_events:
             if event.kind == "receive" and event.peer is not None:
-                found[event.peer] = max(found.get(event.peer, -math.inf), event.start_s)
-    return found
+                times[event.peer] = max(times.get(event.peer, -math.inf), event.start_s)
+    return times
 
 
 def _arrivals(trace: Trace, events: Mapping[int, Sequence[TraceEvent]]) -> dict[tuple[int, int], float]:
-    """For each worker and each collective that it waits for, by number, when the last of its workers had come to it.
+    """Return for each worker and exposed collective, by number, when the last worker arrived.
 
-    Workers of one axis call its collectives in the same order, so the n-th of one is the n-th of the others.
+    Workers of one axis call its collectives in the same order.
     """
     calls: dict[tuple[Any, ...], dict[int, list[tuple[int, float]]]] = {}
-    for rank, own in events.items():
-        waited = [one for one in own if one.kind == "collective" and one.stream != "collective"]
+    for rank, worker_events in events.items():
+        waited = [event for event in worker_events if event.kind == "collective" and event.stream != "collective"]
         for number, event in enumerate(waited):
             group = (event.note, *_group(trace, rank, event.note))
             calls.setdefault(group, {}).setdefault(rank, []).append((number, event.start_s))
-    found: dict[tuple[int, int], float] = {}
+    arrivals: dict[tuple[int, int], float] = {}
     for (note, *_), ranks in calls.items():
-        if note == "tied" or len({len(each) for each in ranks.values()}) != 1:
-            continue  # held by some workers only, or not all were recorded
-        for same in zip(*ranks.values(), strict=True):
-            last_s = max(start_s for _, start_s in same)
-            for rank, (number, _) in zip(ranks, same, strict=True):
-                found[rank, number] = last_s
-    return found
+        if note == "tied" or len({len(calls_of_rank) for calls_of_rank in ranks.values()}) != 1:
+            continue  # only some workers take part, or not all were recorded
+        for call in zip(*ranks.values(), strict=True):
+            last_s = max(start_s for _, start_s in call)
+            for rank, (number, _) in zip(ranks, call, strict=True):
+                arrivals[rank, number] = last_s
+    return arrivals
 
 
 def _group(trace: Trace, rank: int, note: str | None) -> tuple[int, ...]:
-    """Where the group of a collective lies in the mesh."""
+    """Return the mesh coordinates of a collective's group."""
     data, tensor, pipeline = trace.mesh.coordinates(rank)
     return {"data": (tensor, pipeline), "tensor": (data, pipeline), "tied": (data, tensor)}.get(note or "", ())
 
@@ -208,42 +205,41 @@ _Node: TypeAlias = tuple[str, int, int]
 
 
 def schedule_idle(trace: Trace, step: int) -> dict[int, float]:
-    """For each worker of a pipeline, how long it would wait if links were free and nothing lay between its actions."""
+    """Return for each worker of a pipeline how long it would wait with free links and without gaps."""
     orders: dict[int, list[tuple[_Node | None, float]]] = {}
     for worker in trace.workers:
-        mine = worker.of_step(step)
-        compute = [one for one in mine if one.stream == "compute"]
-        own = {id(event): seconds for event, seconds in own_times(compute)}
-        inner = _recomputed(compute)
+        compute = [event for event in worker.of_step(step) if event.stream == "compute"]
+        times = {id(event): seconds for event, seconds in self_times(compute)}
+        recompute = _recompute_times(compute)
         orders[worker.rank] = [
-            (_node(one), own[id(one)] + inner.get(id(one), 0.0))
-            for one in compute
-            if one.kind in COMPUTE_KINDS and one.kind != "recompute"
+            (_node(event), times[id(event)] + recompute.get(id(event), 0.0))
+            for event in compute
+            if event.kind in COMPUTE_KINDS and event.kind != "recompute"
         ]
-    found: dict[int, float] = {}
+    idle: dict[int, float] = {}
     for ranks in _pipelines(trace, step):
-        ends = _finish({rank: orders[rank] for rank in ranks})
+        ends = _simulate({rank: orders[rank] for rank in ranks})
         if ends is None or len(ranks) == 1:
             continue
         for rank in ranks:
-            found[rank] = max(0.0, max(ends.values()) - sum(seconds for _, seconds in orders[rank]))
-    return found
+            idle[rank] = max(0.0, max(ends.values()) - sum(seconds for _, seconds in orders[rank]))
+    return idle
 
 
-def _recomputed(compute: Sequence[TraceEvent]) -> dict[int, float]:
-    """Recomputation inside each backward."""
-    found: dict[int, float] = {}
-    outer = [one for one in compute if one.kind.startswith("backward")]
-    starts = [one.start_s for one in outer]
-    for event, seconds in own_times(compute):
-        at = bisect.bisect_right(starts, event.start_s) - 1
-        if event.kind == "recompute" and at >= 0:
-            found[id(outer[at])] = found.get(id(outer[at]), 0.0) + seconds
-    return found
+def _recompute_times(compute: Sequence[TraceEvent]) -> dict[int, float]:
+    """Return the recomputation time inside each backward."""
+    times: dict[int, float] = {}
+    outer = [event for event in compute if event.kind.startswith("backward")]
+    starts = [event.start_s for event in outer]
+    for event, seconds in self_times(compute):
+        index = bisect.bisect_right(starts, event.start_s) - 1
+        if event.kind == "recompute" and index >= 0:
+            times[id(outer[index])] = times.get(id(outer[index]), 0.0) + seconds
+    return times
 
 
 def _node(event: TraceEvent) -> _Node | None:
-    """The action that others may wait for; None: the optimiser and the second half of a backward."""
+    """Return the action that others may wait for; None for the optimizer and weight gradients."""
     if event.kind == "forward" and event.stage is not None and event.microbatch is not None:
         return "forward", event.stage, event.microbatch
     if event.kind in ("backward", "backward-input") and event.stage is not None and event.microbatch is not None:
@@ -252,53 +248,53 @@ def _node(event: TraceEvent) -> _Node | None:
 
 
 def _pipelines(trace: Trace, step: int) -> list[list[int]]:
-    """Ranks that send messages to each other, directly or not."""
-    home = {worker.rank: worker.rank for worker in trace.workers}
+    """Group the ranks that are connected by sends and receives."""
+    parent = {worker.rank: worker.rank for worker in trace.workers}
 
     def root(rank: int) -> int:
-        while home[rank] != rank:
-            rank = home[rank]
+        while parent[rank] != rank:
+            rank = parent[rank]
         return rank
 
     for worker in trace.workers:
         for event in worker.of_step(step):
-            if event.peer is not None and event.peer in home:
-                home[root(event.peer)] = root(worker.rank)
+            if event.peer is not None and event.peer in parent:
+                parent[root(event.peer)] = root(worker.rank)
     groups: dict[int, list[int]] = {}
-    for rank in home:
+    for rank in parent:
         groups.setdefault(root(rank), []).append(rank)
     return list(groups.values())
 
 
-def _finish(orders: Mapping[int, Sequence[tuple[_Node | None, float]]]) -> dict[int, float] | None:
-    """When each worker is done with its actions, each begun when the worker and its input are there; None: never."""
+def _simulate(orders: Mapping[int, Sequence[tuple[_Node | None, float]]]) -> dict[int, float] | None:
+    """Return when each worker finishes its actions with free links; None for a deadlock."""
     last = max((node[1] for order in orders.values() for node, _ in order if node is not None), default=0)
     done: dict[_Node, float] = {}
-    ends, places = dict.fromkeys(orders, 0.0), dict.fromkeys(orders, 0)
+    ends, positions = dict.fromkeys(orders, 0.0), dict.fromkeys(orders, 0)
     total = {node for order in orders.values() for node, _ in order if node is not None}
-    moved = True
-    while moved:
-        moved = False
+    progressed = True
+    while progressed:
+        progressed = False
         for rank, order in orders.items():
-            while places[rank] < len(order):
-                node, seconds = order[places[rank]]
-                needed = _before(node, last)
+            while positions[rank] < len(order):
+                node, seconds = order[positions[rank]]
+                needed = _dependency(node, last)
                 if needed is not None and needed not in done and needed in total:
                     break
                 ready_s = done.get(needed, 0.0) if needed is not None else 0.0
                 ends[rank] = max(ends[rank], ready_s) + seconds
                 if node is not None:
                     done[node] = ends[rank]
-                places[rank] += 1
-                moved = True
-    return ends if all(places[rank] == len(order) for rank, order in orders.items()) else None
+                positions[rank] += 1
+                progressed = True
+    return ends if all(positions[rank] == len(order) for rank, order in orders.items()) else None
 
 
-def _before(node: _Node | None, last: int) -> _Node | None:
-    """The action of a neighbour stage whose result an action takes."""
+def _dependency(node: _Node | None, last: int) -> _Node | None:
+    """Return the action of a neighboring stage that an action depends on."""
     if node is None:
         return None
-    way, stage, microbatch = node
-    if way == "forward":
+    direction, stage, microbatch = node
+    if direction == "forward":
         return ("forward", stage - 1, microbatch) if stage > 0 else None
     return ("backward", stage + 1, microbatch) if stage < last else None

@@ -1,13 +1,13 @@
-"""What the workers of a run did, as plain values: events on one clock.
+"""The events of a run's workers on one clock, as plain values.
 
-    compute   ▕step ▕forward  ▕all-reduce▏ ▏  ▕backward ▕recompute▏      ▏ ▕optimizer▏ ▏    nested, one row a worker
-    receive            ▕waits for a message▏                                                 blocks the worker
-    send              ▕hands over▏                                        ▕flush▏            blocks the worker
-    collective                                     ▕sums a bucket▏                           beside computing
+    compute   ▕step ▕forward  ▕all-reduce▏ ▏  ▕backward ▕recompute▏      ▏ ▕optimizer▏ ▏    nested, one track per worker
+    receive            ▕wait for a tensor▏                                                   blocks the worker
+    send              ▕send▏                                              ▕flush▏            blocks the worker
+    collective                                     ▕bucket▏                                  overlaps with compute
 
 Events of one stream of one worker are nested or disjoint. A collective that the worker waits for is in its compute
-stream, inside what waits; one that runs beside computing is in the stream ``collective``. What no event covers inside a
-``step`` is the engine's own work.
+stream, inside the waiting event; an overlapped one is in the stream ``collective``. Time inside a ``step`` that no
+event covers is engine overhead.
 """
 
 from __future__ import annotations
@@ -44,121 +44,113 @@ STREAMS: tuple[Stream, ...] = Stream.__args__  # type: ignore[attr-defined]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """Something that one worker did for a while."""
+    """One event of a worker."""
 
     step: int
     """Number of the timed step."""
     kind: EventKind
-    """What it did."""
     stream: Stream
-    """Which of the worker's streams."""
     stage: int | None
-    """The stage; None where it is of no stage."""
     microbatch: int | None
-    """The micro-batch; None where it is of none."""
     start_s: float
-    """When it began and ended: seconds since the first step began, on worker 0's clock."""
+    """Seconds since the first step began, on worker 0's clock."""
     end_s: float
     bytes: int | None
-    """Bytes that were sent, received, encoded (as they travel) or given to a collective."""
+    """Bytes sent, received, encoded or passed to a collective."""
     peer: int | None
-    """World rank of the other side of a message."""
+    """World rank of the peer of a send or receive."""
     note: str | None
-    """What more there is to say: "loss", "gradient", "data", "tensor", …"""
+    """Detail: "loss", "gradient", "data", "tensor", …"""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
         return self.end_s - self.start_s
 
     @property
     def title(self) -> str:
-        """As a person would say it: forward 3, send 0."""
+        """Label: forward 3, send 0."""
         what = "loss" if self.note == "loss" and self.kind == "forward" else self.kind
         return what if self.microbatch is None else f"{what} {self.microbatch}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTrace:
-    """What one worker did."""
+    """The events of one worker."""
 
     rank: int
-    """Its world rank."""
     host: str
-    """The machine that it ran on."""
+    """Host name."""
     clock_error_s: float
-    """How far its times may be off from worker 0's; 0 on the same machine."""
+    """Error of its clock offset to worker 0; 0 on the same machine."""
     events: tuple[TraceEvent, ...]
-    """All events, by begin; of two that begin together the longer one first."""
+    """All events by start time; of two with the same start, the longer one first."""
 
     def step(self, number: int) -> TraceEvent | None:
-        """The whole of one step; None where this worker has none of that number."""
+        """Return the step event with this number; None where the worker has none."""
         return self.steps.get(number)
 
     @property
     def steps(self) -> dict[int, TraceEvent]:
-        """The whole of every step, by its number."""
-        return {one.step: one for one in self.events if one.kind == "step"}
+        """The step events by number."""
+        return {event.step: event for event in self.events if event.kind == "step"}
 
     def of_step(self, number: int) -> tuple[TraceEvent, ...]:
-        """The events of one step, the step itself left out."""
-        return tuple(one for one in self.events if one.step == number and one.kind != "step")
+        """Return the events of one step, without the step event."""
+        return tuple(event for event in self.events if event.step == number and event.kind != "step")
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that it holds."""
-        return tuple(sorted({one.stage for one in self.events if one.stage is not None}))
+        """The stages of this worker."""
+        return tuple(sorted({event.stage for event in self.events if event.stage is not None}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What all workers of a run did."""
+    """The events of all workers of a run."""
 
     run: str
-    """The run folder."""
+    """Run folder."""
     mesh: Mesh
-    """Sizes of the axes."""
     training: bool
-    """Whether it trained, or only ran forward."""
+    """Forward and backward, or forward only."""
     workers: tuple[WorkerTrace, ...]
     """By rank."""
     num_steps: int
-    """How many steps there are to be shown."""
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Their numbers, in order."""
+        """Numbers of the recorded steps."""
         return tuple(self.spans)
 
     @property
     def spans(self) -> dict[int, tuple[float, float]]:
-        """For each step that every worker has, when the first one began it and the last one ended it.
+        """For each step that every worker has, the first start and the last end.
 
-        Also for the one in which the run failed: those that were killed in it tell nothing of it.
+        Includes the step in which the run failed, for which killed workers have no event.
         """
-        found = [worker.steps for worker in self.workers]
-        broken = self.unfinished_step
-        shown = _common(found) | (set() if broken is None else {broken})
-        spans = {step: [one[step] for one in found if step in one] for step in sorted(shown)}
+        by_worker = [worker.steps for worker in self.workers]
+        failed = self.unfinished_step
+        shown = _common(by_worker) | (set() if failed is None else {failed})
+        events = {number: [steps[number] for steps in by_worker if number in steps] for number in sorted(shown)}
         return {
-            step: (min(one.start_s for one in whole), max(one.end_s for one in whole)) for step, whole in spans.items()
+            number: (min(event.start_s for event in step), max(event.end_s for event in step))
+            for number, step in events.items()
         }
 
     @property
     def unfinished_step(self) -> int | None:
-        """The step in which the run failed, where it did in one: the last that all know who were not killed."""
-        found = [worker.steps for worker in self.workers]
-        broken = [{step for step, event in one.items() if event.note == UNFINISHED} for one in found]
-        known = _common([one for one, own in zip(found, broken, strict=True) if own])
-        return max(known & set().union(*broken), default=None)
+        """The step in which the run failed, if any: the last one of all workers that were not killed."""
+        by_worker = [worker.steps for worker in self.workers]
+        unfinished = [{number for number, event in steps.items() if event.note == UNFINISHED} for steps in by_worker]
+        common = _common([steps for steps, numbers in zip(by_worker, unfinished, strict=True) if numbers])
+        return max(common & set().union(*unfinished), default=None)
 
     @property
     def median_step(self) -> int:
-        """The step that took as long as a step usually does; of two in the middle, the faster."""
+        """The step of median duration; of two in the middle, the faster."""
         spans = self.spans
         whole = {step: span for step, span in spans.items() if step != self.unfinished_step}
         spans = whole or spans
@@ -167,4 +159,4 @@ class Trace:
 
 
 def _common(steps: Sequence[Mapping[int, TraceEvent]]) -> set[int]:
-    return set.intersection(*(set(one) for one in steps)) if steps else set()
+    return set.intersection(*(set(numbers) for numbers in steps)) if steps else set()

@@ -1,9 +1,9 @@
-"""The operators that each worker executed in one step, and what makes two workers' sequences differ.
+"""The operators that each worker executed in one step, and the difference between two workers.
 
-    workers/N/operators.jsonl: a line an operator and a line an action, {"name", "start_s", "end_s", "depth", …}
+    workers/N/operators.jsonl: a line for each operator and each action, {"name", "start_s", "end_s", "depth", …}
 
-Every micro-batch of a stage runs the same operators, so sequences are compared kind by kind: all of one worker's
-forward against the other's, its backward, its optimiser, what lies between. That is also what keeps comparing short.
+Every micro-batch of a stage runs the same operators, so sequences are compared by kind of action: forward with forward,
+backward, optimizer, and the rest. This also keeps the comparison short.
 """
 
 from __future__ import annotations
@@ -29,80 +29,78 @@ __all__ = [
     "read_operators",
 ]
 
-_MOST = 2000  # operators of one part that are aligned one by one; of longer ones only the beginning is
+_MOST = 2000  # maximum number of operators of one part that are aligned
 _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "broadcast", "barrier")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One call of an operator, or the action that it is part of."""
+    """One call of an operator, or an action that contains operators."""
 
     name: str
-    """As torch names it: aten::linear; an action as the trace names it: forward 0."""
+    """aten::linear, or the label of an action: forward 0."""
     start_s: float
-    """When, on worker 0's clock."""
+    """On worker 0's clock."""
     end_s: float
     depth: int
-    """Operators around it; 0: called by the model, the engine or autograd."""
+    """Number of enclosing operators; 0: called by the model, the engine or autograd."""
     is_operator: bool
     """Whether it is an operator, not an action."""
     action: str
-    """The action that it is part of: forward, backward, …; "between" outside of all."""
+    """The enclosing action: forward, backward, …; "between" outside of all."""
     stage: int | None
-    """Of the action."""
     microbatch: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOperators:
-    """What one worker executed."""
+    """The operators of one worker."""
 
     rank: int
-    """Its world rank."""
     operators: tuple[Operator, ...]
-    """In the order of their begin."""
+    """By start time."""
 
     def sequence(self) -> dict[str, list[tuple[str, ...]]]:
-        """For each kind of action, the names of the outermost operators of each of its micro-batches."""
-        found: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
-        for one in self.operators:
-            if one.is_operator and one.depth == 0:
-                found.setdefault(one.action, {}).setdefault((one.stage, one.microbatch), []).append(one.name)
-        return {action: [tuple(each) for each in chunks.values()] for action, chunks in found.items()}
+        """Return for each kind of action the outermost operators of each micro-batch."""
+        names: dict[str, dict[tuple[int | None, int | None], list[str]]] = {}
+        for call in self.operators:
+            if call.is_operator and call.depth == 0:
+                names.setdefault(call.action, {}).setdefault((call.stage, call.microbatch), []).append(call.name)
+        return {action: [tuple(chunk) for chunk in chunks.values()] for action, chunks in names.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartComparison:
-    """One kind of action of two workers."""
+    """The comparison of one kind of action."""
 
     action: str
     """forward, backward, optimizer, between, …"""
     num_first: int
-    """Operators of each, over all micro-batches."""
+    """Operators over all micro-batches."""
     num_second: int
     num_same: int
-    """Of one micro-batch each: operators that both have in the same order."""
+    """Operators of one micro-batch that both have in the same order."""
     lines: tuple[str, ...]
-    """… and the lines of their aligned difference: "  " both, "- " the first alone, "+ " the second alone."""
+    """Aligned difference of one micro-batch: "  " both, "- " first only, "+ " second only."""
     only_first: tuple[tuple[str, int], ...]
-    """Names that one has more often than the other, in one micro-batch, with how much more often."""
+    """Operators that one calls more often in one micro-batch, with the difference."""
     only_second: tuple[tuple[str, int], ...]
 
     @property
     def is_same(self) -> bool:
-        """Whether both did the same, as often."""
+        """Whether both executed the same, equally often."""
         return self.num_first == self.num_second and all(line.startswith("  ") for line in self.lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What two workers executed, side by side."""
+    """The comparison of two workers."""
 
     first: int
     second: int
     parts: tuple[PartComparison, ...]
     sentence: str
-    """What makes the difference."""
+    """The cause of the difference."""
 
     @property
     def is_same(self) -> bool:
@@ -110,7 +108,6 @@ class Comparison:
         return all(part.is_same for part in self.parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
         parts = [
             {
                 **asdict(part),
@@ -125,8 +122,8 @@ class Comparison:
 
 
 def read_operators(folder: RunFolder) -> tuple[WorkerOperators, ...]:
-    """The operators of every worker; one error where they were not recorded."""
-    found = []
+    """Read the operators of every worker; UsageError where they were not recorded."""
+    workers = []
     for rank in range(folder.plan().mesh.num_workers):
         worker = folder.worker(rank)
         path = worker.path / "operators.jsonl"
@@ -138,91 +135,93 @@ def read_operators(folder: RunFolder) -> tuple[WorkerOperators, ...]:
         offset_s = read_clock(worker).offset_s
         try:
             rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            every = tuple(
+            operators = tuple(
                 Operator(**{**row, "start_s": row["start_s"] + offset_s, "end_s": row["end_s"] + offset_s})
                 for row in rows
             )
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"can't read {path}: {error}; record operators again with --operators") from None
-        found.append(WorkerOperators(rank=rank, operators=every))
-    return tuple(found)
+        workers.append(WorkerOperators(rank=rank, operators=operators))
+    return tuple(workers)
 
 
 def compare_workers(workers: Sequence[WorkerOperators], first: int, second: int, plan: Plan) -> Comparison:
-    """Align what two workers executed, and say what makes the difference."""
-    known = {worker.rank: worker for worker in workers}
+    """Align the operators of two workers and explain the difference."""
+    by_rank = {worker.rank: worker for worker in workers}
     for rank in (first, second):
-        if rank not in known:
+        if rank not in by_rank:
             raise UsageError(f"there is no worker {rank}; the run has workers 0 to {len(workers) - 1}")
     if first == second:
         raise UsageError(f"worker {first} can't be compared with itself; name two, like --compare-workers 0 1")
-    one, other = known[first].sequence(), known[second].sequence()
+    left, right = by_rank[first].sequence(), by_rank[second].sequence()
     parts = tuple(
-        _compare_part(action, one.get(action, []), other.get(action, [])) for action in dict.fromkeys((*one, *other))
+        _compare_part(action, left.get(action, []), right.get(action, [])) for action in dict.fromkeys((*left, *right))
     )
-    sums = sum(_is_collective(name) for chunks in one.values() for chunk in chunks for name in chunk)
-    return Comparison(first=first, second=second, parts=parts, sentence=_sentence(parts, first, second, plan, sums))
+    num_collectives = sum(_is_collective(name) for chunks in left.values() for chunk in chunks for name in chunk)
+    return Comparison(
+        first=first, second=second, parts=parts, sentence=_sentence(parts, first, second, plan, num_collectives)
+    )
 
 
-def _compare_part(action: str, one: Sequence[tuple[str, ...]], other: Sequence[tuple[str, ...]]) -> PartComparison:
-    mine, theirs = _typical(one), _typical(other)
-    if mine != theirs:
-        mine, theirs = mine[:_MOST], theirs[:_MOST]
+def _compare_part(action: str, first: Sequence[tuple[str, ...]], second: Sequence[tuple[str, ...]]) -> PartComparison:
+    left, right = _typical(first), _typical(second)
+    if left != right:
+        left, right = left[:_MOST], right[:_MOST]
     lines: list[str] = []
     same = 0
-    if mine == theirs:
-        lines, same = [f"  {name}" for name in mine], len(mine)
+    if left == right:
+        lines, same = [f"  {name}" for name in left], len(left)
     else:
-        for tag, a, b, c, d in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+        for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
             if tag == "equal":
-                lines += [f"  {name}" for name in mine[a:b]]
+                lines += [f"  {name}" for name in left[a:b]]
                 same += b - a
             else:
-                lines += [f"- {name}" for name in mine[a:b]]
-                lines += [f"+ {name}" for name in theirs[c:d]]
-    counts, others = Counter(mine), Counter(theirs)
+                lines += [f"- {name}" for name in left[a:b]]
+                lines += [f"+ {name}" for name in right[c:d]]
+    left_counts, right_counts = Counter(left), Counter(right)
     return PartComparison(
         action=action,
-        num_first=sum(map(len, one)),
-        num_second=sum(map(len, other)),
+        num_first=sum(map(len, first)),
+        num_second=sum(map(len, second)),
         num_same=same,
         lines=tuple(lines),
-        only_first=tuple((counts - others).most_common()),
-        only_second=tuple((others - counts).most_common()),
+        only_first=tuple((left_counts - right_counts).most_common()),
+        only_second=tuple((right_counts - left_counts).most_common()),
     )
 
 
 def _typical(chunks: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The sequence that most micro-batches have; of several, the first."""
+    """Return the most common sequence of the micro-batches."""
     return Counter(chunks).most_common(1)[0][0] if chunks else ()
 
 
-def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Plan, sums: int) -> str:
+def _sentence(parts: Sequence[PartComparison], first: int, second: int, plan: Plan, num_collectives: int) -> str:
     mesh = plan.mesh
-    places = [mesh.coordinates(rank) for rank in (first, second)]
-    differ = [axis for axis, one, other in zip(("data", "tensor", "pipeline"), *places, strict=True) if one != other]
+    coordinates = [mesh.coordinates(rank) for rank in (first, second)]
+    differ = [
+        axis for axis, *pair in zip(("data", "tensor", "pipeline"), *coordinates, strict=True) if pair[0] != pair[1]
+    ]
     total = sum(part.num_first for part in parts)
     who = f"workers {first} and {second}"
     if "pipeline" in differ:
         about = " and ".join(
-            f"worker {rank} has {_stages_text(plan, place[2])}"
-            for rank, place in zip((first, second), places, strict=True)
+            f"worker {rank} has {_stages_text(plan, coordinate[2])}"
+            for rank, coordinate in zip((first, second), coordinates, strict=True)
         )
         return f"{who} executed different operators because they hold different stages: {about}{_alone(parts)}"
-    kind = (
-        "replicas of the same stages, with their own samples, whose gradients are summed" if differ == ["data"] else ""
-    )
+    kind = "data-parallel replicas of the same stages, whose gradients are all-reduced" if differ == ["data"] else ""
     if differ == ["tensor"]:
-        kind = "holders of one part each of the same layers, whose results are summed"
-    kind = kind or "on different places of the data and tensor axes, with the same stages"
-    with_sums = f", {_many(sums, 'collective')} among them" if sums else ""
+        kind = "tensor-parallel shards of the same layers, whose results are all-reduced"
+    kind = kind or "at different coordinates of the data and tensor axes, with the same stages"
+    collectives = f", including {_many(num_collectives, 'collective')}" if num_collectives else ""
     if all(part.is_same for part in parts):
-        return f"{who} executed the same {total} operators in the same order{with_sums}: they are {kind}"
+        return f"{who} executed the same {total} operators in the same order{collectives}: they are {kind}"
     wrong = [line[2:] for part in parts for line in part.lines if not line.startswith("  ")]
     if wrong and all(map(_is_collective, wrong)):
-        return f"{who} executed the same operators but for {_many(len(wrong), 'collective')}: they are {kind}"
+        return f"{who} executed the same operators except {_many(len(wrong), 'collective')}: they are {kind}"
     if not wrong:
-        return f"{who} executed the same operators, but not as often ({_counts(parts)}): they are {kind}"
+        return f"{who} executed the same operators a different number of times ({_counts(parts)}): they are {kind}"
     names = ", ".join(f"{name} × {count}" for name, count in Counter(wrong).most_common(3))
     return f"{who} are {kind}, yet they differ in {_many(len(wrong), 'operator')} of one micro-batch: {names}"
 
@@ -240,7 +239,7 @@ def _counts(parts: Sequence[PartComparison]) -> str:
 
 
 def _stages_text(plan: Plan, worker: int) -> str:
-    """The stages of one place along the pipeline, by the units at their ends."""
+    """Describe the stages of a pipeline rank by the units at their ends."""
     texts = []
     for stage, holder in enumerate(plan.stage_workers):
         if holder == worker:
@@ -251,15 +250,15 @@ def _stages_text(plan: Plan, worker: int) -> str:
 
 
 def _alone(parts: Sequence[PartComparison]) -> str:
-    """Operators that one of them has and the other has not at all."""
+    """List the operators that only one of them has."""
     inside = sorted((part for part in parts if part.action != "between"), key=lambda part: part.action != "forward")
-    counts = [
+    by_worker = [
         Counter(line[2:] for part in inside for line in part.lines if line[0] in (" ", sign)) for sign in ("-", "+")
     ]
-    found = []
-    for own, other, word in ((counts[0], counts[1], "first"), (counts[1], counts[0], "second")):
-        names = [name for name in own if name not in other]
+    differences = []
+    for counts, others, word in ((by_worker[0], by_worker[1], "first"), (by_worker[1], by_worker[0], "second")):
+        names = [name for name in counts if name not in others]
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            found.append(f"only the {word} has {', '.join(names[:4])}{more}")
-    return f"; {', '.join(found)}" if found else "; of the operators themselves both have the same kinds"
+            differences.append(f"only the {word} has {', '.join(names[:4])}{more}")
+    return f"; {', '.join(differences)}" if differences else "; both use the same kinds of operators"

@@ -1,11 +1,11 @@
-"""A run's events for Perfetto and Chrome: a process a worker, a track a stream, messages as arrows.
+"""Export events to Perfetto and Chrome: a process per worker, a track per stream, P2P sends as arrows.
 
     worker 0   compute      ▕step    ▕forward 0▏▕forward 1▏ …
                send            ▕send 0▏──┐
     worker 1   receive       ▕receive 0  ▼▏
 
-Events of one track are nested or disjoint, at the nanosecond that viewers count in. With operators, those of the one
-step that was run to record them lie below its actions.
+Events of event track are nested or disjoint at nanosecond resolution. Operators of the step that was run to record them
+are nested in its actions.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ __all__ = ["operator_events", "perfetto_events", "write_perfetto"]
 
 
 def perfetto_events(trace: Trace, steps: Iterable[int] | None = None) -> list[dict[str, Any]]:
-    """Everything of some steps, or of all; names of processes and tracks first."""
+    """Return the events of some steps, or of all, after the names of processes and tracks."""
     wanted = set(trace.steps if steps is None else steps)
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for worker in trace.workers:
-        found += track_names(worker.rank, _process(worker), STREAMS)
+        events += track_names(worker.rank, _process(worker), STREAMS)
     for worker in trace.workers:
-        found += [_event(one, worker.rank) for one in worker.events if one.step in wanted]
-    return found + _arrows(trace, wanted)
+        events += [_event(event, worker.rank) for event in worker.events if event.step in wanted]
+    return events + _arrows(trace, wanted)
 
 
 def operator_events(workers: Sequence[WorkerOperators]) -> list[dict[str, Any]]:
-    """The step that was run to record operators: its actions, and the operators below them."""
-    begin_s = min(one.start_s for worker in workers for one in worker.operators)
-    found: list[dict[str, Any]] = []
+    """Return the step that was run to record operators: its actions with their operators."""
+    begin_s = min(call.start_s for worker in workers for call in worker.operators)
+    events: list[dict[str, Any]] = []
     for worker in workers:
-        found += track_names(worker.rank, f"worker {worker.rank}", ("compute",))
-        for one in worker.operators:
-            found.append(
+        events += track_names(worker.rank, f"worker {worker.rank}", ("compute",))
+        for call in worker.operators:
+            events.append(
                 complete_event(
                     worker.rank,
                     0,
-                    one.name,
-                    "operator" if one.is_operator else "action",
-                    one.start_s - begin_s,
-                    one.end_s - begin_s,
-                    {"stage": one.stage, "microbatch": one.microbatch},
+                    call.name,
+                    "operator" if call.is_operator else "action",
+                    call.start_s - begin_s,
+                    call.end_s - begin_s,
+                    {"stage": call.stage, "microbatch": call.microbatch},
                 )
             )
-    return found
+    return events
 
 
 def write_perfetto(events: Sequence[dict[str, Any]], path: str | Path) -> None:
-    """Write the file, at once."""
+    """Write the file atomically."""
     save_chrome_trace(events, path)
 
 
 def _process(worker: WorkerTrace) -> str:
     stages = ", ".join(map(str, worker.stages))
-    place = f" on {worker.host}" if worker.host else ""
-    return f"worker {worker.rank}{f', stage {stages}' if stages else ''}{place}"
+    host = f" on {worker.host}" if worker.host else ""
+    return f"worker {worker.rank}{f', stage {stages}' if stages else ''}{host}"
 
 
 def _event(event: TraceEvent, rank: int) -> dict[str, Any]:
@@ -73,27 +73,27 @@ def _event(event: TraceEvent, rank: int) -> dict[str, Any]:
 
 
 def _arrows(trace: Trace, steps: set[int]) -> list[dict[str, Any]]:
-    """From where a message was handed over to where its receiver had it."""
-    found: list[dict[str, Any]] = []
+    """Return arrows from each send to its receive."""
+    events: list[dict[str, Any]] = []
     numbers: dict[Any, tuple[int, float]] = {}
     ends = [
-        (worker.rank, one)
+        (worker.rank, event)
         for worker in trace.workers
-        for one in worker.events
-        if one.step in steps and one.peer is not None
+        for event in worker.events
+        if event.step in steps and event.peer is not None
     ]
-    for rank, one in ends:
-        if one.kind == "send":
-            numbers.setdefault((one.step, *message_of(one, rank)), (len(numbers), one.start_s))
-            number, start_s = numbers[one.step, *message_of(one, rank)]
-            if start_s == one.start_s:
-                found.append(_arrow("s", number, rank, "send", one.start_s))
-    for rank, one in ends:
-        key = (one.step, *message_of(one, rank))
-        if one.kind == "receive" and key in numbers:
-            end_s = max(one.start_s, one.end_s - 1e-9)
-            found.append({**_arrow("f", numbers[key][0], rank, "receive", end_s), "bp": "e"})
-    return found
+    for rank, event in ends:
+        if event.kind == "send":
+            numbers.setdefault((event.step, *message_of(event, rank)), (len(numbers), event.start_s))
+            number, start_s = numbers[event.step, *message_of(event, rank)]
+            if start_s == event.start_s:
+                events.append(_arrow("s", number, rank, "send", event.start_s))
+    for rank, event in ends:
+        key = (event.step, *message_of(event, rank))
+        if event.kind == "receive" and key in numbers:
+            end_s = max(event.start_s, event.end_s - 1e-9)
+            events.append({**_arrow("f", numbers[key][0], rank, "receive", end_s), "bp": "e"})
+    return events
 
 
 def _arrow(phase: str, number: int, rank: int, stream: Any, moment_s: float) -> dict[str, Any]:

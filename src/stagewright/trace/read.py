@@ -1,8 +1,8 @@
-"""Read the events of a run: every worker's file, put on worker 0's clock.
+"""Read the events of a run: the files of all workers, on worker 0's clock.
 
-workers/N/events.parquet  +  workers/N/clock.json  ─►  Trace, whose time begins with the first step
+workers/N/events.parquet  +  workers/N/clock.json  ─►  Trace, whose time starts with the first step
 
-Of a worker that was killed, or that still runs, there are the whole steps of its journal.
+A killed or running worker has the complete steps of its journal.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerClock:
-    """How one worker's ``time.perf_counter`` is to be read."""
+    """Offsets of one worker's ``time.perf_counter``."""
 
     host: str = ""
-    """The machine's name."""
+    """Host name."""
     offset_s: float = 0.0
-    """Added to this worker's clock it gives worker 0's."""
+    """Add it to this worker's clock to get worker 0's."""
     error_s: float = 0.0
-    """How far that may be off: half of the best round trip."""
+    """Error of the offset: half of the best round trip."""
     wall_s: float = 0.0
-    """Added to this worker's clock it gives Unix time."""
+    """Add it to this worker's clock to get Unix time."""
 
 
 def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
-    """What all workers of a run did; one error where it can't be known.
+    """Read the events of all workers; UsageError where they are missing.
 
-    ``unfinished``: of a run that failed, also the step that was under way, and the workers that are known where one was
-    killed before its first step had ended.
+    ``unfinished`` includes the step in which a run failed, and omits workers that were killed before their first step
+    had ended.
     """
     plan = folder.plan()
-    found: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
+    workers_rows: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
     for rank in range(plan.mesh.num_workers):
         worker = folder.worker(rank)
         rows = worker.events() if unfinished else _finished(worker.events())
@@ -55,18 +55,18 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
         if "kind" not in rows[0]:
             raise UsageError(
                 f"the events of {folder.path} were written by an older version, without kinds; run its plan again: "
-                f"{_again(folder, plan)}"
+                f"{_rerun_command(folder, plan)}"
             )
         _check(rows, worker)
-        found.append((rank, read_clock(worker), rows))
-    if not found:
+        workers_rows.append((rank, read_clock(worker), rows))
+    if not workers_rows:
         raise UsageError(_missing(folder, plan, 0))
     begin = min(
-        (row["start_s"] + clock.offset_s for _, clock, rows in found for row in rows if row["kind"] == "step"),
+        (row["start_s"] + clock.offset_s for _, clock, rows in workers_rows for row in rows if row["kind"] == "step"),
         default=None,
     )
     if begin is None:
-        raise UsageError(f"{folder.path} has events, but not one whole step: {_again(folder, plan)}")
+        raise UsageError(f"{folder.path} has events, but no complete step: {_rerun_command(folder, plan)}")
     workers = tuple(
         WorkerTrace(
             rank=rank,
@@ -74,17 +74,17 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
             clock_error_s=clock.error_s,
             events=_events(rows, clock.offset_s - begin),
         )
-        for rank, clock, rows in found
+        for rank, clock, rows in workers_rows
     )
     trace = Trace(run=str(folder.path), mesh=plan.mesh, training=plan.training, workers=workers, num_steps=0)
     num_steps = len(trace.spans)
     if not num_steps:
-        raise UsageError(f"{folder.path} has no step that every worker has: {_again(folder, plan)}")
+        raise UsageError(f"{folder.path} has no step that all workers completed: {_rerun_command(folder, plan)}")
     return replace(trace, num_steps=num_steps)
 
 
 def read_clock(worker: WorkerFolder) -> WorkerClock:
-    """A worker's clock; that of worker 0 where the worker did not write it down."""
+    """Read a worker's clock; without a file, worker 0's clock."""
     path = worker.path / "clock.json"
     try:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +109,7 @@ def _events(rows: Sequence[Mapping[str, Any]], shift_s: float) -> tuple[TraceEve
         )
         for row in rows
     ]
-    return tuple(sorted(events, key=lambda one: (one.start_s, -one.end_s)))
+    return tuple(sorted(events, key=lambda event: (event.start_s, -event.end_s)))
 
 
 def _check(rows: Sequence[Mapping[str, Any]], worker: WorkerFolder) -> None:
@@ -126,9 +126,9 @@ def _check(rows: Sequence[Mapping[str, Any]], worker: WorkerFolder) -> None:
 
 
 def _finished(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events of steps that came to their end."""
-    broken = {row.get("step") for row in rows if row.get("kind") == "step" and row.get("note") == UNFINISHED}
-    return [row for row in rows if row.get("step") not in broken]
+    """Return the events of finished steps."""
+    unfinished = {row.get("step") for row in rows if row.get("kind") == "step" and row.get("note") == UNFINISHED}
+    return [row for row in rows if row.get("step") not in unfinished]
 
 
 def _has_failed(folder: RunFolder) -> bool:
@@ -145,10 +145,10 @@ def _missing(folder: RunFolder, plan: Plan, rank: int) -> str:
         return (
             f"{folder.path} has no events of worker {rank}: the run {ended} before one of its recorded steps had ended"
         )
-    return f"{folder.path} has no events of worker {rank}; run its plan again: {_again(folder, plan)}"
+    return f"{folder.path} has no events of worker {rank}; run its plan again: {_rerun_command(folder, plan)}"
 
 
-def _again(folder: RunFolder, plan: Plan) -> str:
+def _rerun_command(folder: RunFolder, plan: Plan) -> str:
     if plan.task is not None:
         return f"stagewright train {plan.model.name} {plan.task} --plan {folder.path / 'plan.toml'}"
     count = plan.mesh.num_workers

@@ -64,7 +64,7 @@ def test_device_is_the_plans_or_the_core_of_the_local_rank() -> None:
         return
     free = Plan(model=model, batch=4, mesh=Mesh(data=2))
     assert choose_device(free, RankPlacement(rank=7, local_rank=0)).cores == (CORES[0],)
-    with pytest.raises(UsageError, match=f"which has {len(CORES)} cores and no GPU"):
+    with pytest.raises(UsageError, match=f"this machine has {len(CORES)} cores and no GPU"):
         choose_device(free, RankPlacement(rank=1, local_rank=len(CORES)))
 
 

@@ -14,18 +14,18 @@ RATE = 0.5
 
 def clipped(rank: int, mesh: str, schedule: str, microbatches: int, *, name: str, clip: float, **more: Any) -> Any:
     """Some steps under a plan that clips; losses, norms and the state at the end."""
-    for_one = make_trainer(rank, mesh, schedule, microbatches, name=name, clip=clip, optimizer="sgd", **more)
-    without_dropout(for_one.model.module)
-    assert for_one.optimizer is not None
-    for group in for_one.optimizer.param_groups:
+    trainer = make_trainer(rank, mesh, schedule, microbatches, name=name, clip=clip, optimizer="sgd", **more)
+    without_dropout(trainer.model.module)
+    assert trainer.optimizer is not None
+    for group in trainer.optimizer.param_groups:
         group.update(lr=RATE, momentum=0.0)
-    steps = [for_one.step(for_one.model.example(size)) for size in SIZES]
-    state = {key: value.numpy() for key, value in for_one.state_dict().items()}
-    return {"losses": [one.loss for one in steps], "norms": [one.gradient_norm for one in steps], "state": state}
+    steps = [trainer.step(trainer.model.example(size)) for size in SIZES]
+    state = {key: value.numpy() for key, value in trainer.state_dict().items()}
+    return {"losses": [step.loss for step in steps], "norms": [step.gradient_norm for step in steps], "state": state}
 
 
 def plain(rank: int, *, name: str, clip: float) -> Any:
-    """The same with torch alone."""
+    """Run the same steps with torch only."""
     model = small() if name == "small" else language()
     module = without_dropout(model.module)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
@@ -43,7 +43,7 @@ def plain(rank: int, *, name: str, clip: float) -> Any:
 
 
 def without_dropout(module: nn.Module) -> nn.Module:
-    for one in module.modules():
-        if isinstance(one, nn.Dropout):
-            one.p = 0.0
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Dropout):
+            submodule.p = 0.0
     return module

@@ -57,8 +57,8 @@ def test_version() -> None:
     ("words", "message"),
     [
         (["split", "digits-vti"], "did you mean 'digits-vit'"),
-        (["split", "digits-vit", "--stages", "99"], "99 stages were asked for, but 'digits-vit' has 7 units"),
-        (["split", "digits-vit", "--stages", "0"], "0 stages were asked for"),
+        (["split", "digits-vit", "--stages", "99"], "99 stages are not possible: 'digits-vit' has 7 units"),
+        (["split", "digits-vit", "--stages", "0"], "0 stages are not possible"),
         (["split", "digits-vit", "--policy", "tmie"], "did you mean 'time'"),
         (["split", "digits-vit", "--policy", "time", "--all"], "exclude each other"),
         (["split", "digits-vit", "--cut", "vit.layers.9"], "vit.layers."),

@@ -63,7 +63,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ("digits-vti", "unknown model 'digits-vti'; did you mean 'digits-vit'"),
         ("my_shpo:plain", "no module named 'my_shpo' for the model 'my_shpo:plain'"),
         ("my_shop:plan", "unknown factory 'plan'; did you mean 'plain'"),
-        ("my_shop:wide", "it takes depth, which nobody gives"),
+        ("my_shop:wide", "it requires depth; add a default"),
         ("hf:./nowhere", "the folder './nowhere' does not exist"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("watch --port 70000", "--port 70000: must be from 0 to 65535"),
         ("fabric lab --hosts 99 -- true", "--hosts 99: must be from 2 to 64"),
         ("train digits-vit", "missing argument 'TASK'"),
-        ("compare my_shop.plain", "a factory of your own is named with a colon: my_shop:plain"),
+        ("compare my_shop.plain", "write a factory with a colon: my_shop:plain"),
         ("compare digits-vit --strategies ,", "--strategies ',' names none"),
         ("compare digits-vit --strategies serial;dat", "unknown strategy 'dat'; did you mean 'data'"),
         ("train digits-vit digits --export my_shop.py", "--export my_shop.py: that is a file; name a folder"),

@@ -139,9 +139,9 @@ def test_batch_norm_of_mobilenet_keeps_a_memory() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("deit-small", {"sequence_length": 3}, "takes no sequence_length"),
+        ("deit-small", {"sequence_length": 3}, "has no option sequence_length"),
         ("deit-small", {"image_size": 100}, "use image_size 96 or 112"),
-        ("deit-small", {"image_size": 0}, "image_size must be a whole number"),
+        ("deit-small", {"image_size": 0}, "image_size must be an integer"),
         ("deit-small", {"batch": 0}, "at least 1 sample, not 0"),
         ("digits-vit", {"batch": 10**20}, "a batch of 100000000000000000000 samples takes "),
         ("bert-minilm", {"batch": 10**20}, "of memory available; use a smaller batch"),

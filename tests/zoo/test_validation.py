@@ -10,8 +10,8 @@ import pytest
 
 from stagewright.errors import UsageError
 from stagewright.zoo.blueprint import Options
-from stagewright.zoo.validation import check_model, check_name, has_option
 from stagewright.zoo.model import ImageInput, TextInput
+from stagewright.zoo.validation import check_model, check_name, has_option
 
 SOURCE = """
 import torch
@@ -38,20 +38,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("name", "weights", "words"),
     [
         ("digits-vti", None, ("unknown model 'digits-vti'", "did you mean 'digits-vit'")),
-        ("digits-vit:3", None, ("fixed number of layers", "write 'digits-vit' alone")),
+        ("digits-vit:3", None, ("fixed number of layers", "write 'digits-vit'")),
         ("gpt-layers:0", None, ("'gpt-layers:0'", "from 1 to 10000", "gpt-layers:16")),
         ("gpt-layer:3", None, ("unknown model 'gpt-layer:3'", "did you mean 'gpt-layers:3'")),
         ("my_shpo:plain", None, ("no module named 'my_shpo'", "did you mean my_shop:plain?")),
         ("no.such.module:make", None, ("no module named 'no.such.module'", "change to its folder")),
         ("my_shop.py:plain", None, ("is a file", "write my_shop:plain")),
         ("my_shop:", None, ("names no factory", "package.module:factory")),
-        ("hf:", None, ("names no model", "hf:org/name")),
+        ("hf:", None, ("needs a model", "hf:org/name")),
         ("hf:./nowhere", None, ("'./nowhere' does not exist", "config.json")),
         ("digits-vit", "nowhere", ("'nowhere' does not exist", "model.safetensors")),
-        ("digits-vit", "empty", ("'empty' holds no *.safetensors", "it is empty")),
+        ("digits-vit", "empty", ("'empty' has no *.safetensors", "it is empty")),
     ],
 )
-def test_names_and_folders_that_are_not_there(name: str, weights: str | None, words: tuple[str, ...]) -> None:
+def test_missing_names_and_folders(name: str, weights: str | None, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as error:
         check_name(name, weights)
     for one in words:
@@ -73,14 +73,14 @@ def test_good_names_pass_and_import_neither_torch_nor_the_users_module() -> None
         ("my_shop:plan", {}, ("unknown factory 'plan'", "did you mean 'plain'", "my_shop.py")),
         ("my_shop:qqq", {}, ("unknown factory 'qqq'; known: needs, plain, sized (",)),
         ("my_burst:x", {}, ("'my_burst' does not import: ZeroDivisionError", "my_burst.py, line 1", "fix it")),
-        ("my_shop:plain", {"num_classes": 10}, ("num_classes=10 is asked for", "takes no arguments", "def plain(num")),
+        ("my_shop:plain", {"num_classes": 10}, ("num_classes=10 was given", "takes no arguments", "def plain(num")),
         ("my_shop:sized", {"image_size": 8}, ("image_size=8", "takes num_classes, width", "leave image_size out")),
-        ("my_shop:needs", {}, ("'my_shop:needs' needs num_classes", "--num-classes", "def needs(num_classes=…)")),
-        ("digits-vit", {"sequence_length": 8}, ("takes no sequence_length", "image_size, num_classes")),
+        ("my_shop:needs", {}, ("'my_shop:needs' requires num_classes", "--num-classes", "def needs(num_classes=…)")),
+        ("digits-vit", {"sequence_length": 8}, ("has no option sequence_length", "image_size, num_classes")),
         ("digits-vit", {"image_size": 7}, ("image_size 7", "use image_size 6 or 8")),
     ],
 )
-def test_options_and_factories_that_do_not_fit(name: str, options: dict[str, int], words: tuple[str, ...]) -> None:
+def test_unsupported_options(name: str, options: dict[str, int], words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as error:
         check_model(name, None, Options(**options))
     for one in words:

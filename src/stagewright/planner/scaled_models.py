@@ -1,88 +1,97 @@
-"""A model at any number of layers, samples or tokens: each unit by a straight line through two measurements."""
+"""Costs of a model at any number of layers, samples or tokens, interpolated per unit between two measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes, measure_model
+from stagewright.planner.costs.interpolation import interpolate
 from stagewright.planner.costs.layer_scaling import with_num_layers
-from stagewright.planner.costs.source import MeasuredCostSource, between
-from stagewright.planner.fit import SizeLimit, SizedModel, What
-from stagewright.spec.plan import Plan
-from stagewright.zoo.named.catalog import MOST_LAYERS
+from stagewright.planner.costs.measure import ModelCosts, measure_model, plan_microbatch_sizes
+from stagewright.planner.costs.source import MeasuredCostSource
+from stagewright.planner.fit import SizedModel, SizeKind, SizeLimit
+from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.zoo.named.catalog import MAX_LAYERS
 from stagewright.zoo.named.language import longest_sequence
 
-__all__ = ["size_limit", "scaled_models"]
+__all__ = ["scaled_models", "size_limit"]
 
-_LENGTHS = (64, 128)  # tokens that are measured
-Told = Callable[[Plan, int], AbstractContextManager[Callable[[int, int, str], None] | None]]
+_LENGTHS = (64, 128)  # measured sequence lengths
+# Opens a progress display for measuring a plan's model at a size.
+ProgressFactory: TypeAlias = Callable[[Plan, int], AbstractContextManager[Callable[[int, int, str], None] | None]]
 
 
 def scaled_models(
-    what: What,
+    kind: SizeKind,
     family: str,
     *,
     cache: str | Path | bool = True,
-    told: Told = lambda plan, size: nullcontext(),
+    progress: ProgressFactory = lambda plan, size: nullcontext(),
 ) -> SizedModel:
-    """Models of the size that is asked for; `family` is the part of a name before its number of layers."""
-    sources: dict[Any, MeasuredCostSource] = {}
-    lines: dict[Any, ModelCosts] = {}
+    """Return a function that gives a model's costs at any size.
 
-    def measure(plan: Plan, size: int) -> ModelCosts:
-        with told(plan, size) as report:
-            return measure_model(plan, size=size, cache=cache, repeats=1, progress=report)
+    ``family`` is the part of a model's name before its number of layers.
+    """
+    models = _ScaledModels(family, cache, progress)
+    return {"batch": models.at_batch, "layers": models.at_layers, "sequence": models.at_length}[kind]
 
-    def source(plan: Plan) -> MeasuredCostSource:
-        key = plan.model
-        if key not in sources:
-            sources[key] = MeasuredCostSource(plan=plan, small=2, large=4, measure=measure)
-        return sources[key]
 
-    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
-        if what == "batch":
-            chosen = replace(plan, batch=size)
-            return chosen, source(plan).model(max(plan_microbatch_sizes(chosen)), plan.mesh.tensor)
+@dataclass(slots=True)
+class _ScaledModels:
+    """Measured models, by specification."""
+
+    family: str
+    cache: str | Path | bool
+    progress: ProgressFactory
+    sources: dict[ModelSpec, MeasuredCostSource] = field(default_factory=dict)
+
+    def at_batch(self, plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
+        sized = replace(plan, batch=size)
+        return sized, self._source(plan).model(max(plan_microbatch_sizes(sized)), plan.mesh.tensor)
+
+    def at_layers(self, plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
+        """Measure a few layers; further ones cost as much as the middle one."""
+        num_measured, num_layers = max(4, plan.num_stages), max(size, plan.num_stages)
+        measured = self._source(self._with_layers(plan, num_measured))
+        model = measured.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor)
+        return self._with_layers(plan, num_layers), with_num_layers(model, num_layers)
+
+    def at_length(self, plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
+        """Interpolate over the sequence length; attention that saves its weights grows faster than linearly."""
         samples = max(plan_microbatch_sizes(plan))
-        if what == "layers":
-            # A few layers are measured; more of them are as the middle one is.
-            few = max(4, plan.num_stages)
-            model = source(replace(plan, model=replace(plan.model, name=f"{family}:{few}"))).model(
-                samples, plan.mesh.tensor
-            )
-            wanted = max(size, plan.num_stages)
-            chosen = replace(plan, model=replace(plan.model, name=f"{family}:{wanted}"))
-            return chosen, with_num_layers(model, wanted)
         ends = []
         for length in _LENGTHS:
-            at = replace(plan, model=replace(plan.model, sequence_length=length))
-            key = length, samples, plan.mesh.tensor
-            if key not in lines:
-                lines[key] = source(at).model(samples, plan.mesh.tensor)
-            ends.append(lines[key])
-        # Tokens of a sample play the part of samples; attention that keeps its weights grows faster than this line.
-        small, large = (
-            replace(one, profile=replace(one.profile, batch_size=length), whole=None)
-            for one, length in zip(ends, _LENGTHS, strict=True)
-        )
-        found = between(small, large, size)
-        back = replace(found, profile=replace(found.profile, batch_size=samples))
-        return replace(plan, model=replace(plan.model, sequence_length=size)), back
+            sized = replace(plan, model=replace(plan.model, sequence_length=length))
+            model = self._source(sized).model(samples, plan.mesh.tensor)
+            # `interpolate` works on batch sizes: put the length in their place.
+            ends.append(replace(model, profile=replace(model.profile, batch_size=length), whole=None))
+        small, large = ends
+        model = interpolate(small, large, size)
+        sized = replace(plan, model=replace(plan.model, sequence_length=size))
+        return sized, replace(model, profile=replace(model.profile, batch_size=samples))
 
-    return sized
+    def _with_layers(self, plan: Plan, num_layers: int) -> Plan:
+        return replace(plan, model=replace(plan.model, name=f"{self.family}:{num_layers}"))
+
+    def _source(self, plan: Plan) -> MeasuredCostSource:
+        if plan.model not in self.sources:
+            self.sources[plan.model] = MeasuredCostSource(plan=plan, small=2, large=4, measure=self._measure)
+        return self.sources[plan.model]
+
+    def _measure(self, plan: Plan, size: int) -> ModelCosts:
+        with self.progress(plan, size) as report:
+            return measure_model(plan, size=size, cache=self.cache, repeats=1, progress=report)
 
 
-def size_limit(what: What, plan: Plan) -> SizeLimit:
-    """How large a model can be made at all, whatever memory there is."""
-    name = plan.model.name
-    if what == "layers":
-        return SizeLimit(size=MOST_LAYERS, reason=f"models of at most {MOST_LAYERS} layers are made")
-    if what == "sequence":
+def size_limit(kind: SizeKind, plan: Plan) -> SizeLimit:
+    """Return the largest possible size of a model regardless of memory."""
+    if kind == "layers":
+        return SizeLimit(size=MAX_LAYERS, reason=f"models have at most {MAX_LAYERS} layers")
+    if kind == "sequence":
         longest = longest_sequence(getattr(plan.model.load(batch=2).module, "config", None))
         if longest is not None:
-            return SizeLimit(size=longest, reason=f"{name} takes sequences of at most {longest} tokens")
+            return SizeLimit(size=longest, reason=f"{plan.model.name} takes sequences of at most {longest} tokens")
     return SizeLimit()

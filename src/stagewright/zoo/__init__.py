@@ -1,6 +1,6 @@
-"""Named models and tasks, any Hugging Face model, anybody's factory.
+"""Models and tasks: built-in ones by name, any Hugging Face model, and user-defined factories.
 
-Names and descriptions are read without importing torch; `load` and `load_task` import what they need.
+Names and descriptions are available without importing torch; `load` and `load_task` import what they need.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a named model is made of before it is built: options in, class and configuration out.
+"""A model that is not built yet: its class and configuration, chosen from the user's options.
 
-`vision.py`, `language.py` and `mlp.py` write blueprints; `loading.py` builds them.
+`vision.py`, `language.py` and `mlp.py` create blueprints; `loading.py` builds the models.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose about a model; None means the model's own default."""
+    """The user's options for a model; None is the model's default."""
 
     image_size: int | None = None
     """Height and width of images, in pixels."""
     sequence_length: int | None = None
-    """Tokens in a sequence."""
+    """Tokens per sequence."""
     num_classes: int | None = None
-    """Outputs of a classifier."""
+    """Number of classes of a classifier."""
     padded: bool | None = None
-    """Whether example sequences differ in length and come with an attention mask."""
+    """Whether example sequences have different lengths and an attention mask."""
 
     def __post_init__(self) -> None:
         for name in ("image_size", "sequence_length", "num_classes"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+                raise UsageError(f"{name} must be an integer of at least 1, not {value!r}")
 
     def given(self) -> list[str]:
-        """Names of the options that the user set."""
-        return [one.name for one in fields(self) if getattr(self, one.name) is not None]
+        """Return the names of the options that the user set."""
+        return [option.name for option in fields(self) if getattr(self, option.name) is not None]
 
-    def refuse_others(self, model: str, allowed: frozenset[str]) -> None:
-        """UsageError where an option was set that means nothing to `model`."""
+    def check_supported(self, model: str, allowed: frozenset[str]) -> None:
+        """Raise UsageError if an option is set that `model` does not support."""
         for name in self.given():
             if name not in allowed:
-                takes = ", ".join(sorted(allowed)) or "none"
-                raise UsageError(f"the model {model!r} takes no {name} (options that it takes: {takes})")
+                supported = ", ".join(sorted(allowed)) or "none"
+                raise UsageError(f"the model {model!r} has no option {name} (its options: {supported})")
 
 
 def no_changes(module: nn.Module) -> tuple[str, ...]:
-    """The default of `Blueprint.adjust`."""
+    """Change nothing: the default of `Blueprint.adjust`."""
     return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """How to build one model."""
+    """How to build a model."""
 
     make: Callable[[Any], nn.Module]
-    """Builds the module from `config`: a transformers model class, or any function."""
+    """Build the module from `config`: a transformers model class, or any function."""
     config: Any
-    """The transformers configuration; None for a module that has none."""
+    """The transformers configuration, if any."""
     inputs: ModelInput
-    """What the model is fed."""
+    """The inputs of the model."""
     objective: Objective
-    """What its loss trains."""
+    """The training objective."""
     num_classes: int | None
-    """Outputs of a classifier; None for the next token."""
+    """Number of classes of a classifier; None for next-token prediction."""
     pad_token: int = 0
-    """Token id that fills padded sequences."""
+    """Padding token id."""
     adjust: Callable[[nn.Module], tuple[str, ...]] = no_changes
-    """Changes a module after it is built or loaded; returns notes for the user."""
+    """Change a module after it is built or loaded; returns notes for the user."""

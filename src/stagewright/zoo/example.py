@@ -1,6 +1,6 @@
-"""Example batches: made from a seed at any batch size, or resized from one that a user gave.
+"""Example batches: generated from a seed at any batch size, or resized from a user's batch.
 
-The first rows of a larger batch are the rows of a smaller one, so that results can be compared.
+The first rows of a larger batch equal the rows of a smaller one, so that results are comparable.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from stagewright.quantity import format_bytes
 from stagewright.zoo.model import Batch, ImageInput, TextInput
 
 FIRST_FREE_TOKEN = 5
-"""Lower ids are special tokens (padding, begin, end, mask) in every vocabulary of the zoo."""
+"""Lower ids are special tokens (padding, begin, end, mask) in every built-in vocabulary."""
 
 
 def generator(seed: int, row: int) -> torch.Generator:
-    """A CPU generator for one row; no two (seed, row) pairs below 2**31 share one."""
+    """Return the CPU generator of a row, unique for each (seed, row) pair below 2**31."""
     return torch.Generator(device="cpu").manual_seed((seed << 31) + row)
 
 
 def images(inputs: ImageInput, num_classes: int, *, seed: int, dtype: torch.dtype) -> Callable[[int], Batch]:
-    """Makes batches of normally distributed pixels with a class for each."""
+    """Return a function that makes batches of normally distributed pixels with one class each."""
     shape: tuple[int, ...] = (inputs.channels, inputs.size, inputs.size)
     if inputs.flatten:
         shape = (inputs.channels * inputs.size * inputs.size,)
 
     def make(batch_size: int) -> Batch:
         rows, target = [], []
-        for row in range(checked_batch_size(batch_size, 4 * math.prod(shape))):
+        for row in range(check_batch_size(batch_size, 4 * math.prod(shape))):
             source = generator(seed, row)
             rows.append(torch.randn(shape, generator=source, device="cpu"))
             target.append(torch.randint(num_classes, (), generator=source, device="cpu"))
@@ -46,16 +46,16 @@ def images(inputs: ImageInput, num_classes: int, *, seed: int, dtype: torch.dtyp
 def texts(
     inputs: TextInput, num_classes: int | None, *, seed: int, padded: bool = False, pad_token: int = 0
 ) -> Callable[[int], Batch]:
-    """Makes batches of random token ids; the target is a class, or without `num_classes` the ids themselves.
+    """Return a function that makes batches of random token ids, with classes or (by default) the ids as target.
 
-    `padded` gives rows of different lengths with an attention mask, as real sentences have.
+    `padded` makes rows of different lengths with an attention mask, like real sentences.
     """
     length = inputs.sequence_length
 
     def make(batch_size: int) -> Batch:
         rows, masks, target = [], [], []
         lowest = min(FIRST_FREE_TOKEN, inputs.vocabulary_size - 1)
-        for row in range(checked_batch_size(batch_size, 8 * length)):
+        for row in range(check_batch_size(batch_size, 8 * length)):
             source = generator(seed, row)
             tokens = torch.randint(lowest, inputs.vocabulary_size, (length,), generator=source, device="cpu")
             target.append(torch.randint(num_classes or 1, (), generator=source, device="cpu"))
@@ -71,20 +71,20 @@ def texts(
 
 
 def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
-    """Batch size of a batch that a user gave, and a maker of other sizes that repeats or drops its rows.
+    """Return the size of a user's batch, and a function that resizes it by repeating or dropping rows.
 
-    The batch size is the first dimension of the first tensor; tensors with another first dimension stay.
+    The batch size is the first dimension of the first tensor; tensors with another first dimension are unchanged.
     """
-    tensors = [one for one in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(one, torch.Tensor)]
-    size = next((one.shape[0] for one in tensors if one.dim() > 0), 0)
+    tensors = [leaf for leaf in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, torch.Tensor)]
+    size = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
     if size == 0:
         raise UsageError(
-            "the example arguments hold no tensor with a batch dimension; let the factory return "
+            "the example arguments contain no tensor with a batch dimension; let the factory return "
             "(module, args) where args is a tuple of tensors whose first dimension is the batch"
         )
 
     def make(batch_size: int) -> Batch:
-        if checked_batch_size(batch_size, sum(one.nbytes for one in tensors) / size) == size:
+        if check_batch_size(batch_size, sum(tensor.nbytes for tensor in tensors) / size) == size:
             return batch
 
         def resize(value: Any) -> Any:
@@ -99,10 +99,10 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
     return size, make
 
 
-def checked_batch_size(batch_size: int, sample_bytes: float = 0) -> int:
-    """`batch_size`, or a UsageError where it is not a positive number, or so many samples have no room here."""
+def check_batch_size(batch_size: int, sample_bytes: float = 0) -> int:
+    """Return `batch_size`; raise UsageError if it is not positive or does not fit in this machine's memory."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UsageError(f"a batch must hold at least 1 sample, not {batch_size!r}")
+        raise UsageError(f"a batch must have at least 1 sample, not {batch_size!r}")
     needed, available = batch_size * sample_bytes, available_bytes()
     if available is not None and needed > available:
         raise UsageError(

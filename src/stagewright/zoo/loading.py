@@ -1,6 +1,6 @@
-"""From a name to a model: the catalogue, `hf:…`, or `package.module:factory`.
+"""Load a model by name: from the catalog, `hf:…`, or `package.module:factory`.
 
-Random weights come from a seed of their own: the caller's random numbers go on as if nothing had been built.
+Random weights have their own seed: the caller's random number generator is not affected.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from stagewright.errors import UsageError
 from stagewright.zoo import example, loss
 from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.model import Batch, ImageInput, Model, TextInput
-from stagewright.zoo.named import catalog as catalogue
+from stagewright.zoo.named import catalog
 from stagewright.zoo.quiet import quiet_transformers, seeded
 from stagewright.zoo.sources import factory
 from stagewright.zoo.sources import hugging_face as hub
-from stagewright.zoo.sources.folder import checked_folder
+from stagewright.zoo.sources.folder import check_folder
 from stagewright.zoo.sources.weights import (
+    check_same_shapes,
     load_pretrained,
     load_state,
-    normalised,
     read_config,
-    refuse_other_size,
+    with_normalization,
 )
 
 DTYPES = {
@@ -42,22 +42,20 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """What was asked of `load`, checked."""
+    """The checked arguments of `load`."""
 
     name: str
-    """The name as typed."""
     batch: int | None
     """Size of the example batch."""
     weights: Path | None
     """A folder of safetensors."""
     random_weights: bool
-    """Whether weights that come with the model are to be left alone."""
+    """Whether to ignore the weights that come with the model."""
     seed: int
-    """Of the random weights and of the example batch."""
+    """Seed of the random weights and of the example batch."""
     options: Options
-    """Sizes that the model may take."""
     dtype: torch.dtype | None
-    """Type of parameters and inputs; None: float32, or what a user's factory chose."""
+    """Type of parameters and inputs; None: float32, or as returned by a user's factory."""
 
 
 def load(
@@ -72,15 +70,15 @@ def load(
     padded: bool | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Model:
-    """The model called `name`: in the catalogue, `hf:org/name`, `hf:/a/folder` or `package.module:factory`.
+    """Load the model `name`: a name of the catalog, `hf:org/name`, `hf:/a/folder` or `package.module:factory`.
 
-    `batch` is the size of the example batch. `weights` is a local folder of safetensors, or "random" to leave
-    an `hf:` model's own weights alone. `padded` gives texts of different lengths with an attention mask.
+    `batch` is the size of the example batch. `weights` is a local folder of safetensors, or "random" to ignore the
+    weights of an `hf:` model. `padded` makes texts of different lengths with an attention mask.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise UsageError(f"the seed must be a whole number from 0 to {2**32 - 1}, not {seed!r}")
+        raise UsageError(f"the seed must be an integer from 0 to {2**32 - 1}, not {seed!r}")
     if batch is not None:
-        example.checked_batch_size(batch)
+        example.check_batch_size(batch)
     request = _Request(
         name=name,
         batch=batch,
@@ -93,18 +91,18 @@ def load(
     head, _, rest = name.partition(":")
     if head == "hf":
         model = _from_hub(rest, request)
-    elif catalogue.is_factory(name):
+    elif catalog.is_factory(name):
         model = _from_factory(request)
     else:
-        model = _from_catalogue(request)
+        model = _from_catalog(request)
     if not any(True for _ in model.module.parameters()):
-        raise UsageError(f"the model {name!r} has no parameters, so there is nothing to train or to place")
+        raise UsageError(f"the model {name!r} has no parameters, so there is nothing to train or place")
     return model
 
 
-def _from_catalogue(request: _Request) -> Model:
-    entry, layers = catalogue.entry_and_layers(request.name)
-    request.options.refuse_others(request.name, entry.options)
+def _from_catalog(request: _Request) -> Model:
+    entry, layers = catalog.entry_and_layers(request.name)
+    request.options.check_supported(request.name, entry.options)
     builder = importlib.import_module(f"stagewright.zoo.named.{entry.builder}")
     blueprint: Blueprint = builder.build(entry, request.options, layers)
     notes: tuple[str, ...] = ()
@@ -122,28 +120,28 @@ def _from_catalogue(request: _Request) -> Model:
 def _with_weights(
     request: _Request, blueprint: Blueprint, folder: Path
 ) -> tuple[nn.Module, Blueprint, tuple[str, ...]]:
-    """The named model with the folder's weights and details; its sizes must be those of the name."""
+    """Build the named model with the weights and configuration of a folder, which must have the same sizes."""
     name, options = request.name, request.options
-    config = read_config(checked_folder(folder, config=True))
-    named = blueprint.config
-    if config.model_type != named.model_type:
+    config = read_config(check_folder(folder, config=True))
+    expected = blueprint.config
+    if config.model_type != expected.model_type:
         raise UsageError(
-            f"the weights in {str(folder)!r} are of a {config.model_type!r} model, but {name!r} is "
-            f"{named.model_type!r}; load them as 'hf:{folder}'"
+            f"the weights in {str(folder)!r} belong to a {config.model_type!r} model, but {name!r} is "
+            f"{expected.model_type!r}; load them as 'hf:{folder}'"
         )
     inputs = blueprint.inputs
     if isinstance(inputs, ImageInput):
         if options.image_size is not None:
             config.image_size = options.image_size
         size = getattr(config, "image_size", inputs.size)
-        named.image_size = size
-        inputs = normalised(dataclasses.replace(inputs, size=options.image_size or size), folder)
+        expected.image_size = size
+        inputs = with_normalization(dataclasses.replace(inputs, size=options.image_size or size), folder)
     else:
         inputs = dataclasses.replace(inputs, tokenizer=hub.tokenizer_folder(folder))
     if blueprint.num_classes is not None:
-        config.num_labels = named.num_labels = options.num_classes or config.num_labels
+        config.num_labels = expected.num_labels = options.num_classes or config.num_labels
     with torch.device("meta"):
-        refuse_other_size(name, blueprint.make(config), blueprint.make(named), folder)
+        check_same_shapes(name, blueprint.make(config), blueprint.make(expected), folder)
     module, notes = load_pretrained(blueprint.make, config, folder)
     num_classes = config.num_labels if blueprint.num_classes is not None else None
     return (
@@ -154,17 +152,17 @@ def _with_weights(
 
 
 def _from_hub(reference: str, request: _Request) -> Model:
-    own_weights = request.weights is None and not request.random_weights
-    folder = hub.locate(reference, weights=own_weights)
+    uses_own_weights = request.weights is None and not request.random_weights
+    folder = hub.locate(reference, weights=uses_own_weights)
     blueprint = hub.blueprint(reference, folder, request.options)
     notes: tuple[str, ...] = ()
     with seeded(request.seed), quiet_transformers():
         if request.random_weights:
             module = blueprint.make(blueprint.config)
         else:
-            if own_weights:
-                hub.refuse_weightless(reference, folder)
-            source = checked_folder(request.weights, config=False) if request.weights else folder
+            if uses_own_weights:
+                hub.check_has_weights(reference, folder)
+            source = check_folder(request.weights, config=False) if request.weights else folder
             module, notes = load_pretrained(blueprint.make, blueprint.config, source)
     return _assemble(request, module, blueprint, 4, f"{type(module).__name__} from {reference}", notes)
 
@@ -188,14 +186,14 @@ def _assemble(
         )
     else:
         make_example = example.images(inputs, blueprint.num_classes or 1, seed=seed, dtype=dtype)
-    losses = {"classify": loss.classification, "next-token": loss.next_token, "none": loss.own_or_stand_in}
-    made = make_example(batch_size)
+    losses = {"classify": loss.classification, "next-token": loss.next_token, "none": loss.default_loss}
+    batch = make_example(batch_size)
     return Model(
         name=request.name,
-        module=_in(dtype, module).train(),
-        args=made.args,
-        kwargs=made.kwargs,
-        target=made.target,
+        module=_cast_module(module, dtype).train(),
+        args=batch.args,
+        kwargs=batch.kwargs,
+        target=batch.target,
         loss=losses[blueprint.objective],
         batch_size=batch_size,
         make_example=make_example,
@@ -213,38 +211,40 @@ def _from_factory(request: _Request) -> Model:
     if request.weights is not None:
         load_state(model.module, request.weights)
     if request.batch is not None and request.batch != model.batch_size:
-        made = model.example(request.batch)
+        batch = model.example(request.batch)
         model = dataclasses.replace(
-            model, args=made.args, kwargs=made.kwargs, target=made.target, batch_size=request.batch
+            model, args=batch.args, kwargs=batch.kwargs, target=batch.target, batch_size=request.batch
         )
     return model if request.dtype is None else _cast(model, request.dtype)
 
 
-def _in(dtype: torch.dtype, module: nn.Module) -> nn.Module:
-    """The module's real numbers in a type; `module.to` would drop the imaginary part of complex ones."""
-    made: nn.Module = module._apply(lambda one: one.to(dtype) if one.is_floating_point() else one)  # type: ignore[no-untyped-call]
-    return made
+def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert real tensors to a dtype; `module.to` would drop the imaginary part of complex ones."""
+    converted: nn.Module = module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
+    return converted
 
 
 def _cast(model: Model, dtype: torch.dtype) -> Model:
-    """The model and its example batches in another floating-point type."""
+    """Convert a model and its example batches to another floating-point dtype."""
 
     def convert(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(dtype) if floating else value
 
     def make_example(batch_size: int) -> Batch:
-        made = model.example(batch_size)
-        args, kwargs, target = pytree.tree_map(convert, (made.args, made.kwargs, made.target))
+        batch = model.example(batch_size)
+        args, kwargs, target = pytree.tree_map(convert, (batch.args, batch.kwargs, batch.target))
         return Batch(args=args, kwargs=kwargs, target=target)
 
-    made = make_example(model.batch_size)
+    batch = make_example(model.batch_size)
     return dataclasses.replace(
         model,
-        module=_in(dtype, model.module),
-        args=made.args,
-        kwargs=made.kwargs,
-        target=made.target,
+        module=_cast_module(model.module, dtype),
+        args=batch.args,
+        kwargs=batch.kwargs,
+        target=batch.target,
         make_example=make_example,
     )
 
@@ -252,7 +252,7 @@ def _cast(model: Model, dtype: torch.dtype) -> Model:
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if dtype is None:
         return None
-    found = DTYPES.get(str(dtype).removeprefix("torch."))
-    if found is None:
-        raise UsageError(f"the number type must be one of {', '.join(DTYPES)}, not {str(dtype)!r}")
-    return found
+    torch_dtype = DTYPES.get(str(dtype).removeprefix("torch."))
+    if torch_dtype is None:
+        raise UsageError(f"the dtype must be one of {', '.join(DTYPES)}, not {str(dtype)!r}")
+    return torch_dtype

@@ -1,4 +1,4 @@
-"""Losses over whatever a model returns: a tensor, a tuple, a dictionary or a Hugging Face output."""
+"""Losses of a model's output: a tensor, a tuple, a dictionary or a Hugging Face output."""
 
 from __future__ import annotations
 
@@ -14,97 +14,96 @@ from stagewright.zoo.model import Loss, LossSource
 
 
 def logits_of(output: Any) -> torch.Tensor:
-    """The logits in a model's output: itself, its `logits`, or the first tensor of a tuple."""
-    found: Any = output
+    """Return the logits of a model's output: the output itself, its `logits`, or the first element of a tuple."""
+    logits: Any = output
     if isinstance(output, Mapping):
-        found = output.get("logits")
+        logits = output.get("logits")
     elif hasattr(output, "logits"):
-        found = output.logits
+        logits = output.logits
     elif isinstance(output, tuple | list) and output:
-        found = output[0]
-    if not isinstance(found, torch.Tensor):
+        logits = output[0]
+    if not isinstance(logits, torch.Tensor):
         raise UsageError(
-            f"the loss needs logits, but the model returned {type(output).__name__} without a tensor called "
-            "'logits'; let package.module:factory return a zoo.Model with a loss of its own"
+            f"the loss needs logits, but the model returned {type(output).__name__} without a tensor 'logits'; let "
+            "package.module:factory return a zoo.Model with a custom loss"
         )
-    return found
+    return logits
 
 
 def classification(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of one class for each sample."""
+    """Mean cross entropy with one class per sample."""
     return functional.cross_entropy(logits_of(output).float(), target)
 
 
 def next_token(output: Any, target: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy of each next token; `target` is the input ids, -100 where none is to be learned."""
+    """Mean cross entropy of the next token; `target` is the input ids, with -100 for ignored positions."""
     logits = logits_of(output)[:, :-1].float()
     return functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten(), ignore_index=-100)
 
 
-def own_loss(output: Any) -> torch.Tensor | None:
-    """The loss that a model computes itself: a scalar called `loss` in its result, or a result that is one scalar.
+def find_model_loss(output: Any) -> torch.Tensor | None:
+    """Return the loss that a model computes itself: a scalar `loss` in its output, or an output that is a scalar.
 
-    Not a scalar in a tuple: it may be a part of the loss alone, such as the balance of experts.
+    A scalar in a tuple does not count, because it may be only a part of the loss, such as an expert-balance term.
     """
-    found: Any = output
+    loss: Any = output
     if isinstance(output, Mapping):
-        found = output.get("loss")
+        loss = output.get("loss")
     elif not isinstance(output, torch.Tensor):
-        found = getattr(output, "loss", None)
-    scalar = isinstance(found, torch.Tensor) and found.ndim == 0 and found.is_floating_point()
-    return found if scalar else None
+        loss = getattr(output, "loss", None)
+    is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.is_floating_point()
+    return loss if is_scalar else None
 
 
 def model_loss(output: Any, target: Any = None) -> torch.Tensor:
-    """The model's own loss; refused where it has none."""
-    found = own_loss(output)
-    if found is None:
-        what = "a tensor" if isinstance(output, torch.Tensor) else f"{type(output).__name__} without a scalar 'loss'"
+    """Return the loss that the model computes itself; raise UsageError if it computes none."""
+    loss = find_model_loss(output)
+    if loss is None:
+        kind = "a tensor" if isinstance(output, torch.Tensor) else f"{type(output).__name__} without a scalar 'loss'"
         raise UsageError(
-            f"no loss was given, and the model returned {what}; give loss=function, called as "
-            "function(output, target), or an example with the labels of which the model makes its loss"
+            f"no loss was given, and the model returned {kind}; give loss=function, called as "
+            "function(output, target), or an example with the labels from which the model computes its loss"
         )
-    return found
+    return loss
 
 
-def own_or_stand_in(output: Any, target: Any = None) -> torch.Tensor:
-    """Where no loss was given: the model's own, and a stand-in where it has none."""
-    found = own_loss(output)
-    return stand_in(output, target) if found is None else found
+def default_loss(output: Any, target: Any = None) -> torch.Tensor:
+    """Return the loss that the model computes itself, or else the surrogate loss."""
+    loss = find_model_loss(output)
+    return surrogate_loss(output, target) if loss is None else loss
 
 
-def stand_in(output: Any, target: Any = None) -> torch.Tensor:
-    """Stands in where no loss is known: how far every floating-point tensor is from fixed numbers, added up.
+def surrogate_loss(output: Any, target: Any = None) -> torch.Tensor:
+    """Compute a loss if none is known: the distance of every floating-point output from fixed numbers.
 
-    The numbers differ from one place of a tensor's last dimension to the next and are the same for every sample, so
-    that the loss is a mean over samples. A mean square alone would not do: layer norm holds it at a constant, and the
-    gradients of a model that ends with one would be nothing but rounding. Nor would any distance that is a square
-    everywhere: batch norm holds that, summed over samples.
+    The numbers vary along a tensor's last dimension and are the same for every sample, so that the loss is a mean over
+    samples. A mean square would not work: layer norm keeps it constant, and the gradients of a model that ends with one
+    would be rounding errors. Neither would a quadratic distance: batch norm keeps its sum over samples constant.
     """
-    tensors = [one for one in pytree.tree_leaves(output) if isinstance(one, torch.Tensor)]
-    every = [_distance(one) for one in tensors if one.is_floating_point() and one.numel()]
-    if not every:
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    distances = [_distance(tensor) for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not distances:
         raise UsageError(
-            f"the model returned {type(output).__name__} without a floating-point tensor, so there is "
-            "nothing to take a loss of; let package.module:factory return a zoo.Model with a loss of its own"
+            f"the model returned {type(output).__name__} without a floating-point tensor, so it has no loss; let "
+            "package.module:factory return a zoo.Model with a custom loss"
         )
-    return torch.stack(every).sum()
+    return torch.stack(distances).sum()
 
 
 def _distance(tensor: torch.Tensor) -> torch.Tensor:
-    """Mean over a tensor of d²/2 where |d| < 1, |d| - 1/2 elsewhere: far values count, but do not drown the others."""
+    """Return the mean of d²/2 where |d| < 1, else |d| - 1/2, so that large values do not dominate."""
     values = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     if not values.ndim:
         values = values.reshape(1)
-    # In -1 … 1, spread by the golden ratio; made of whole numbers, so that every device finds the same.
+    # In -1 … 1, spread by the golden ratio; computed from integers, so that every device has the same values.
     numbers = (torch.arange(values.shape[-1], device=values.device) * 40503 % 65536).to(values.dtype) / 32768 - 1
     return functional.smooth_l1_loss(values, numbers.expand_as(values))
 
 
 def loss_source(loss: Loss, output: Any) -> LossSource:
-    """Whose loss it is, from what the model returns."""
+    """Return the origin of the loss, given an output of the model."""
     if loss is model_loss:
         return "model"
-    if loss is not own_or_stand_in:
+    if loss is not default_loss:
         return "given"
-    return "stand-in" if own_loss(output) is None else "model"
+    return "stand-in" if find_model_loss(output) is None else "model"

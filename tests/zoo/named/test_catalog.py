@@ -8,7 +8,7 @@ import pytest
 from stagewright import zoo
 from stagewright.errors import UnknownName
 from stagewright.zoo import tasks
-from stagewright.zoo.named import catalog as catalogue
+from stagewright.zoo.named import catalog
 
 
 def test_the_names_of_the_zoo() -> None:
@@ -33,7 +33,7 @@ def test_listing_imports_neither_torch_nor_transformers() -> None:
 
 def test_an_unknown_name_offers_the_nearest() -> None:
     with pytest.raises(UnknownName, match="did you mean 'deit-small'"):
-        catalogue.entry("deit-smal")
+        catalog.entry("deit-smal")
     with pytest.raises(UnknownName, match="'rte'"):
         tasks.entry("rted")
 
@@ -43,4 +43,4 @@ def test_an_unknown_name_offers_the_nearest() -> None:
     [("shop:tagger", True), ("hf:org/name", False), ("hf:/a/folder", False), ("gpt-layers:4", False), ("gpt2", False)],
 )
 def test_what_only_a_users_factory_can_be_called(name: str, own: bool) -> None:
-    assert catalogue.is_factory(name) is own
+    assert catalog.is_factory(name) is own

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from stagewright import zoo
-from stagewright.engine.parallel.replica import capture_for
+from stagewright.engine.parallel.model import capture_for
 from stagewright.errors import UnknownName, UsageError
 from stagewright.graph import capture
 from stagewright.spec.plan import ModelSpec, Plan
-from stagewright.zoo.loss import stand_in
+from stagewright.zoo.loss import surrogate_loss
 
 SOURCE = """
 import torch
@@ -47,7 +47,7 @@ class Own(nn.Module):
     def forward(self, x, labels):
         logits = self.one(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-def own_loss(): return Own(), (torch.ones(3, 4),), {"labels": torch.zeros(3, dtype=torch.long)}
+def find_model_loss(): return Own(), (torch.ones(3, 4),), {"labels": torch.zeros(3, dtype=torch.long)}
 def sized(num_classes=2): return nn.Linear(4, num_classes), (torch.ones(3, 4),)
 def turning(): return nn.Linear(4, 2, dtype=torch.complex64), (torch.ones(3, 4, dtype=torch.complex64),)
 def sparse(): return nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)), (torch.tensor([1, 3, 3]),)
@@ -84,12 +84,12 @@ def test_keyword_arguments_and_a_dictionary_out() -> None:
     model = zoo.load("my_factories:with_kwargs", batch=2)
     assert model.kwargs["scale"].shape == ()
     output = model.module(*model.args, **model.kwargs)
-    assert model.loss(output, None).item() == stand_in(output["a"]).item()
+    assert model.loss(output, None).item() == surrogate_loss(output["a"]).item()
     assert model.notes == ()
 
 
 def test_a_model_that_computes_its_own_loss() -> None:
-    model = zoo.load("my_factories:own_loss")
+    model = zoo.load("my_factories:find_model_loss")
     output = model.module(*model.args, **model.kwargs)
     assert model.loss(output, None) is output["loss"]
 
@@ -116,13 +116,13 @@ def test_the_seed_decides_the_weights() -> None:
         ("my_factories:bad_kwargs", "a value of type list as kwargs"),
         ("my_factories:no_batch", "no tensor with a batch dimension"),
         ("my_factories:no_parameters", "has no parameters"),
-        ("my_factories:needs", "can't be called: it takes argument, which nobody gives; let it have a default"),
+        ("my_factories:needs", "can't be called: it requires argument; add a default"),
         ("my_factories:fails", r"failed: KeyError: 'key' \(.*my_factories.py, line 22\)"),
         ("my_factories:value", "is a value of type int, not a function"),
         ("my_factories:", "names no factory"),
     ],
 )  # fmt: skip
-def test_what_can_go_wrong(name: str, message: str) -> None:
+def test_errors(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         zoo.load(name)
 
@@ -140,8 +140,8 @@ def test_an_attribute_that_is_not_there() -> None:
         zoo.load("my_factories:plan")
 
 
-def test_a_factory_is_given_the_options_that_it_takes() -> None:
-    with pytest.raises(UsageError, match=r"image_size=8 is asked for, but the factory .* takes no arguments"):
+def test_a_factory_gets_its_options() -> None:
+    with pytest.raises(UsageError, match=r"image_size=8 was given, but the factory .* takes no arguments"):
         zoo.load("my_factories:plain", image_size=8)
     assert zoo.load("my_factories:sized").module.out_features == 2  # type: ignore[union-attr]
     assert zoo.load("my_factories:sized", num_classes=7).module.out_features == 7  # type: ignore[union-attr]

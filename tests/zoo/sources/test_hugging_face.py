@@ -67,16 +67,16 @@ def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         zoo.load("hf:nobody-at-all/nothing-there")
     assert str(caught.value) == (
         "the model 'hf:nobody-at-all/nothing-there' is not on this machine and the Hugging Face hub can't be "
-        "reached; fetch it where there is a network and give its folder: hf:/path/to/folder"
+        "reached; download it on a machine with network access and give its folder: hf:/path/to/folder"
     )
 
 
 def test_wrong_references(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'hf:' names no model"):
+    with pytest.raises(UsageError, match="'hf:' needs a model"):
         zoo.load("hf:")
     with pytest.raises(DataMissing, match="does not exist"):
         zoo.load("hf:/no/such/folder")
-    with pytest.raises(DataMissing, match=r"holds no config\.json"):
+    with pytest.raises(DataMissing, match=r"has no config\.json"):
         zoo.load(f"hf:{tmp_path}")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "never-heard-of"}))
     with pytest.raises(UsageError, match=r"config\.json .* can't be used: .*never-heard-of"):

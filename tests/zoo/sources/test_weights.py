@@ -42,7 +42,7 @@ def test_another_number_of_classes_makes_a_new_head(folder: Path) -> None:
     model = zoo.load("digits-vit", weights=folder, num_classes=3, seed=1)
     again = zoo.load("digits-vit", weights=folder, num_classes=3, seed=1)
     assert model.num_classes == 3
-    assert model.notes == ("newly initialised, not in the weights: classifier.bias, classifier.weight",)
+    assert model.notes == ("newly initialized, not in the weights: classifier.bias, classifier.weight",)
     assert torch.equal(model.module.classifier.weight, again.module.classifier.weight)  # type: ignore
 
 
@@ -53,19 +53,21 @@ def test_a_missing_tensor_is_named(folder: Path) -> None:
         zoo.load("digits-vit", weights=folder)
 
 
-def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+def test_a_mismatched_tensor_is_named(folder: Path) -> None:
     name = a_base_weight(folder)
     change(folder, name, torch.zeros(3, 5))
-    with pytest.raises(UsageError, match=rf"{name} \(3, 5\) there"):
+    with pytest.raises(UsageError, match=rf"{name} is \(3, 5\) instead of"):
         zoo.load("digits-vit", weights=folder)
 
 
 def test_weights_of_another_size_or_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
-    with pytest.raises(UsageError, match=r"not of 'digits-vit'.*\(96,\) there and \(128,\) in digits-vit"):
+    with pytest.raises(
+        UsageError, match=r"'digits-vit'.*\(96,\) in the weights and \(128,\) in digits-vit"
+    ):
         zoo.load("digits-vit", weights=folder)
-    with pytest.raises(UsageError, match="of a 'vit' model, but 'deit-tiny' is 'deit'"):
+    with pytest.raises(UsageError, match="to a 'vit' model, but 'deit-tiny' is 'deit'"):
         zoo.load("deit-tiny", weights=folder)
 
 
@@ -78,10 +80,10 @@ def test_a_broken_file_and_a_broken_config(folder: Path) -> None:
         zoo.load("digits-vit", weights=folder)
 
 
-def test_a_folder_that_holds_no_weights(tmp_path: Path) -> None:
+def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match="does not exist"):
         zoo.load("digits-vit", weights=tmp_path / "nowhere")
-    with pytest.raises(DataMissing, match=r"holds no config\.json; it is empty"):
+    with pytest.raises(DataMissing, match=r"has no config\.json; it is empty"):
         zoo.load("digits-vit", weights=tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(DataMissing, match=r"holds no \*.safetensors file; it holds config.json"):
@@ -95,10 +97,10 @@ def test_a_plain_module_takes_a_state_dict(tmp_path: Path) -> None:
     assert all(torch.equal(value, loaded[name]) for name, value in state.items())
     wrong = {name: value for name, value in state.items() if name != "fc2.bias"} | {"fc9.bias": torch.ones(1)}
     save_file(wrong, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"they lack fc2.bias and hold fc9.bias, which the model has not"):
+    with pytest.raises(UsageError, match=r"they lack fc2.bias and contain fc9.bias, which the model does not have"):
         zoo.load("mlp-mnist", weights=tmp_path)
     save_file(state | {"fc2.bias": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"fc2.bias \(1,\) there, \(128,\) in the model"):
+    with pytest.raises(UsageError, match=r"fc2.bias is \(1,\) instead of \(128,\)"):
         zoo.load("mlp-mnist", weights=tmp_path)
 
 
@@ -112,7 +114,7 @@ def test_real_pretrained_models(data_dir: Path) -> None:
     assert "classifier.weight" in fewer.notes[0]
     assert fewer.args[0].shape == (4, 3, 96, 96)
     texts = zoo.load("bert-minilm", weights=data_dir / "minilm-l6")
-    assert texts.notes == ("newly initialised, not in the weights: classifier.bias, classifier.weight",)
+    assert texts.notes == ("newly initialized, not in the weights: classifier.bias, classifier.weight",)
     assert {one.dtype for one in texts.module.parameters()} == {torch.float32}
     assert isinstance(texts.inputs, zoo.TextInput)
     assert texts.inputs.tokenizer == data_dir / "minilm-l6"

@@ -10,7 +10,7 @@ from PIL import Image
 
 from stagewright import zoo
 from stagewright.errors import DataMissing, UnknownName, UsageError
-from stagewright.zoo.tasks.image import prepared
+from stagewright.zoo.tasks.image import prepare_image
 
 
 def trained(model: zoo.Model, task: zoo.Task, num_epochs: int, batch_size: int = 64) -> float:
@@ -83,21 +83,21 @@ def test_synthetic_sequences_can_be_continued() -> None:
 
 
 def test_images_are_resized_and_normalised() -> None:
-    grey = Image.fromarray(np.full((28, 28), 51, dtype=np.uint8))
-    colour = prepared(grey, zoo.ImageInput(channels=3, size=32, mean=(0.1, 0.2, 0.3), std=(0.1, 0.1, 0.2)))
-    assert colour.shape == (3, 32, 32)
-    assert colour[:, 0, 0] == pytest.approx([1.0, 0.0, -0.5], abs=1e-6)
-    flat = prepared(grey, zoo.ImageInput(channels=1, size=28, mean=(0.0,), std=(1.0,), flatten=True))
+    gray = Image.fromarray(np.full((28, 28), 51, dtype=np.uint8))
+    color = prepare_image(gray, zoo.ImageInput(channels=3, size=32, mean=(0.1, 0.2, 0.3), std=(0.1, 0.1, 0.2)))
+    assert color.shape == (3, 32, 32)
+    assert color[:, 0, 0] == pytest.approx([1.0, 0.0, -0.5], abs=1e-6)
+    flat = prepare_image(gray, zoo.ImageInput(channels=1, size=28, mean=(0.0,), std=(1.0,), flatten=True))
     assert flat.shape == (784,)
     assert flat.dtype == np.float32
     with pytest.raises(UsageError, match="1 or 3 channels, but the model takes 2"):
-        prepared(grey, zoo.ImageInput(channels=2, size=28))
+        prepare_image(gray, zoo.ImageInput(channels=2, size=28))
 
 
-def test_tasks_that_do_not_fit_the_model() -> None:
+def test_incompatible_tasks() -> None:
     with torch.device("meta"):
         images, texts, words = zoo.load("deit-tiny"), zoo.load("bert-minilm"), zoo.load("gpt2")
-    with pytest.raises(UsageError, match="made of texts, but the model 'deit-tiny' takes images"):
+    with pytest.raises(UsageError, match="consists of texts, but the model 'deit-tiny' takes images"):
         zoo.load_task("rte", images)
     with pytest.raises(UsageError, match="has 1000; load the model with num_classes=10"):
         zoo.load_task("digits", images)
@@ -119,7 +119,7 @@ def test_a_tokenizer_of_another_model(data_dir: Path) -> None:
         model = zoo.load("bert-minilm")
     assert zoo.load_task("cola", model, tokenizer=tokenizer).metric_name == "matthews"
     small = transformers.BertConfig(vocab_size=99, hidden_size=8, num_attention_heads=2)
-    with pytest.raises(UsageError, match=r"has 30522 tokens, but the model .* knows only 99"):
+    with pytest.raises(UsageError, match=r"has 30522 tokens, but the model .* has only 99"):
         zoo.tasks.load_task("rte", _with_config(small), tokenizer=tokenizer)
 
 

@@ -1,6 +1,6 @@
-"""The named models: what they are called, what they are, which options they take.
+"""The catalog of built-in models: names, descriptions and options.
 
-Read without importing torch or transformers; `loading.py` builds them from the modules named here.
+Imports neither torch nor transformers; `loading.py` builds the models with the modules named here.
 """
 
 from __future__ import annotations
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 
 from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["ENTRIES", "MOST_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "is_factory", "names"]
+__all__ = ["ENTRIES", "MAX_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "is_factory", "names"]
 
-# Of a family with a free number of layers.
-MOST_LAYERS = 10_000
+# Limit for a family with a variable number of layers.
+MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One named model, or a family with a free number of layers."""
+    """A named model, or a family with a variable number of layers."""
 
     name: str
-    """What the user types; a family is typed `name:layers`."""
+    """The name on the command line; for a family `name:layers`."""
     description: str
     """One line for lists."""
     builder: str
-    """Module below `stagewright.zoo` whose `build(entry, …)` makes it."""
+    """Module in `stagewright.zoo.named` whose `build(entry, …)` creates the blueprint."""
     options: frozenset[str]
-    """Which of `image_size`, `sequence_length`, `num_classes`, `padded` mean something here."""
+    """Supported options among `image_size`, `sequence_length`, `num_classes`, `padded`."""
     default_batch: int = 4
-    """Samples in the example batch when the user names none."""
+    """Default number of samples in the example batch."""
     default_layers: int | None = None
-    """For a family: the number of layers when none is given; None for a single model."""
+    """Default number of layers of a family; None for a single model."""
 
     @property
     def spelling(self) -> str:
-        """The name as a list shows it."""
+        """The name in lists."""
         return f"{self.name}:N" if self.default_layers else self.name
 
 
@@ -69,47 +69,47 @@ ENTRIES: tuple[Entry, ...] = (
     _text("roberta-base", "RoBERTa classifier, 12 layers of width 768, 125 M parameters", _CLASSIFY_TEXT),
     _text("bert-minilm", "BERT classifier, 6 layers of width 384, 22.7 M parameters", _CLASSIFY_TEXT),
     _text("gpt2", "GPT-2, 12 layers of width 768, 124 M parameters, tied embedding and head", _PREDICT_TEXT),
-    _text("llama-tiny", "Llama in small: 8 layers of width 256, grouped heads, 10 M parameters", _PREDICT_TEXT),
+    _text("llama-tiny", "small Llama: 8 layers of width 256, grouped heads, 10 M parameters", _PREDICT_TEXT),
     _text("gpt-layers", "GPT-2 of width 512 with N layers, e.g. gpt-layers:16", _PREDICT_TEXT, 12),
 )
 
-_BY_NAME = {one.name: one for one in ENTRIES}
+_BY_NAME = {entry.name: entry for entry in ENTRIES}
 
-OTHER_WAYS = "other ways: hf:org/name, hf:/a/folder or package.module:factory"
+OTHER_SOURCES = "other sources: hf:org/name, hf:/a/folder or package.module:factory"
 
 
 def names() -> tuple[str, ...]:
-    """The names that `load` knows, in the order of the list."""
+    """Return the names of all built-in models, in catalog order."""
     return tuple(_BY_NAME)
 
 
 def describe() -> dict[str, str]:
-    """Name as typed -> one line, in the order of the list."""
-    return {one.spelling: one.description for one in ENTRIES}
+    """Map each name to its description, in catalog order."""
+    return {entry.spelling: entry.description for entry in ENTRIES}
 
 
 def entry(name: str) -> Entry:
-    """The entry called `name`, or UnknownName with the nearest ones."""
+    """Return the entry of that name; raise UnknownName with the closest names."""
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_WAYS})") from None
+        raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_SOURCES})") from None
 
 
 def is_factory(name: str) -> bool:
-    """Whether a name can only be that of a user's factory, `package.module:factory`: neither here nor `hf:…`."""
+    """Whether a name is that of a user's factory, `package.module:factory`: neither in the catalog nor `hf:…`."""
     head, colon, _ = name.partition(":")
     return bool(colon) and head != "hf" and head not in _BY_NAME
 
 
 def entry_and_layers(name: str) -> tuple[Entry, int | None]:
-    """The entry of a name with its number of layers, `gpt-layers:16`; None where that is fixed."""
+    """Return the entry of a name such as `gpt-layers:16` and its number of layers, None if that is fixed."""
     head, colon, rest = name.partition(":")
-    found = entry(head)
+    family = entry(head)
     if not colon:
-        return found, found.default_layers
-    if found.default_layers is None:
-        raise UsageError(f"the model {head!r} has a fixed number of layers; write {head!r} alone")
-    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= MOST_LAYERS:
-        raise UsageError(f"{name!r}: the number of layers must be from 1 to {MOST_LAYERS}, e.g. {head}:16")
-    return found, int(rest)
+        return family, family.default_layers
+    if family.default_layers is None:
+        raise UsageError(f"the model {head!r} has a fixed number of layers; write {head!r}")
+    if not (rest.isascii() and rest.isdigit()) or not 1 <= int(rest) <= MAX_LAYERS:
+        raise UsageError(f"{name!r}: the number of layers must be from 1 to {MAX_LAYERS}, e.g. {head}:16")
+    return family, int(rest)

@@ -1,4 +1,4 @@
-"""Text models by name, as transformers builds them from a configuration."""
+"""Built-in text models, built by transformers from a configuration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stagewright.zoo.named.catalog import Entry
 
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
-    """The blueprint of one of the text models; `layers` is for the family with a free number of them."""
-    import transformers  # here, since it takes seconds that a model of the user's own need not wait
+    """Create the blueprint of a text model; `layers` is the number of layers of a family."""
+    import transformers  # imported here, because it takes seconds that user-defined models don't need
 
     num_classes: int | None = options.num_classes or 2
     objective: Objective = "classify"
@@ -42,9 +42,9 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
         config.num_labels = num_classes
     config.use_cache = False
     length = options.sequence_length or 128
-    longest = longest_sequence(config)
-    if longest is not None and length > longest:
-        raise UsageError(f"{entry.name} takes sequences of at most {longest} tokens, not {length}")
+    max_length = longest_sequence(config)
+    if max_length is not None and length > max_length:
+        raise UsageError(f"{entry.name} takes sequences of at most {max_length} tokens, not {length}")
     return Blueprint(
         make=model_class,
         config=config,
@@ -84,17 +84,17 @@ def _decoder(name: str, layers: int | None) -> tuple[Any, Any]:
 
 
 def longest_sequence(config: Any) -> int | None:
-    """How many tokens the position embeddings of `config` allow; None where it names no limit."""
-    longest = getattr(config, "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest < 1:
+    """Return how many tokens the position embeddings of `config` allow; None without a limit."""
+    max_length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(max_length, int) or max_length < 1:
         return None
-    # RoBERTa and its relatives number positions from the padding id + 1.
-    relatives = ("roberta", "camembert", "xlm-roberta", "longformer", "mpnet", "data2vec-text")
-    return longest - 2 if getattr(config, "model_type", "") in relatives else longest
+    # RoBERTa and similar models number positions from the padding id + 1.
+    roberta_like = ("roberta", "camembert", "xlm-roberta", "longformer", "mpnet", "data2vec-text")
+    return max_length - 2 if getattr(config, "model_type", "") in roberta_like else max_length
 
 
 def pad_token(config: Any) -> int:
-    """The id that fills padded sequences; the end of text where the configuration names no padding."""
+    """Return the padding token id, or the end-of-text id if the configuration has none."""
     for name in ("pad_token_id", "eos_token_id"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value >= 0:

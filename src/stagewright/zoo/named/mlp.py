@@ -1,4 +1,4 @@
-"""The multilayer perceptron whose gradients study 5 sends over a network, layer by layer."""
+"""The multilayer perceptron whose gradients the fabric study sends over a network, layer by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagewright.zoo.named.catalog import Entry
 
 
 class MnistPerceptron(nn.Module):
-    """784-256-128-64-10 with ReLU between; gradients of fc1..fc4 are 803840, 131584, 33024 and 2600 bytes."""
+    """784-256-128-64-10 with ReLU; gradients of fc1..fc4 are 803840, 131584, 33024 and 2600 bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MnistPerceptron(nn.Module):
         self.fc4 = nn.Linear(64, 10)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Logits of ten classes from (batch, 784) pixels."""
+        """Compute the logits of ten classes from (batch, 784) pixels."""
         hidden = torch.relu(self.fc1(pixels))
         hidden = torch.relu(self.fc2(hidden))
         hidden = torch.relu(self.fc3(hidden))
@@ -36,7 +36,7 @@ def _make(config: Any) -> nn.Module:
 
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
-    """The blueprint of `mlp-mnist`; it takes no options."""
+    """Create the blueprint of `mlp-mnist`, which has no options."""
     return Blueprint(
         make=_make,
         config=None,

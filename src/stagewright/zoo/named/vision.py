@@ -1,4 +1,4 @@
-"""Image classifiers by name, as transformers builds them from a configuration."""
+"""Built-in image classifiers, built by transformers from a configuration."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RESNET = {"resnet-50": [3, 4, 6, 3], "resnet-101": [3, 4, 23, 3]}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 BATCH_NORM_MOMENTUM = 0.1
-"""torch's default, which `usable_batch_norm` gives MobileNetV2."""
+"""torch's default, which `fix_batch_norm_momentum` sets for MobileNetV2."""
 
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
-    """The blueprint of one of the image classifiers."""
-    import transformers  # here, since it takes seconds that a model of the user's own need not wait
+    """Create the blueprint of an image classifier."""
+    import transformers  # imported here, because it takes seconds that user-defined models don't need
 
     name = entry.name
     if name == "digits-vit":
@@ -37,7 +37,7 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     config: transformers.PreTrainedConfig
     model_class: Any
     if name in _DEIT:
-        _whole_patches(name, size, 16)
+        _check_patches(name, size, 16)
         width, heads = _DEIT[name]
         config = transformers.DeiTConfig(
             hidden_size=width,
@@ -51,7 +51,7 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
         model_class = transformers.ResNetForImageClassification
     else:
         assert name == "mobilenet-v2", name
-        # Padding, epsilon and dropout as PyTorch has them; transformers' defaults are TensorFlow's.
+        # Padding, epsilon and dropout as in torchvision; the defaults of transformers are those of TensorFlow.
         config = transformers.MobileNetV2Config(
             image_size=size,
             tf_padding=False,
@@ -59,7 +59,7 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
             classifier_dropout_prob=0.2,
         )
         model_class = transformers.MobileNetV2ForImageClassification
-        adjust = usable_batch_norm
+        adjust = fix_batch_norm_momentum
     config.num_labels = num_classes
     return Blueprint(
         make=model_class,
@@ -75,7 +75,7 @@ def _digits(options: Options) -> Blueprint:
     import transformers
 
     num_classes, size = options.num_classes or 10, options.image_size or 8
-    _whole_patches("digits-vit", size, 2)
+    _check_patches("digits-vit", size, 2)
     config = transformers.ViTConfig(
         hidden_size=64,
         num_hidden_layers=4,
@@ -84,7 +84,7 @@ def _digits(options: Options) -> Blueprint:
         image_size=size,
         patch_size=2,
         num_channels=1,
-        initializer_range=0.1,  # narrow layers: with the usual 0.02 hardly any signal passes at first
+        initializer_range=0.1,  # narrow layers: with the usual 0.02 almost no signal passes initially
     )
     config.num_labels = num_classes
     return Blueprint(
@@ -96,27 +96,27 @@ def _digits(options: Options) -> Blueprint:
     )
 
 
-def _whole_patches(name: str, size: int, patch: int) -> None:
+def _check_patches(name: str, size: int, patch: int) -> None:
     if size % patch:
         lower = max(patch, size - size % patch)
         raise UsageError(
-            f"{name} cuts images into patches of {patch} pixels, and image_size {size} is no multiple of it; "
+            f"{name} uses patches of {patch} pixels, but image_size {size} is not a multiple of that; "
             f"use image_size {lower} or {size - size % patch + patch}"
         )
 
 
-def usable_batch_norm(module: nn.Module) -> tuple[str, ...]:
-    """Lowers MobileNetV2's batch-norm momentum to torch's default.
+def fix_batch_norm_momentum(module: nn.Module) -> tuple[str, ...]:
+    """Lower MobileNetV2's batch-norm momentum to torch's default.
 
-    transformers took TensorFlow's decay, 0.997, for torch's momentum: running statistics would be those of
-    the last batch, and evaluation after training worthless. Weights are not touched.
+    transformers uses TensorFlow's decay, 0.997, as torch's momentum: the running statistics would be those of the last
+    batch, which makes evaluation after training useless. Weights are not changed.
     """
-    changed = [one for one in module.modules() if isinstance(one, nn.BatchNorm2d) and one.momentum == 0.997]
-    for one in changed:
-        one.momentum = BATCH_NORM_MOMENTUM
-    if not changed:
+    norms = [norm for norm in module.modules() if isinstance(norm, nn.BatchNorm2d) and norm.momentum == 0.997]
+    for norm in norms:
+        norm.momentum = BATCH_NORM_MOMENTUM
+    if not norms:
         return ()
     return (
-        f"batch-norm momentum set to {BATCH_NORM_MOMENTUM} in {len(changed)} layers: with transformers' 0.997 running "
-        "statistics are those of the last batch",
+        f"batch-norm momentum set to {BATCH_NORM_MOMENTUM} in {len(norms)} layers: with 0.997, as in transformers, the "
+        "running statistics are those of the last batch",
     )

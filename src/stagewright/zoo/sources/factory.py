@@ -1,10 +1,9 @@
-"""Anybody's model: `package.module:factory`, called without arguments or with those options that it takes by name.
+"""User-defined models: `package.module:factory`, called with the options that it has as parameters.
 
-    def tagger(): …                         takes none
-    def tagger(num_classes=9): …            is given the number of classes that a task or --num-classes asks for
+    def tagger(): …                         no options
+    def tagger(num_classes=9): …            gets the number of classes of the task or of --num-classes
 
-The factory returns `(module, args)`, `(module, args, kwargs)` or a `zoo.Model`.
-The current directory is importable.
+The factory returns `(module, args)`, `(module, args, kwargs)` or a `zoo.Model`. The current directory is importable.
 """
 
 from __future__ import annotations
@@ -20,99 +19,100 @@ from stagewright.errors import StagewrightError, UsageError
 from stagewright.user_code import describe, find, one_line
 from stagewright.zoo.blueprint import Options
 from stagewright.zoo.example import resized
-from stagewright.zoo.loss import own_or_stand_in
+from stagewright.zoo.loss import default_loss
 from stagewright.zoo.model import Batch, Model
 
-_OPTIONS = tuple(one.name for one in fields(Options))
-_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_OPTIONS = tuple(option.name for option in fields(Options))
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-WANTED = "return (module, args), (module, args, kwargs) or a stagewright.zoo.Model"
+RESULTS = "return (module, args), (module, args, kwargs) or a stagewright.zoo.Model"
 
 
 def build(name: str, options: Options | None = None) -> Model:
-    """The model that the factory `name` makes, with its own example batch."""
+    """Build the model of the factory `name`, with its example batch."""
     chosen = options or Options()
     factory = check_options(name, chosen)
     try:
-        made = factory(**{one: getattr(chosen, one) for one in chosen.given()})
+        result = factory(**{option: getattr(chosen, option) for option in chosen.given()})
     except StagewrightError:
         raise
-    except Exception as error:  # anything that a user's code may raise
+    except Exception as error:  # anything that user code may raise
         raise UsageError(f"the factory {name!r} failed: {one_line(error)}") from error
-    return _checked(name, made)
+    return _to_model(name, result)
 
 
 def find_factory(name: str) -> Any:
-    """The function called `name`, which must be one that can be called with options alone."""
-    found = find(name, "model", "factory")
-    if not callable(found) or isinstance(found, nn.Module):
+    """Import the factory `name` and check that it can be called with options alone."""
+    factory = find(name, "model", "factory")
+    if not callable(factory) or isinstance(factory, nn.Module):
         raise UsageError(
-            f"{name!r} is {describe(found)}, not a function; name a function that takes no arguments and let it "
-            f"{WANTED}"
+            f"{name!r} is {describe(factory)}, not a function; name a function without required arguments and let it "
+            f"{RESULTS}"
         )
-    lacking = [one.name for one in _needed(found) if one.name not in _OPTIONS]
-    if lacking:
+    missing = [parameter.name for parameter in _required(factory) if parameter.name not in _OPTIONS]
+    if missing:
         raise UsageError(
-            f"the factory {name!r} can't be called: it takes {', '.join(lacking)}, which nobody gives; let it have "
-            f"{'a default' if len(lacking) == 1 else 'defaults'} (options that it may be given: {', '.join(_OPTIONS)})"
+            f"the factory {name!r} can't be called: it requires {', '.join(missing)}; add "
+            f"{'a default' if len(missing) == 1 else 'defaults'} (possible options: {', '.join(_OPTIONS)})"
         )
-    return found
+    return factory
 
 
-def options_of(factory: Any) -> frozenset[str]:
-    """Which options a factory takes by name."""
+def supported_options(factory: Any) -> frozenset[str]:
+    """Return the options that a factory has as parameters."""
     parameters = _parameters(factory)
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return frozenset(_OPTIONS)
-    by_name = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    return frozenset(by_name & set(_OPTIONS))
+    keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(_OPTIONS) & {parameter.name for parameter in parameters if parameter.kind in keyword}
 
 
 def check_options(name: str, options: Options) -> Any:
-    """The factory; UsageError where it takes an option that was not given, or not one that was."""
+    """Return the factory; raise UsageError if a required option is missing or a given one is not supported."""
     factory = find_factory(name)
-    takes, function = options_of(factory), name.partition(":")[2]
-    needed = [one.name for one in _needed(factory) if one.name not in options.given()]
-    if needed:
+    supported, function = supported_options(factory), name.partition(":")[2]
+    required = [parameter.name for parameter in _required(factory) if parameter.name not in options.given()]
+    if required:
         raise UsageError(
-            f"the factory {name!r} needs {needed[0]}, which was not given; add --{needed[0].replace('_', '-')}, or let "
-            f"it have a default: def {function}({needed[0]}=…)"
+            f"the factory {name!r} requires {required[0]}, which was not given; add "
+            f"--{required[0].replace('_', '-')}, or add a default: def {function}({required[0]}=…)"
         )
-    for one in options.given():
-        if one not in takes:
-            value = getattr(options, one)
+    for option in options.given():
+        if option not in supported:
+            value = getattr(options, option)
             raise UsageError(
-                f"{one}={value!r} is asked for, but the factory {name!r} takes {arguments(factory)}; write "
-                f"def {function}({one}={value!r}) and build the model by it, or leave {one} out"
+                f"{option}={value!r} was given, but the factory {name!r} takes {describe_arguments(factory)}; write "
+                f"def {function}({option}={value!r}) and use it in the model, or leave {option} out"
             )
     return factory
 
 
-def arguments(factory: Any) -> str:
-    """What a factory takes, in words."""
-    return ", ".join(one.name for one in _parameters(factory)) or "no arguments"
+def describe_arguments(factory: Any) -> str:
+    """List the parameters of a factory for an error message."""
+    return ", ".join(parameter.name for parameter in _parameters(factory)) or "no arguments"
 
 
 def _parameters(factory: Any) -> list[inspect.Parameter]:
-    """Its parameters; none where Python does not tell."""
+    """Return the parameters of a factory; none if Python can't determine them."""
     try:
         return list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
         return []
 
 
-def _needed(factory: Any) -> list[inspect.Parameter]:
-    """Those without a default."""
-    return [one for one in _parameters(factory) if one.default is one.empty and one.kind not in _MANY]
+def _required(factory: Any) -> list[inspect.Parameter]:
+    """Return the parameters without a default."""
+    parameters = _parameters(factory)
+    return [value for value in parameters if value.default is value.empty and value.kind not in _VARIADIC]
 
 
-def _checked(name: str, made: Any) -> Model:
-    if isinstance(made, Model):
-        return made
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
-        raise UsageError(f"the factory {name!r} returned {describe(made)}; let it {WANTED}")
-    module, args = made[0], made[1]
-    kwargs = made[2] if len(made) == 3 else {}
+def _to_model(name: str, result: Any) -> Model:
+    if isinstance(result, Model):
+        return result
+    if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], nn.Module):
+        raise UsageError(f"the factory {name!r} returned {describe(result)}; let it {RESULTS}")
+    module, args = result[0], result[1]
+    kwargs = result[2] if len(result) == 3 else {}
     if isinstance(args, torch.Tensor):
         args = (args,)
     if not isinstance(args, tuple | list):
@@ -126,8 +126,8 @@ def _checked(name: str, made: Any) -> Model:
         module=module,
         args=batch.args,
         kwargs=batch.kwargs,
-        loss=own_or_stand_in,
+        loss=default_loss,
         batch_size=batch_size,
         make_example=make_example,
-        description=f"{type(module).__name__} made by {name}",
+        description=f"{type(module).__name__} from {name}",
     )

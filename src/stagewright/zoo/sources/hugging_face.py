@@ -1,6 +1,6 @@
-"""Any model of transformers, remote code off: `hf:org/name` from the hub or a cache, `hf:/folder` from disk.
+"""Any transformers model, without remote code: `hf:org/name` from the hub or its cache, `hf:/folder` from disk.
 
-The class is the one that the configuration names; with `num_classes` a classifier on the same base.
+The class is that of the configuration; with `num_classes` it is a classifier on the same base model.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stagewright.zoo.named.vision import IMAGENET_MEAN, IMAGENET_STD
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.sources import network
 from stagewright.zoo.sources.folder import local_model
-from stagewright.zoo.sources.weights import first_line, normalised, read_config
+from stagewright.zoo.sources.weights import first_line, read_config, with_normalization
 
 
 def locate(reference: str, *, weights: bool) -> Path:
-    """The folder that a reference (what follows `hf:`) names: on disk, or the copy of a hub's repository.
+    """Return the folder of a reference (the part after `hf:`): on disk, or a downloaded repository of the hub.
 
-    Without `weights` only the small files (configuration, tokenizer) are fetched.
+    Without `weights` only the small files (configuration, tokenizer) are downloaded.
     """
     folder = local_model(reference)
     if folder is not None:
@@ -33,30 +33,30 @@ def locate(reference: str, *, weights: bool) -> Path:
 def _download(reference: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
-    alone = network.offline()
+    offline = network.offline()
     try:
         with quiet_transformers():
-            return Path(snapshot_download(reference, allow_patterns=patterns, local_files_only=alone))
+            return Path(snapshot_download(reference, allow_patterns=patterns, local_files_only=offline))
     except (OSError, ValueError) as error:
-        if not alone:
-            raise DataMissing(f"the model 'hf:{reference}' can't be fetched: {first_line(error)}") from error
+        if not offline:
+            raise DataMissing(f"the model 'hf:{reference}' can't be downloaded: {first_line(error)}") from error
         raise DataMissing(
             f"the model 'hf:{reference}' is not on this machine and the Hugging Face hub can't be reached; "
-            "fetch it where there is a network and give its folder: hf:/path/to/folder"
+            "download it on a machine with network access and give its folder: hf:/path/to/folder"
         ) from None
 
 
-def refuse_weightless(reference: str, folder: Path) -> None:
-    """DataMissing where the folder has a configuration alone."""
+def check_has_weights(reference: str, folder: Path) -> None:
+    """Raise DataMissing if the folder has no weights."""
     if not any(folder.glob("*.safetensors")):
         raise DataMissing(
-            f"'hf:{reference}' comes without *.safetensors; add weights='random' (--weights random) "
+            f"'hf:{reference}' has no *.safetensors; add weights='random' (--weights random) "
             "to build it from its configuration alone"
         )
 
 
 def blueprint(reference: str, folder: Path, options: Options) -> Blueprint:
-    """How to build the model whose configuration lies in `folder`."""
+    """Create the blueprint of the model whose configuration is in `folder`."""
     config = read_config(folder)
     if options.image_size is not None:
         config.image_size = options.image_size
@@ -88,25 +88,27 @@ def _class(reference: str, config: Any, options: Options) -> Any:
             transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
         ):
             if kind in mapping:
-                found = mapping[kind]
-                return found[0] if isinstance(found, tuple) else found
+                return _first(mapping[kind])
         raise UsageError(
-            f"transformers has no classifier for 'hf:{reference}' ({config.model_type}); leave num_classes"
+            f"transformers has no classifier for 'hf:{reference}' ({config.model_type}); leave num_classes out"
         )
     for name in getattr(config, "architectures", None) or []:
-        named = getattr(transformers, name, None)
-        if named is not None:
-            return named
+        model_class = getattr(transformers, name, None)
+        if model_class is not None:
+            return model_class
     if kind in transformers.MODEL_MAPPING:
-        found = transformers.MODEL_MAPPING[kind]
-        return found[0] if isinstance(found, tuple) else found
+        return _first(transformers.MODEL_MAPPING[kind])
     raise UsageError(f"transformers has no model for 'hf:{reference}' ({config.model_type})")
+
+
+def _first(model_class: Any) -> Any:
+    return model_class[0] if isinstance(model_class, tuple) else model_class
 
 
 def _inputs(reference: str, model_class: Any, config: Any, folder: Path, options: Options) -> ModelInput:
     main = model_class.main_input_name
     if main == "pixel_values":
-        options.refuse_others(f"hf:{reference}", frozenset({"image_size", "num_classes"}))
+        options.check_supported(f"hf:{reference}", frozenset({"image_size", "num_classes"}))
         size = getattr(config, "image_size", 224)
         if isinstance(size, list | tuple):
             size = size[0]
@@ -114,14 +116,14 @@ def _inputs(reference: str, model_class: Any, config: Any, folder: Path, options
         inputs = ImageInput(channels=channels, size=size)
         if channels == 3:
             inputs = ImageInput(channels=3, size=size, mean=IMAGENET_MEAN, std=IMAGENET_STD)
-        return normalised(inputs, folder)
+        return with_normalization(inputs, folder)
     vocabulary = getattr(config, "vocab_size", None)
     if main == "input_ids" and vocabulary and not getattr(config, "is_encoder_decoder", False):
-        options.refuse_others(f"hf:{reference}", frozenset({"sequence_length", "num_classes", "padded"}))
-        longest = longest_sequence(config)
-        length = options.sequence_length or min(128, longest or 128)
-        if longest is not None and length > longest:
-            raise UsageError(f"'hf:{reference}' takes sequences of at most {longest} tokens, not {length}")
+        options.check_supported(f"hf:{reference}", frozenset({"sequence_length", "num_classes", "padded"}))
+        max_length = longest_sequence(config)
+        length = options.sequence_length or min(128, max_length or 128)
+        if max_length is not None and length > max_length:
+            raise UsageError(f"'hf:{reference}' takes sequences of at most {max_length} tokens, not {length}")
         return TextInput(
             vocabulary_size=vocabulary,
             sequence_length=length,
@@ -129,12 +131,12 @@ def _inputs(reference: str, model_class: Any, config: Any, folder: Path, options
             tokenizer=tokenizer_folder(folder),
         )
     raise UsageError(
-        f"'hf:{reference}' ({model_class.__name__}) takes {main!r}, for which no example batch can be made; "
-        "write a factory that returns (module, args, kwargs) and name it as package.module:factory"
+        f"'hf:{reference}' ({model_class.__name__}) takes {main!r}, for which no example batch can be generated; "
+        "write a factory that returns (module, args, kwargs) and use package.module:factory"
     )
 
 
 def tokenizer_folder(folder: Path) -> Path | None:
-    """`folder` where it holds a tokenizer."""
+    """Return `folder` if it contains a tokenizer."""
     files = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
-    return folder if any((folder / one).is_file() for one in files) else None
+    return folder if any((folder / name).is_file() for name in files) else None

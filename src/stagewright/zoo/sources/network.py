@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be asked at all; its own client would retry for half a minute."""
+"""A quick check whether the Hugging Face hub is reachable; its client would retry for half a minute."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import urllib.request
 
 
 def offline_by_choice() -> bool:
-    """Whether the user switched the network off with HF_HUB_OFFLINE."""
+    """Whether the user disabled the network with HF_HUB_OFFLINE."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def unreachable() -> bool:
-    """Whether the hub's name does not even resolve; behind a proxy that says nothing, so False."""
+    """Whether the hub's host name can't be resolved; False behind a proxy, where that means nothing."""
     from huggingface_hub import constants
 
     if urllib.request.getproxies():
@@ -28,5 +28,5 @@ def unreachable() -> bool:
 
 
 def offline() -> bool:
-    """Whether only what is already on this machine can be had."""
+    """Whether only local files are available."""
     return offline_by_choice() or unreachable()

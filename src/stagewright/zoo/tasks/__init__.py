@@ -1,6 +1,6 @@
-"""Tasks by name: a data set with preprocessing, loss and metric.
+"""Tasks: data sets with preprocessing, loss and metric.
 
-Names and descriptions are read without importing torch; `load_task` imports what it needs.
+Names and descriptions are available without importing torch; `load_task` imports what it needs.
 """
 
 from __future__ import annotations

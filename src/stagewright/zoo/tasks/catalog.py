@@ -1,6 +1,6 @@
-"""The named tasks: what they are called, how many classes, which metric, where their files are.
+"""The catalog of tasks: names, number of classes, metrics and files.
 
-Read without importing torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ DEFAULT_TASK = "digits"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One named task."""
+    """A named task."""
 
     name: str
-    """What the user types."""
     description: str
     """One line for lists."""
     kind: Literal["image", "text", "any"]
-    """What its samples are; `any` follows the model."""
+    """Kind of the samples; `any`: that of the model."""
     num_classes: int | None
-    """Number of classes; None follows the model."""
+    """Number of classes; None: that of the model."""
     metric: Literal["accuracy", "matthews"] = "accuracy"
-    """How predictions are judged."""
     evaluation_split: str = "test"
-    """The split with labels that training does not see."""
+    """The labeled split for evaluation."""
     columns: tuple[str, ...] = ()
-    """Columns of the parquet files that hold the input: one image, or one or two sentences."""
+    """Input columns of the parquet files: one image, or one or two sentences."""
     folder: str = ""
-    """Where the parquet files lie below the data folder; empty for a set that needs no files."""
+    """Folder of the parquet files in the data folder; empty for a task without files."""
     repository: str = ""
-    """Its name on the Hugging Face hub."""
+    """Name on the Hugging Face hub."""
     configuration: str | None = None
-    """Which of the repository's configurations."""
+    """Configuration of the repository."""
 
     @property
     def splits(self) -> tuple[str, str]:
-        """The two splits with labels."""
+        """The training and the evaluation split."""
         return ("train", self.evaluation_split)
 
 
@@ -96,27 +94,27 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         name="synthetic",
-        description="made-up samples with a rule that can be learned, in the form that the model takes",
+        description="synthetic samples with a learnable rule, in the format of the model",
         kind="any",
         num_classes=None,
     ),
 )
 
-_BY_NAME = {one.name: one for one in ENTRIES}
+_BY_NAME = {entry.name: entry for entry in ENTRIES}
 
 
 def names() -> tuple[str, ...]:
-    """The names of the tasks, in the order of the list."""
+    """Return the names of the tasks, in catalog order."""
     return tuple(_BY_NAME)
 
 
 def describe() -> dict[str, str]:
-    """Name -> one line, in the order of the list."""
-    return {one.name: one.description for one in ENTRIES}
+    """Map each name to its description, in catalog order."""
+    return {entry.name: entry.description for entry in ENTRIES}
 
 
 def entry(name: str) -> Entry:
-    """The entry called `name`, or UnknownName with the nearest ones."""
+    """Return the entry of that name; raise UnknownName with the closest names."""
     try:
         return _BY_NAME[name]
     except KeyError:

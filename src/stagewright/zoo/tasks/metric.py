@@ -1,4 +1,4 @@
-"""How predictions are judged: accuracy, and Matthews correlation for CoLA."""
+"""Metrics: accuracy, and Matthews correlation for CoLA."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from stagewright.errors import UsageError
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """The share of predictions that equal their label."""
+    """Return the share of predictions that equal their label."""
     predicted, true = _checked(predictions, labels)
     return float(np.mean(predicted == true))
 
 
 def matthews(predictions: ArrayLike, labels: ArrayLike) -> float:
-    """Matthews correlation: 1 all right, 0 no better than chance, -1 all wrong; any number of classes.
+    """Return the Matthews correlation for any number of classes: 1 is perfect, 0 is chance, -1 is all wrong.
 
-    With c right of s samples, and class k predicted p_k times and true t_k times:
+    With c correct of s samples, and class k predicted p_k times and true t_k times:
 
-        (c s - Σ p_k t_k) / sqrt((s² - Σ p_k²) (s² - Σ t_k²)),  0 where the root is 0
+        (c s - Σ p_k t_k) / sqrt((s² - Σ p_k²) (s² - Σ t_k²)),  0 if the root is 0
     """
     predicted, true = _checked(predictions, labels)
     classes = np.unique(np.concatenate([predicted, true]))
-    num_predicted = [int(np.sum(predicted == one)) for one in classes]
-    num_true = [int(np.sum(true == one)) for one in classes]
-    num_samples, num_right = len(true), int(np.sum(predicted == true))
-    above = num_right * num_samples - sum(p * t for p, t in zip(num_predicted, num_true, strict=True))
-    below = (num_samples**2 - sum(p * p for p in num_predicted)) * (num_samples**2 - sum(t * t for t in num_true))
-    return above / math.sqrt(below) if below else 0.0
+    num_predicted = [int(np.sum(predicted == label)) for label in classes]
+    num_true = [int(np.sum(true == label)) for label in classes]
+    num_samples, num_correct = len(true), int(np.sum(predicted == true))
+    numerator = num_correct * num_samples - sum(p * t for p, t in zip(num_predicted, num_true, strict=True))
+    squared = (num_samples**2 - sum(p * p for p in num_predicted)) * (num_samples**2 - sum(t * t for t in num_true))
+    return numerator / math.sqrt(squared) if squared else 0.0
 
 
 METRICS = {"accuracy": accuracy, "matthews": matthews}

@@ -1,4 +1,4 @@
-"""Samples that become batches only when asked for: the common part of every data set."""
+"""The common part of all data sets: samples that become batches on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stagewright.zoo.model import Batch
 
 
 class Samples(abc.ABC):
-    """One split of a data set, in the form that one model takes; `samples[3]` is a batch of one."""
+    """One split of a data set in the format of a model; `samples[3]` is a batch of one sample."""
 
     labels: NDArray[Any]
     """The class of every sample."""
@@ -29,12 +29,12 @@ class Samples(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples at `indices` as one batch: inputs of the model, and the target of the loss."""
+        """Return the samples at `indices` as one batch."""
 
     def batches(self, batch_size: int, *, shuffle_seed: int | None = None, drop_last: bool = False) -> Iterator[Batch]:
-        """Every sample once, in order or shuffled by a seed; the last batch may be smaller."""
+        """Yield every sample once, in order or shuffled by a seed; the last batch may be smaller."""
         if batch_size < 1:
-            raise UsageError(f"a batch must hold at least 1 sample, not {batch_size}")
+            raise UsageError(f"a batch must have at least 1 sample, not {batch_size}")
         order = np.arange(len(self))
         if shuffle_seed is not None:
             np.random.default_rng(shuffle_seed).shuffle(order)

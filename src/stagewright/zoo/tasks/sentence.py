@@ -1,4 +1,4 @@
-"""Sentences as a model takes them: tokenised, cut and padded to one length when a batch asks for them."""
+"""Text data sets: tokenized, truncated and padded when a batch is requested."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.tasks.samples import Samples
 
 
-class Sentences(Samples):
-    """One or two sentences a sample; every batch is padded to the model's sequence length."""
+class TextSamples(Samples):
+    """One or two sentences per sample, padded to the model's sequence length."""
 
     def __init__(self, table: Any, columns: tuple[str, ...], inputs: TextInput, tokenizer: Any) -> None:
         self.labels = table.column("label").to_numpy()
@@ -25,8 +25,8 @@ class Sentences(Samples):
         self._tokenizer = tokenizer
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """Token ids, attention mask and, where the model has them, token types; a class for each."""
-        texts = [[column[one].as_py() for one in indices] for column in self._columns]
+        """Return token ids, attention mask, token types if the model has them, and classes."""
+        texts = [[column[index].as_py() for index in indices] for column in self._columns]
         encoded = self._tokenizer(
             *texts,
             padding="max_length",
@@ -43,14 +43,14 @@ class Sentences(Samples):
 
 
 def load_tokenizer(task: str, model: Model, inputs: TextInput, folder: Path | None) -> Any:
-    """The tokenizer in `folder`, or the one that came with the model's weights."""
+    """Load the tokenizer in `folder`, or the one that came with the model's weights."""
     import transformers
 
     folder = folder if folder is not None else inputs.tokenizer
     if folder is None:
         raise DataMissing(
-            f"the task {task!r} needs a tokenizer, and none came with the model {model.name!r}; give a "
-            "folder with tokenizer.json as tokenizer=DIR (--tokenizer DIR), or one that holds the weights too as "
+            f"the task {task!r} needs a tokenizer, but the model {model.name!r} comes without; give a "
+            "folder with tokenizer.json as tokenizer=DIR (--tokenizer DIR), or a folder with weights and tokenizer as "
             "weights=DIR (--weights DIR)"
         )
     if not folder.is_dir():
@@ -60,12 +60,12 @@ def load_tokenizer(task: str, model: Model, inputs: TextInput, folder: Path | No
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
-    except Exception as error:  # tokenizers and transformers each raise their own for a wrong folder
-        raise UsageError(f"the folder {str(folder)!r} holds no tokenizer that can be read") from error
+    except Exception as error:  # tokenizers and transformers raise different errors for a wrong folder
+        raise UsageError(f"the folder {str(folder)!r} contains no readable tokenizer") from error
     if len(tokenizer) > inputs.vocabulary_size:
         raise UsageError(
             f"the tokenizer in {str(folder)!r} has {len(tokenizer)} tokens, but the model {model.name!r} "
-            f"knows only {inputs.vocabulary_size}; use the tokenizer that belongs to it"
+            f"has only {inputs.vocabulary_size}; use the tokenizer of that model"
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

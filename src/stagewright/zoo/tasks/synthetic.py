@@ -1,8 +1,8 @@
-"""Made-up samples with a rule that can be learned, in the form that a model takes.
+"""Synthetic samples with a learnable rule, in the format of a model.
 
-images        a coarse pattern of 4 x 4 patches for each class, under noise
-texts         the second token names the class, the others are noise
-next token    arithmetic sequences over 64 tokens: start and step are free, the rest follows
+images        a coarse pattern of 4 x 4 patches for each class, plus noise
+texts         the second token is the class, the others are noise
+next token    arithmetic sequences over 64 tokens: start and step are random, the rest follows
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUM_SEQUENCE_TOKENS = 64
 
 
 class Synthetic(Samples):
-    """One split; sample i is made from the seed and i alone."""
+    """One split; sample i depends only on the seed and i."""
 
     def __init__(self, split: str, model: Model, inputs: ModelInput, seed: int, dtype: torch.dtype) -> None:
         self._inputs = inputs
@@ -47,15 +47,15 @@ class Synthetic(Samples):
             self._patterns = torch.randn(shape, generator=generator(seed, 2**31 - 1), device="cpu")
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        """The samples at `indices`, made anew."""
+        """Generate the samples at `indices`."""
         classes = torch.from_numpy(self.labels[list(indices)].astype(np.int64))
         if isinstance(self._inputs, ImageInput):
-            rows = torch.stack([self._image(one, self._inputs) for one in indices])
+            rows = torch.stack([self._image(index, self._inputs) for index in indices])
             return Batch(args=(rows.to(self._dtype),), target=classes)
         if self._next_token:
-            ids = torch.stack([self._sequence(one, self._inputs) for one in indices])
+            ids = torch.stack([self._sequence(index, self._inputs) for index in indices])
             return Batch(args=(ids,), target=ids)
-        return Batch(args=(torch.stack([self._text(one, self._inputs) for one in indices]),), target=classes)
+        return Batch(args=(torch.stack([self._text(index, self._inputs) for index in indices]),), target=classes)
 
     def _image(self, index: int, inputs: ImageInput) -> torch.Tensor:
         size = (inputs.channels, inputs.size, inputs.size)
@@ -74,5 +74,5 @@ class Synthetic(Samples):
     def _sequence(self, index: int, inputs: TextInput) -> torch.Tensor:
         source = generator(self._seed, self._first_row + index)
         start, step = torch.randint(1, NUM_SEQUENCE_TOKENS, (2,), generator=source, device="cpu").tolist()
-        places = torch.arange(inputs.sequence_length, device="cpu")
-        return torch.remainder(start + step * places, NUM_SEQUENCE_TOKENS) + self._lowest
+        positions = torch.arange(inputs.sequence_length, device="cpu")
+        return torch.remainder(start + step * positions, NUM_SEQUENCE_TOKENS) + self._lowest

@@ -15,8 +15,7 @@ from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
 from stagewright.zoo.sources import network
-from stagewright.zoo.tasks import catalog as catalogue
-from stagewright.zoo.tasks import table
+from stagewright.zoo.tasks import catalog, dataset_files
 
 
 def encoded(colour: int) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def write(path: Path, **columns: list[Any]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_variable_and_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(table.VARIABLE, raising=False)
+    monkeypatch.delenv(dataset_files.VARIABLE, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
@@ -41,36 +40,36 @@ def test_files_are_found_in_every_layout(tmp_path: Path, place: str, monkeypatch
     folder = tmp_path / place
     write(folder / "train-00000-of-00002.parquet", img=[encoded(0), encoded(9)], label=[3, 4], idx=[0, 1])
     write(folder / "train-00001-of-00002.parquet", img=[encoded(1)], label=[5], idx=[2])
-    entry = catalogue.entry("cifar10")
-    found = table.read(entry, "train", tmp_path)
+    entry = catalog.entry("cifar10")
+    found = dataset_files.read(entry, "train", tmp_path)
     assert found.column("label").to_pylist() == [3, 4, 5]
     assert found.column_names == ["img", "label"]
-    monkeypatch.setenv(table.VARIABLE, str(tmp_path))
-    assert table.read(entry, "train", None).num_rows == 3
+    monkeypatch.setenv(dataset_files.VARIABLE, str(tmp_path))
+    assert dataset_files.read(entry, "train", None).num_rows == 3
 
 
 def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
     write(tmp_path / "cifar10" / "train-00000-of-00003.parquet", img=[encoded(0)], label=[3])
     with pytest.raises(DataMissing, match="holds 1 of 3 files of the split 'train'"):
-        table.read(catalogue.entry("cifar10"), "train", tmp_path)
+        dataset_files.read(catalog.entry("cifar10"), "train", tmp_path)
 
 
 def test_another_data_set_and_wrong_labels(tmp_path: Path) -> None:
     write(tmp_path / "mnist" / "train-0.parquet", picture=[encoded(0)], label=[3])
     with pytest.raises(UsageError, match="it has the columns picture, label, wanted are image, label"):
-        table.read(catalogue.entry("mnist"), "train", tmp_path)
+        dataset_files.read(catalog.entry("mnist"), "train", tmp_path)
     write(tmp_path / "glue" / "cola" / "train-0.parquet", sentence=["a"], label=[-1])
     with pytest.raises(UsageError, match="labels from -1 to -1, but 'cola' has the classes 0 to 1"):
-        table.read(catalogue.entry("cola"), "train", tmp_path)
+        dataset_files.read(catalog.entry("cola"), "train", tmp_path)
     (tmp_path / "glue" / "cola" / "train-0.parquet").write_bytes(b"nonsense")
     with pytest.raises(UsageError, match="can't be read as parquet"):
-        table.read(catalogue.entry("cola"), "train", tmp_path)
+        dataset_files.read(catalog.entry("cola"), "train", tmp_path)
 
 
 def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = catalogue.entry("rte")
+    entry = catalog.entry("rte")
     with pytest.raises(DataMissing) as caught:
-        table.read(entry, "train", None)
+        dataset_files.read(entry, "train", None)
     assert str(caught.value) == (
         "the data set 'rte' is not on this machine (STAGEWRIGHT_DATA is not set); where there is a network, get "
         "it with `hf download nyu-mll/glue --repo-type dataset --include 'rte/*' --local-dir FOLDER/glue` and set "
@@ -78,12 +77,12 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
         "`pip install 'stagewright[data]'`"
     )
     with pytest.raises(DataMissing, match=f"no train-.*parquet in '{tmp_path}/glue/rte'"):
-        table.read(entry, "train", tmp_path)
-    with pytest.raises(DataMissing, match=r"--data-dir is '/no/where', which is no folder"):
-        table.read(entry, "train", Path("/no/where"))
-    monkeypatch.setenv(table.VARIABLE, "/no/where")
-    with pytest.raises(DataMissing, match=r"STAGEWRIGHT_DATA is '/no/where', which is no folder"):
-        table.read(entry, "train", None)
+        dataset_files.read(entry, "train", tmp_path)
+    with pytest.raises(DataMissing, match=r"--data-dir is '/no/where', which is not a folder"):
+        dataset_files.read(entry, "train", Path("/no/where"))
+    monkeypatch.setenv(dataset_files.VARIABLE, "/no/where")
+    with pytest.raises(DataMissing, match=r"STAGEWRIGHT_DATA is '/no/where', which is not a folder"):
+        dataset_files.read(entry, "train", None)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +90,12 @@ def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
     [("cifar10", 50000, 10000), ("mnist", 60000, 10000), ("rte", 2490, 277), ("cola", 8551, 1043)],
 )
 def test_the_real_sets_are_complete(data_dir: Path, name: str, num_train: int, num_evaluation: int) -> None:
-    entry = catalogue.entry(name)
+    entry = catalog.entry(name)
     if not (data_dir / entry.folder).is_dir():
         pytest.skip(f"no {entry.folder} in {data_dir}")
     train, evaluation = entry.splits
-    assert table.read(entry, train, data_dir).num_rows == num_train
-    assert table.read(entry, evaluation, data_dir).num_rows == num_evaluation
+    assert dataset_files.read(entry, train, data_dir).num_rows == num_train
+    assert dataset_files.read(entry, evaluation, data_dir).num_rows == num_evaluation
 
 
 def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,11 +104,11 @@ def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(network, "offline_by_choice", lambda: False)
     monkeypatch.setattr(network, "unreachable", lambda: True)
     with pytest.raises(DataMissing, match="the Hugging Face hub can't be reached"):
-        table.read(catalogue.entry("mnist"), "train", None)
+        dataset_files.read(catalog.entry("mnist"), "train", None)
 
 
 def test_a_set_by_name_keeps_its_images_encoded() -> None:
     datasets = pytest.importorskip("datasets")
     found = datasets.Dataset(pyarrow.table({"img": [encoded(7)], "label": [2]}))
-    made = table.table_of(found.cast_column("img", datasets.Image()), catalogue.entry("cifar10"))
+    made = dataset_files.to_arrow_table(found.cast_column("img", datasets.Image()), catalog.entry("cifar10"))
     assert made.column("img")[0].as_py()["bytes"] == encoded(7)["bytes"]

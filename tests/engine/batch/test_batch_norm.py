@@ -39,8 +39,8 @@ def batch(kind: type[Any], number: int = 0) -> torch.Tensor:
     )
 
 
-def assert_same_statistics(one: nn.Module, other: nn.Module) -> None:
-    for (name, a), (_, b) in zip(one.named_buffers(), other.named_buffers(), strict=True):
+def assert_same_statistics(actual: nn.Module, expected: nn.Module) -> None:
+    for (name, a), (_, b) in zip(actual.named_buffers(), expected.named_buffers(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -81,30 +81,30 @@ def test_values_far_from_zero_do_not_cancel() -> None:
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_merged_over_replicas(momentum: float | None) -> None:
     whole = nn.Sequential(nn.BatchNorm1d(5, momentum=momentum), nn.Tanh(), nn.BatchNorm1d(5))
-    whole[2].eval()  # a second one that never moves
+    whole[2].eval()  # a second norm that is never updated
     replicas = [copy.deepcopy(whole) for _ in range(3)]
     for step in range(2):
         data = batch(nn.BatchNorm1d, step)
         whole(data)
         deferred = [DeferredBatchNorm(replica) for replica in replicas]
-        for one, replica, part in zip(deferred, replicas, data.split(split_sizes(13, 3)), strict=True):
-            one.install()
+        for deferred_norm, replica, part in zip(deferred, replicas, data.split(split_sizes(13, 3)), strict=True):
+            deferred_norm.install()
             for microbatch in part.split(microbatch_sizes(len(part), 2)):
                 replica(microbatch)
         sums = AllReduce(3)
-        threads = [threading.Thread(target=one.finish_step, args=(sums,)) for one in deferred]
+        threads = [threading.Thread(target=deferred_norm.finish_step, args=(sums,)) for deferred_norm in deferred]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
         assert sums.seen == [((3 * 10,), torch.float64)] * 3
-        for one, replica in zip(deferred, replicas, strict=True):
-            one.remove()
+        for deferred_norm, replica in zip(deferred, replicas, strict=True):
+            deferred_norm.remove()
             assert_same_statistics(replica, whole)
 
 
 class AllReduce:
-    """The sum over replicas that are threads."""
+    """All-reduce over replicas that are threads."""
 
     def __init__(self, num_replicas: int) -> None:
         self.seen: list[Any] = []
@@ -118,21 +118,21 @@ class AllReduce:
         vector.copy_(torch.stack(self._vectors).sum(0))
 
 
-def test_a_replica_without_samples_follows() -> None:
+def test_a_replica_without_samples_gets_the_same_statistics() -> None:
     whole = nn.BatchNorm1d(5)
     busy, idle = copy.deepcopy(whole), copy.deepcopy(whole)
     data = batch(nn.BatchNorm1d)
     whole(data)
     sums: list[torch.Tensor] = []
-    with DeferredBatchNorm(busy) as one, DeferredBatchNorm(idle) as other:
+    with DeferredBatchNorm(busy) as deferred_norm, DeferredBatchNorm(idle) as other_norm:
         busy(data)
-        one.finish_step(lambda flat: sums.append(flat.clone()))
-        other.finish_step(lambda flat: flat.add_(sums[0]))
+        deferred_norm.finish_step(lambda flat: sums.append(flat.clone()))
+        other_norm.finish_step(lambda flat: flat.add_(sums[0]))
     assert_same_statistics(busy, whole)
     assert_same_statistics(idle, whole)
 
 
-def test_a_norm_that_is_called_twice_moves_twice() -> None:
+def test_a_norm_called_twice_updates_twice() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -159,7 +159,7 @@ def test_a_norm_that_is_called_twice_moves_twice() -> None:
     assert int(model.norm.num_batches_tracked) == 2
 
 
-def test_what_is_left_alone() -> None:
+def test_unaffected_modules() -> None:
     untracked = nn.BatchNorm1d(5, track_running_stats=False)
     frozen = nn.BatchNorm1d(5).eval()
     synchronised = nn.SyncBatchNorm(5)
@@ -174,7 +174,7 @@ def test_what_is_left_alone() -> None:
     assert find_tracked_norms(nn.Sequential(untracked, frozen, frozen)) == [frozen]
 
 
-def test_removed_it_is_as_it_was() -> None:
+def test_remove_restores_the_modules() -> None:
     norm, plain = nn.BatchNorm1d(5), nn.BatchNorm1d(5)
     deferred = DeferredBatchNorm(norm, norm)
     deferred.install()
@@ -201,7 +201,7 @@ def test_a_failed_forward_leaves_the_buffers_in_place() -> None:
     assert int(norm.num_batches_tracked) == 0
 
 
-def test_norms_that_workers_compute_together_are_refused_where_serial_is_alone() -> None:
+def test_sync_batch_norm_is_rejected() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     reject_sync_batch_norm(model, 1)
     with pytest.raises(UsageError, match="'1' is a SyncBatchNorm, which 2 workers"):
@@ -209,17 +209,21 @@ def test_norms_that_workers_compute_together_are_refused_where_serial_is_alone()
     reject_sync_batch_norm(model.eval(), 2)
 
 
-def test_a_replica_without_samples_of_its_own_is_not_counted() -> None:
-    """It runs another's, so that all take part in the sums."""
+def test_a_replica_without_samples_is_not_counted() -> None:
+    """It runs samples of another replica, to take part in the all-reduce."""
     x = batch(nn.BatchNorm1d)
-    own, idle, alone = (nn.BatchNorm1d(5) for _ in range(3))
+    active, idle, alone = (nn.BatchNorm1d(5) for _ in range(3))
     gathered: list[torch.Tensor] = []
-    with DeferredBatchNorm(own) as one, DeferredBatchNorm(idle) as other, DeferredBatchNorm(alone) as third:
-        own(x), idle(x), alone(x)
-        other.finish_step(lambda flat: gathered.append(flat.clone()), is_counted=False)
-        one.finish_step(lambda flat: flat.add_(gathered[0]))
+    with (
+        DeferredBatchNorm(active) as deferred_norm,
+        DeferredBatchNorm(idle) as other_norm,
+        DeferredBatchNorm(alone) as third,
+    ):
+        active(x), idle(x), alone(x)
+        other_norm.finish_step(lambda flat: gathered.append(flat.clone()), is_counted=False)
+        deferred_norm.finish_step(lambda flat: flat.add_(gathered[0]))
         third.finish_step()
-    torch.testing.assert_close(own.running_var, alone.running_var)
+    torch.testing.assert_close(active.running_var, alone.running_var)
     assert gathered[0].count_nonzero() == 0
 
 
@@ -227,7 +231,7 @@ def test_a_replica_without_samples_of_its_own_is_not_counted() -> None:
     ("workers", "deferred", "torn"),
     [([0, 1, 2], False, True), ([0, 1, 2], True, True), ([0, 1, 0], False, True), ([0, 1, 0], True, False)],
 )
-def test_a_norm_that_several_stages_call_is_refused(workers: list[int], deferred: bool, torn: bool) -> None:
+def test_a_norm_called_by_several_stages_is_rejected(workers: list[int], deferred: bool, torn: bool) -> None:
     shared = nn.BatchNorm1d(4)
     stages = [nn.Sequential(shared), nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.BatchNorm1d(4), shared)]
     model = nn.Sequential(*stages)
@@ -259,14 +263,14 @@ def test_recomputed_forwards_do_not_count(mode: str, momentum: float | None) -> 
         if mode == "deferred":
             deferred.finish_step()
         deferred.remove()
-        results.append([*model.buffers(), *(one.grad for one in model.parameters())])
-        results[-1] = [one.clone() for one in results[-1]]
+        results.append([*model.buffers(), *(parameter.grad for parameter in model.parameters())])
+        results[-1] = [tensor.clone() for tensor in results[-1]]
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert int(model[1].num_batches_tracked) == (1 if mode == "deferred" else 2)
 
 
-def test_held_statistics() -> None:
+def test_freeze_statistics() -> None:
     norm = nn.BatchNorm1d(5)
     mean = norm.running_mean
     with freeze_statistics([norm]), freeze_statistics([norm]):

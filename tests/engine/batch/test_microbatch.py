@@ -1,4 +1,4 @@
-"""A batch dealt out: sizes as torch's, nothing lost, weighted means add up to the mean."""
+"""Batch splitting: sizes as in torch, every sample once, weighted means add up to the mean."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ def test_sizes_are_those_of_tensor_split(samples: int, num: int) -> None:
 
 @given(sizes_of_batches, counts, counts)
 def test_every_sample_is_in_one_microbatch_of_one_replica(batch: int, num: int, data: int) -> None:
-    every = [one for replica in range(data) for one in microbatch_layout(batch, num, data=data, replica=replica)]
-    samples = [one.first_sample + at for one in every for at in range(one.num_samples)]
+    all_microbatches = [
+        piece for replica in range(data) for piece in microbatch_layout(batch, num, data=data, replica=replica)
+    ]
+    samples = [piece.first_sample + offset for piece in all_microbatches for offset in range(piece.num_samples)]
     assert samples == list(range(batch))
-    assert sum(one.weight for one in every) == pytest.approx(1, abs=1e-12)
-    assert all(one.num_samples > 0 for one in every)
+    assert sum(piece.weight for piece in all_microbatches) == pytest.approx(1, abs=1e-12)
+    assert all(piece.num_samples > 0 for piece in all_microbatches)
 
 
 @settings(deadline=None)
@@ -46,8 +48,8 @@ def test_weighted_means_add_up_to_the_mean(batch: int, num: int, data: int) -> N
     losses = torch.linspace(-3, 5, batch, dtype=torch.float64).square()
     total = 0.0
     for replica in range(data):
-        for one in microbatch_layout(batch, num, data=data, replica=replica):
-            total += one.weight * float(losses.narrow(0, one.first_sample, one.num_samples).mean())
+        for piece in microbatch_layout(batch, num, data=data, replica=replica):
+            total += piece.weight * float(losses.narrow(0, piece.first_sample, piece.num_samples).mean())
     assert total == pytest.approx(float(losses.mean()), rel=1e-12)
 
 
@@ -63,14 +65,14 @@ def test_numbers() -> None:
 
 
 @pytest.mark.parametrize(("batch", "num"), [(0, 2), (4, 0)])
-def test_nothing_to_share(batch: int, num: int) -> None:
+def test_invalid_sizes_are_rejected(batch: int, num: int) -> None:
     with pytest.raises(UsageError, match="at least 1"):
         split_sizes(batch, num)
     with pytest.raises(UsageError, match="at least 1"):
         microbatch_sizes(4, 0)
 
 
-def test_dims_from_two_examples() -> None:
+def test_batch_dims_from_two_examples() -> None:
     def example(batch: int) -> object:
         return {"x": torch.zeros(batch, 4), "time_first": torch.zeros(4, batch), "table": torch.zeros(4, 4), "flag": 3}
 
@@ -80,7 +82,7 @@ def test_dims_from_two_examples() -> None:
         find_batch_dims((torch.zeros(2),), [torch.zeros(3)])
 
 
-def test_dims_of_a_graph() -> None:
+def test_batch_dims_of_a_graph() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -58,39 +58,39 @@ def run(
     for index, stage in enumerate(graph.stages(cuts)):
         key_stage(stage)
         forwards.append(CheckpointedForward(stage, policy=policy, index=index, num_microbatches=PARTS))
-    values: dict[int, Any] = {at: (part,) for at, part in enumerate(data.tensor_split(PARTS))}
-    pairs = [(stage, at) for at in range(PARTS) for stage in range(len(forwards))]
+    values: dict[int, Any] = {number: (part,) for number, part in enumerate(data.tensor_split(PARTS))}
+    pairs = [(stage, number) for number in range(PARTS) for stage in range(len(forwards))]
     if order == "stages":
         pairs.sort()
     elif order == "odd":
         mixed = random.Random(5)
-        left = {at: list(range(len(forwards))) for at in range(PARTS)}
+        left = {number: list(range(len(forwards))) for number in range(PARTS)}
         pairs = []
         while left:
-            at = mixed.choice(sorted(left))
-            pairs.append((left[at].pop(0), at))
-            if not left[at]:
-                del left[at]
-    for stage, at in pairs:
+            number = mixed.choice(sorted(left))
+            pairs.append((left[number].pop(0), number))
+            if not left[number]:
+                del left[number]
+    for stage, number in pairs:
         torch.rand(noise)
-        with random_key(seed=seed, step=step, first_sample=2 * at, device=CPU):
-            values[at] = forwards[stage](values[at], at)
-    outputs = [values[at][0] for at in range(PARTS)]
+        with random_key(seed=seed, step=step, first_sample=2 * number, device=CPU):
+            values[number] = forwards[stage](values[number], number)
+    outputs = [values[number][0] for number in range(PARTS)]
     for output in outputs:  # in one order: sums of gradients are compared to the last bit
         output.square().sum().backward()
-    gradients = [one.grad.clone() for one in graph.model.parameters() if one.grad is not None]
+    gradients = [parameter.grad.clone() for parameter in graph.model.parameters() if parameter.grad is not None]
     return [output.detach() for output in outputs], gradients
 
 
-def assert_same(one: Any, other: Any) -> None:
-    for a, b in zip(one[0] + one[1], other[0] + other[1], strict=True):
+def assert_same(actual: Any, expected: Any) -> None:
+    for a, b in zip(actual[0] + actual[1], expected[0] + expected[1], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("policy", ["none", "always", "except-last"])
 @pytest.mark.parametrize("order", ["microbatches", "stages", "odd"])
 @pytest.mark.parametrize("cuts", [[], [0], [2, 4], [0, 1, 2, 3, 4]])
-def test_same_masks_whatever_the_split_the_order_and_recomputation(
+def test_masks_do_not_depend_on_split_order_or_recomputation(
     graph: UnitGraph, cuts: list[int], order: str, policy: str
 ) -> None:
     assert len(graph.calls) == 6
@@ -99,7 +99,7 @@ def test_same_masks_whatever_the_split_the_order_and_recomputation(
 
 
 class Sized(nn.Module):
-    """A unit that is told a size: an object, which the whole graph makes before its first unit."""
+    """A unit that takes a size: an object that the graph creates before its first unit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,18 +118,18 @@ class Late(nn.Module):
         return self.second(self.first(x), size=x.shape[1:])  # type: ignore[no-any-return]
 
 
-def test_same_masks_whatever_comes_before_the_first_unit() -> None:
+def test_masks_do_not_depend_on_glue_before_the_first_unit() -> None:
     graph = capture(Late(), (torch.randn(3, 6),), units=["first", "second"])
     assert_same(run(graph, [0]), run(graph, []))
 
 
-def test_keys_make_a_difference(graph: UnitGraph) -> None:
+def test_masks_depend_on_the_key(graph: UnitGraph) -> None:
     serial = run(graph, [])
-    for other in (run(graph, [], seed=1), run(graph, [], step=1)):
-        assert not any(torch.equal(a, b) for a, b in zip(serial[0], other[0], strict=True))
+    for other_result in (run(graph, [], seed=1), run(graph, [], step=1)):
+        assert not any(torch.equal(a, b) for a, b in zip(serial[0], other_result[0], strict=True))
 
 
-def test_each_call_and_microbatch_has_a_mask_of_its_own() -> None:
+def test_each_call_and_microbatch_has_its_own_mask() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Dropout(0.5), nn.Dropout(0.5))
     graph = capture(model, (torch.ones(2, 64),), units=["0", "1", "2", "3"])
     _, *stages = graph.stages([0, 1, 2])
@@ -143,7 +143,7 @@ def test_each_call_and_microbatch_has_a_mask_of_its_own() -> None:
     assert all(0.3 < sum(value == 0 for value in mask) / 128 < 0.7 for mask in masks)
 
 
-def test_the_users_generator_is_left_as_it_was(graph: UnitGraph) -> None:
+def test_the_default_generator_is_restored(graph: UnitGraph) -> None:
     (stage,) = graph.stages([])
     key_stage(stage)
     torch.manual_seed(5)
@@ -157,7 +157,7 @@ def test_the_users_generator_is_left_as_it_was(graph: UnitGraph) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_without_a_key_a_keyed_stage_draws_as_before(graph: UnitGraph) -> None:
+def test_without_a_key_a_keyed_stage_uses_the_default_generator(graph: UnitGraph) -> None:
     plain, keyed = graph.stage(0, 5), graph.stage(0, 5)
     key_stage(keyed)
     key_stage(keyed)  # once is enough

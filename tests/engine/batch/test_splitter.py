@@ -1,4 +1,4 @@
-"""A smaller batch is cut into fewer micro-batches, of about the size of a full batch's."""
+"""A smaller batch is split into fewer micro-batches of about the usual size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def sizes(size: int, batch: int, most: int, data: int = 1, shard: bool = False) 
     """Samples of each replica's micro-batches of a batch of ``size`` under a plan for ``batch``."""
     plan = Plan(model=ModelSpec(name="m"), batch=batch, microbatches=most, mesh=Mesh(data=data), shard=shard)
     num = count_microbatches(size, plan)
-    return [[one.num_samples for one in microbatch_layout(size, num, data=data, replica=at)] for at in range(data)]
+    return [
+        [part.num_samples for part in microbatch_layout(size, num, data=data, replica=replica_index)]
+        for replica_index in range(data)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,20 +30,20 @@ def test_numbers(size: int, batch: int, most: int, expected: list[int]) -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 12), st.integers(1, 4))
-def test_like_those_of_a_full_batch(size: int, batch: int, most: int, data: int) -> None:
+def test_sizes_match_those_of_a_full_batch(size: int, batch: int, most: int, data: int) -> None:
     size, batch = sorted((size, max(batch, size, most * data)))
-    full, found = sizes(batch, batch, most, data), sizes(size, batch, most, data)
-    assert [len(one) for one in full] == [most] * data
-    assert sum(map(sum, found)) == size
-    every = [one for replica in found for one in replica]
+    full, split_batch = sizes(batch, batch, most, data), sizes(size, batch, most, data)
+    assert [len(part) for part in full] == [most] * data
+    assert sum(map(sum, split_batch)) == size
+    flat_sizes = [part for replica in split_batch for part in replica]
     if min(map(min, full)) > 1 and size >= 2 * data:
-        assert min(every) > 1
+        assert min(flat_sizes) > 1
     if batch >= 4 * most * data:
-        assert max(every) <= max(map(max, full))
+        assert max(flat_sizes) <= max(map(max, full))
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 12), st.integers(1, 4))
-def test_replicas_that_share_parameters_have_equally_many(size: int, batch: int, most: int, data: int) -> None:
-    """Each gathers them from all, for each of its micro-batches; one without a sample takes part in one."""
+def test_fsdp_replicas_have_equally_many(size: int, batch: int, most: int, data: int) -> None:
+    """Each gathers parameters for each micro-batch; a replica without samples takes part in one."""
     size, batch = sorted((size, max(batch, size, most * data)))
-    assert len({len(one) or 1 for one in sizes(size, batch, most, data, shard=True)}) == 1
+    assert len({len(part) or 1 for part in sizes(size, batch, most, data, shard=True)}) == 1

@@ -1,4 +1,4 @@
-"""Training under every strategy is serial training; evaluation goes on beside it under every schedule."""
+"""Training equals the single-device baseline under every strategy; so does evaluation during training."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-5) -> None:
-    """Losses, evaluations and the state at the end."""
-    np.testing.assert_allclose(found["losses"], expected["losses"], rtol=tolerance)
-    np.testing.assert_allclose(found["evaluations"], expected["evaluations"], rtol=tolerance)
-    assert list(found["state"]) == list(expected["state"])
+def assert_same(results: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-5) -> None:
+    """Compare losses, evaluations and the final state."""
+    np.testing.assert_allclose(results["losses"], expected["losses"], rtol=tolerance)
+    np.testing.assert_allclose(results["evaluations"], expected["evaluations"], rtol=tolerance)
+    assert list(results["state"]) == list(expected["state"])
     for name, value in expected["state"].items():
-        np.testing.assert_allclose(found["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(results["state"][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_pipeline_trains_like_serial(pool_of: Any, schedule: str) -> None:
+def test_pipeline_training_equals_the_baseline(pool_of: Any, schedule: str) -> None:
     """Five AdamW steps with dropout and partial batches, and an evaluation after each."""
     (expected,) = pool_of(1).run("training_jobs:training", "serial")
-    found = pool_of(2).run("training_jobs:training", "pipeline=2", schedule)
-    for one in found:
-        assert_same(one, expected)
-        assert one["training"]
-    assert sum(one["results"] for one in found) == 7 * 5
+    results = pool_of(2).run("training_jobs:training", "pipeline=2", schedule)
+    for result in results:
+        assert_same(result, expected)
+        assert result["training"]
+    assert sum(result["results"] for result in results) == 7 * 5
     assert expected["losses"][0] > expected["losses"][2]
 
 
-def test_evaluation_is_that_of_the_plain_model_in_eval_mode(pool_of: Any) -> None:
+def test_evaluation_equals_the_plain_model_in_eval_mode(pool_of: Any) -> None:
     """Batch norm's running statistics and no dropout, before any step and on two workers."""
     (expected,) = pool_of(1).run("training_jobs:plain", norm=True)
-    for one in pool_of(2).run("training_jobs:training", "pipeline=2", "zbv", norm=True, sizes=()):
-        assert one["before"] == pytest.approx(expected["loss"], rel=1e-5)
+    for result in pool_of(2).run("training_jobs:training", "pipeline=2", "zbv", norm=True, sizes=()):
+        assert result["before"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 def test_batch_norm_in_a_pipeline(pool_of: Any) -> None:
     sizes = (12, 12, 8)
     (expected,) = pool_of(1).run("training_jobs:training", "serial", norm=True, sizes=sizes)
-    for one in pool_of(2).run("training_jobs:training", "pipeline=2", norm=True, sizes=sizes):
-        assert_same(one, expected)
+    for result in pool_of(2).run("training_jobs:training", "pipeline=2", norm=True, sizes=sizes):
+        assert_same(result, expected)
 
 
 @pytest.mark.parametrize("shard", [False, True])
-def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
-    """Two replicas of two micro-batches have serial's four; in the last step one replica has no sample."""
+def test_data_parallel_training_equals_the_baseline(pool_of: Any, shard: bool) -> None:
+    """Two replicas of two micro-batches match four on one device; in the last step one replica has no sample."""
     (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=(12, 12, 12, 4, 1))
-    found = pool_of(2).run(
+    results = pool_of(2).run(
         "training_jobs:training", "data=2", "1f1b", 2, sizes=(12, 12, 12, 4, 1), shard=shard, optimizer="adamw"
     )
-    for one in found:
-        assert_same(one, expected)
-    assert [one["results"] for one in found] == [4 * 5, 3 * 5]
+    for result in results:
+        assert_same(result, expected)
+    assert [result["results"] for result in results] == [4 * 5, 3 * 5]
 
 
 @pytest.mark.parametrize(
@@ -75,30 +75,30 @@ def test_replicas_train_like_serial(pool_of: Any, shard: bool) -> None:
         ("data=2", True, 1),
     ],
 )
-def test_the_whole_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, shard: bool, tensors: int) -> None:
-    for rank, one in enumerate(pool_of(2).run("training_jobs:gathering", mesh, shard=shard)):
-        limit = (tensors + 1.5) * one["largest"]  # Gloo's thread may still hold the one before, as large as this
-        assert 0 < one["most"] < limit < one["total"] / 4
-        assert 0 < one["most_for_the_first"] < limit
-        assert (one["names"], one["places"], one["shared"]) == (True, ["cpu"], False)
-        assert bool(one["kept"]) == (rank == 0)
+def test_the_full_state_is_gathered_tensor_by_tensor(pool_of: Any, mesh: str, shard: bool, tensors: int) -> None:
+    for rank, result in enumerate(pool_of(2).run("training_jobs:gathering", mesh, shard=shard)):
+        limit = (tensors + 1.5) * result["largest"]  # Gloo's thread may still hold the one before, as large as this
+        assert 0 < result["most"] < limit < result["total"] / 4
+        assert 0 < result["most_for_the_first"] < limit
+        assert (result["names"], result["places"], result["shared"]) == (True, ["cpu"], False)
+        assert bool(result["kept"]) == (rank == 0)
 
 
 @pytest.mark.long
-def test_replicas_of_a_pipeline_train_like_serial(pool_of: Any) -> None:
+def test_data_and_pipeline_parallel_training_equals_the_baseline(pool_of: Any) -> None:
     """Four workers; in the last step one pipeline has no sample."""
     sizes = (12, 12, 12, 4, 1)
     (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=sizes)
-    for one in pool_of(4).run("training_jobs:training", "data=2,pipeline=2", "1f1b", 2, sizes=sizes):
-        assert_same(one, expected)
+    for result in pool_of(4).run("training_jobs:training", "data=2,pipeline=2", "1f1b", 2, sizes=sizes):
+        assert_same(result, expected)
     (expected,) = pool_of(1).run("training_jobs:training", "serial", name="vit", optimizer="sgd")
     more = {"name": "vit", "optimizer": "sgd", "recompute": "always"}
-    for one in pool_of(4).run("training_jobs:training", "tensor=2,pipeline=2", "1f1b", 4, **more):
-        assert_same(one, expected)
+    for result in pool_of(4).run("training_jobs:training", "tensor=2,pipeline=2", "1f1b", 4, **more):
+        assert_same(result, expected)
 
 
-def test_a_script_of_ones_own(tmp_path: Path) -> None:
-    """``parallelize`` under torchrun, with cuts that it finds itself, gives the losses of the plain loop."""
+def test_parallelize_in_a_user_script(tmp_path: Path) -> None:
+    """``parallelize`` under torchrun, with automatic cuts, gives the losses of the plain loop."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
@@ -120,7 +120,7 @@ def test_a_script_of_ones_own(tmp_path: Path) -> None:
     assert lines == [pytest.approx(expected, rel=1e-5)] * 2
 
 
-def test_too_few_workers_are_refused() -> None:
+def test_too_few_workers_are_rejected() -> None:
     plan = Plan(model=ModelSpec(name="mine"), batch=8, mesh=Mesh(pipeline=2), microbatches=4)
     with pytest.raises(UsageError, match=r"the plan needs 2 workers \(pipeline=2\), but 1 were started"):
         parallelize(nn.Linear(2, 2), (torch.ones(2, 2), torch.ones(2)), plan=plan, loss=nn.functional.mse_loss)
@@ -164,18 +164,18 @@ with open(f"losses-{os.environ['RANK']}.json", "w") as file:  # lines of two wor
     ],
 )
 def test_predictions_of_a_stream(pool_of: Any, mesh: str, schedule: str, options: dict[str, Any]) -> None:
-    """The plain model's results in order, for all sizes; little read ahead, the caller's modes left alone."""
+    """The plain model's outputs in order, for all sizes; little read ahead, train and eval modes unchanged."""
     workers = Mesh.parse(mesh).num_workers
-    found = pool_of(workers).run("training_jobs:predicting", mesh, schedule, count=9, **options)
+    results = pool_of(workers).run("training_jobs:predicting", mesh, schedule, count=9, **options)
     (expected,) = pool_of(1).run("training_jobs:plain_results", (12, 12, 5, 1) * 2 + (12,), norm="norm" in options)
-    last = [one for one in found if one["has_outputs"]]
-    for at, whole in enumerate(expected):
-        rows = np.concatenate([chunk for one in last for chunk in one["results"][at]])
+    last = [result for result in results if result["has_outputs"]]
+    for index, whole in enumerate(expected):
+        rows = np.concatenate([chunk for result in last for chunk in result["results"][index]])
         np.testing.assert_allclose(rows, whole, rtol=1e-4, atol=5e-2 if "codec" in options else 1e-5)
-    for one in found:
-        assert one["has_outputs"] or not any(one["results"])
-        assert one["ahead"] <= 4, "batches read before their turn"
-        assert one["turns"] == {(True, True)}
+    for result in results:
+        assert result["has_outputs"] or not any(result["results"])
+        assert result["ahead"] <= 4, "batches read before their turn"
+        assert result["turns"] == {(True, True)}
 
 
 def test_a_stream_that_ends(pool_of: Any) -> None:
@@ -183,18 +183,18 @@ def test_a_stream_that_ends(pool_of: Any) -> None:
     first, last = pool_of(2).run("training_jobs:finite", "pipeline=2", sizes)
     assert (first, last) == ([0] * 4, list(sizes))
     assert pool_of(2).run("training_jobs:finite", "pipeline=2", ()) == [[], []]
-    assert [sum(one) for one in zip(*pool_of(2).run("training_jobs:finite", "data=2", sizes), strict=True)] == list(
-        sizes
-    )
+    assert [
+        sum(result) for result in zip(*pool_of(2).run("training_jobs:finite", "data=2", sizes), strict=True)
+    ] == list(sizes)
 
 
 def test_a_stream_left_before_its_end_breaks_a_pipeline(pool_of: Any) -> None:
-    """What is under way would be taken for messages of the next step."""
+    """Transfers in flight would be mistaken for those of the next step."""
     for said in pool_of(2).run("training_jobs:left_early", "pipeline=2"):
         assert "a stream was left before its end" in said
     assert pool_of(1).run("training_jobs:left_early", "serial") == [""]
 
 
-def test_a_stream_of_something_else_is_refused(pool_of: Any) -> None:
+def test_a_stream_of_invalid_batches_is_rejected(pool_of: Any) -> None:
     with pytest.raises(AssertionError, match=r"give a stagewright.zoo.Batch or a tuple of the model's arguments"):
         pool_of(1).run("training_jobs:refused")

@@ -1,4 +1,4 @@
-"""A recomputed stage gives the same results and gradients to the last bit and keeps only its inputs."""
+"""A checkpointed stage gives bitwise equal outputs and gradients and saves only its inputs."""
 
 from __future__ import annotations
 
@@ -57,50 +57,50 @@ def run(
     forwards = [
         CheckpointedForward(stage, policy=policy, index=index, num_microbatches=3) for index, stage in enumerate(stages)
     ]
-    held, found = [], []
-    for at, part in enumerate(torch.randint(0, 11, (3 * BATCH,)).split(BATCH)):
+    held, results = [], []
+    for number, part in enumerate(torch.randint(0, 11, (3 * BATCH,)).split(BATCH)):
         values: tuple[Any, ...] = (part,)
         chain = []
         for forward in forwards:
-            leaves = [one.detach().requires_grad_(one.is_floating_point()) for one in values]
+            leaves = [value.detach().requires_grad_(value.is_floating_point()) for value in values]
             with autocast or nullcontext():
-                values = forward(leaves, at)
+                values = forward(leaves, number)
             chain.append((leaves, values))
         held.append(chain)
-        found.extend(value.detach().clone() for value in values)
+        results.extend(value.detach().clone() for value in values)
     for chain in held:
         gradient = torch.linspace(-1, 1, BATCH * WIDTH).view(BATCH, WIDTH)
         for leaves, values in reversed(chain):
             (output,) = [value for value in values if value.requires_grad]
             output.backward(gradient)
-            found.extend(leaf.grad for leaf in leaves if leaf.grad is not None)
-            gradient = found[-1]
-    found.extend(one.grad.clone() for one in graph.model.parameters() if one.grad is not None)
-    found.extend(one.clone() for one in graph.model.buffers())
+            results.extend(leaf.grad for leaf in leaves if leaf.grad is not None)
+            gradient = results[-1]
+    results.extend(parameter.grad.clone() for parameter in graph.model.parameters() if parameter.grad is not None)
+    results.extend(buffer.clone() for buffer in graph.model.buffers())
     graph.model.load_state_dict(state)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("policy", ["always", "except-last", (True, False, True)])
-def test_equal_to_the_last_bit(graph: UnitGraph, policy: RecomputePolicy) -> None:
-    expected, found = run(graph, "none"), run(graph, policy)
+def test_bitwise_equal(graph: UnitGraph, policy: RecomputePolicy) -> None:
+    expected, results = run(graph, "none"), run(graph, policy)
     assert len(expected) == 3 * 2 + 3 * 2 + 14 + 9
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_equal_under_autocast(graph: UnitGraph) -> None:
     plain = run(graph, "none")
     expected = run(graph, "none", torch.autocast("cpu", torch.bfloat16))
-    found = run(graph, "always", torch.autocast("cpu", torch.bfloat16))
-    for a, b in zip(expected, found, strict=True):
+    results = run(graph, "always", torch.autocast("cpu", torch.bfloat16))
+    for a, b in zip(expected, results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert not torch.equal(plain[0], expected[0])
 
 
 def saved_bytes(stage: Stage, policy: RecomputePolicy, inputs: tuple[Any, ...], microbatch: int = 0) -> int:
-    """Bytes of the storages that autograd keeps, parameters left out."""
-    own = {one.untyped_storage().data_ptr() for one in [*stage.parameters(), *stage.buffers()]}
+    """Bytes of the storages that autograd saves, without parameters."""
+    parameters_storage = {value.untyped_storage().data_ptr() for value in [*stage.parameters(), *stage.buffers()]}
     storages: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,10 +111,10 @@ def saved_bytes(stage: Stage, policy: RecomputePolicy, inputs: tuple[Any, ...], 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         outputs = forward(inputs, microbatch)
     assert outputs[1].requires_grad
-    return sum(storage.nbytes() for key, storage in storages.items() if key not in own)
+    return sum(storage.nbytes() for key, storage in storages.items() if key not in parameters_storage)
 
 
-def test_only_inputs_are_kept(graph: UnitGraph) -> None:
+def test_only_inputs_are_saved(graph: UnitGraph) -> None:
     stage = graph.stage(1, 2)
     inputs = (torch.randint(0, 11, (BATCH,)), torch.randn(BATCH, WIDTH, requires_grad=True))
     inputs_bytes = BATCH * WIDTH * FLOAT_BYTES + BATCH * 8
@@ -125,7 +125,7 @@ def test_only_inputs_are_kept(graph: UnitGraph) -> None:
     assert everything > 4 * inputs_bytes
 
 
-def test_the_generator_goes_on_as_without_recomputation(graph: UnitGraph) -> None:
+def test_recomputation_does_not_advance_the_generator(graph: UnitGraph) -> None:
     after = []
     for policy in ("none", "always"):
         torch.manual_seed(4)
@@ -137,7 +137,7 @@ def test_the_generator_goes_on_as_without_recomputation(graph: UnitGraph) -> Non
 
 
 @pytest.mark.parametrize("needs_gradient", [False, True])
-def test_a_stage_that_changes_its_input(needs_gradient: bool) -> None:
+def test_a_stage_that_mutates_its_input(needs_gradient: bool) -> None:
     class Changes(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -152,45 +152,47 @@ def test_a_stage_that_changes_its_input(needs_gradient: bool) -> None:
     model = Changes()
     graph = capture(model, (torch.randn(2, 4),), units=["first", "act", "last"])
     for stage in (graph.stage(1, 2), graph.stage(1, 1)):
-        found = []
+        results = []
         for policy in ("none", "always"):
             model.zero_grad()
             x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(needs_gradient)
             outputs = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=1)((x,), 0)
-            found.append([outputs[0].detach().clone()])
+            results.append([outputs[0].detach().clone()])
             if outputs[0].requires_grad:
                 outputs[0].square().sum().backward()
-                found[-1].extend(one.grad for one in (x, *stage.parameters()) if one.grad is not None)
-        for a, b in zip(*found, strict=True):
+                results[-1].extend(
+                    parameter.grad for parameter in (x, *stage.parameters()) if parameter.grad is not None
+                )
+        for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_backward_in_two_halves(graph: UnitGraph) -> None:
+def test_split_backward(graph: UnitGraph) -> None:
     stage = graph.stage(1, 2)
     parameters = list(stage.parameters())
     ids = torch.zeros(BATCH, dtype=torch.int64)
-    found = []
+    results = []
     for policy in ("none", "always"):
         graph.model.zero_grad()
         torch.manual_seed(3)
         x = torch.randn(BATCH, WIDTH, requires_grad=True)
         forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=1)
         held = BackwardState([x], [forward((ids, x), 0)[1]])
-        found.append(run_input_backward(held, [torch.ones(BATCH, WIDTH)], parameters))
+        results.append(run_input_backward(held, [torch.ones(BATCH, WIDTH)], parameters))
         run_weight_backward(held, parameters)
-        found[-1].extend(one.grad for one in parameters if one.grad is not None)
-    assert len(found[0]) == 1 + 8
-    for a, b in zip(*found, strict=True):
+        results[-1].extend(parameter.grad for parameter in parameters if parameter.grad is not None)
+    assert len(results[0]) == 1 + 8
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_without_gradients_nothing_is_special(graph: UnitGraph) -> None:
+def test_inference_is_not_checkpointed(graph: UnitGraph) -> None:
     forward = CheckpointedForward(graph.stage(0, 4), policy="always", index=0, num_microbatches=1)
     with torch.no_grad():
         assert not forward((torch.zeros(BATCH, dtype=torch.int64),), 0)[0].requires_grad
 
 
-def test_what_runs_again_is_watched(graph: UnitGraph) -> None:
+def test_recompute_context(graph: UnitGraph) -> None:
     entered = []
     forward = CheckpointedForward(
         graph.stage(0, 4),
@@ -206,7 +208,7 @@ def test_what_runs_again_is_watched(graph: UnitGraph) -> None:
 
 
 class Ranged(nn.Module):
-    """Scales by the largest value that it has seen so far, once in place and once in a tensor of its own."""
+    """Scales by the largest value so far, stored once in place and once in a new tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,23 +232,27 @@ def test_buffers_that_a_forward_changes() -> None:
         model = nn.Sequential(Ranged(), nn.Tanh(), Ranged())
         (stage,) = capture(model, (torch.randn(2, 4),), units=["0", "1", "2"]).stages([])
         forward = CheckpointedForward(stage, policy=policy, index=0, num_microbatches=3)
-        outputs = [forward((size * torch.randn(size, 4),), at)[0] for at, size in enumerate((1, 2, 3))]
+        outputs = [forward((size * torch.randn(size, 4),), number)[0] for number, size in enumerate((1, 2, 3))]
         for output in outputs:
             output.square().sum().backward()
-        return [*outputs, *(one.grad for one in stage.parameters() if one.grad is not None), *model.buffers()]
+        return [
+            *outputs,
+            *(parameter.grad for parameter in stage.parameters() if parameter.grad is not None),
+            *model.buffers(),
+        ]
 
     for a, b in zip(run("none"), run("always"), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-def test_through_a_data_parallel_wrapper() -> None:
+def test_data_parallel_wrapper() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.BatchNorm1d(4))
     graph = capture(model, (torch.randn(2, 4),), units=["0", "1", "2", "3"])
     x = torch.randn(5, 4)
     (stage,) = graph.stages([])
     stage(x)[0].square().sum().backward()
-    expected = [one.grad.clone() for one in stage.parameters() if one.grad is not None]
+    expected = [parameter.grad.clone() for parameter in stage.parameters() if parameter.grad is not None]
     model.zero_grad()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -255,7 +261,9 @@ def test_through_a_data_parallel_wrapper() -> None:
         wrapper.register_forward_pre_hook(lambda *_: calls.append(None))
         forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=1, wrapper=wrapper)
         saved: list[torch.Size] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one.shape) or one, lambda one: one):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved_tensor: saved.append(saved_tensor.shape) or saved_tensor, lambda saved_tensor: saved_tensor
+        ):
             output = forward((x,), 0)[0]
         assert saved == [x.shape]
         output.square().sum().backward()
@@ -270,7 +278,7 @@ def test_through_a_data_parallel_wrapper() -> None:
 
 def test_policies() -> None:
     def of(policy: Any, stage: int = 1) -> list[bool]:
-        return [is_recomputed(policy, stage=stage, microbatch=at, num_microbatches=3) for at in range(3)]
+        return [is_recomputed(policy, stage=stage, microbatch=number, num_microbatches=3) for number in range(3)]
 
     assert of("none") == [False, False, False]
     assert of("always") == [True, True, True]

@@ -1,7 +1,7 @@
-"""Every schedule gives serial's loss, gradients, buffers and results, for whole and partial batches.
+"""Every schedule gives the baseline's loss, gradients, buffers and outputs, for whole and partial batches.
 
-The reference is one worker with the same micro-batches (batch norm normalises each by itself). Differences come from
-the order of additions alone: 1e-5 relative holds for every parameter of every model here.
+The baseline is one worker with the same micro-batches (batch norm normalizes each by itself). Differences come from
+floating-point reordering alone: every parameter of every model here is within 1e-5.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ MULTI = SCHEDULES[2:]
 
 
 def compare(pool_of: Any, model: str, schedule: str, num_workers: int, batch: int, **more: Any) -> list[Any]:
-    """Run a step on one worker and on several; all that must agree, agrees."""
+    """Run a step on one worker and on several, and compare loss, gradients, buffers and outputs."""
     count = {2: 4, 3: 6, 4: 4}[num_workers] if schedule != "dualpipev" else 2 * num_workers
     if model == "mobilenet-v2":
         count = min(count, batch // 2)  # batch norm needs two samples
     num_stages = more.pop("num_stages", num_workers * (2 if schedule in MULTI else 1))
     (expected,) = pool_of(1).run("jobs:pipeline_step", model, "serial", "gpipe", count, batch, 1)
-    found = pool_of(num_workers).run(
+    results = pool_of(num_workers).run(
         "jobs:pipeline_step", model, f"pipeline={num_workers}", schedule, count, batch, num_stages, **more
     )
-    (loss,) = [one["loss"] for one in found if one["loss"] is not None]
+    (loss,) = [result["loss"] for result in results if result["loss"] is not None]
     assert loss == pytest.approx(expected["loss"], rel=1e-5)
     gradients: dict[str, Any] = {}
-    for one in found:
-        for name, value in one["gradients"].items():  # tied ones are on two workers: their sum is the gradient
+    for result in results:
+        for name, value in result["gradients"].items():  # tied ones are on two workers: their sum is the gradient
             gradients[name] = gradients.get(name, 0) + value
     assert set(gradients) == set(expected["gradients"])
     for name, value in expected["gradients"].items():
         scale = max(np.abs(value).max(), 1e-6)
         assert np.abs(gradients[name] - value).max() / scale < 1e-5, name
-    for one in found:
-        for name, value in one["buffers"].items():
+    for result in results:
+        for name, value in result["buffers"].items():
             np.testing.assert_allclose(value, expected["buffers"][name], rtol=1e-5, atol=1e-7)
-    (outputs,) = [one["outputs"] for one in found if one["outputs"] is not None]
+    (outputs,) = [result["outputs"] for result in results if result["outputs"] is not None]
     np.testing.assert_allclose(outputs, expected["outputs"], rtol=1e-5, atol=1e-6)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -63,15 +63,15 @@ def test_two_workers(pool_of: Any, model: str, schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", ["aside", "early-exit"])
 @pytest.mark.parametrize("recompute", ["none", "always"])
-def test_what_no_loss_reaches_gets_no_gradient(pool_of: Any, model: str, schedule: str, recompute: str) -> None:
-    """A zero is not the same: weight decay and momentum would change the parameter."""
-    found = compare(pool_of, model, schedule, 2, 12, recompute=recompute)
-    assert ("aside.weight" in found[0]["gradients"]) == (model == "early-exit")
+def test_unused_parameters_get_no_gradient(pool_of: Any, model: str, schedule: str, recompute: str) -> None:
+    """A zero gradient would differ: weight decay and momentum change the parameter."""
+    results = compare(pool_of, model, schedule, 2, 12, recompute=recompute)
+    assert ("aside.weight" in results[0]["gradients"]) == (model == "early-exit")
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_what_gpus_meet_first_goes_through_the_host(pool_of: Any, schedule: str) -> None:
-    """Here there is nothing but the host: what is tested is that all of it arrives, and that a stream still begins."""
+def test_transfers_through_host_memory(pool_of: Any, schedule: str) -> None:
+    """On CPUs everything is in host memory: this tests that all transfers arrive and that a stream still starts."""
     compare(pool_of, "mlp", schedule, 2, 12, through_host=True)
 
 
@@ -94,27 +94,27 @@ def test_partial_batches(pool_of: Any, schedule: str, batch: int) -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_client_and_server(pool_of: Any, schedule: str) -> None:
     """First and last stage on one worker, the middle on the other."""
-    found = compare(pool_of, "roberta-mask", schedule, 2, 12, num_stages=3, placement="client-server")
-    assert found[0]["loss"] is not None
+    results = compare(pool_of, "roberta-mask", schedule, 2, 12, num_stages=3, placement="client-server")
+    assert results[0]["loss"] is not None
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved-zero-bubble", "zbv", "dualpipev"])
 @pytest.mark.parametrize(("recompute", "spared"), [("always", 0), ("except-last", 1)])
-def test_a_recomputed_stage_runs_again_once(pool_of: Any, schedule: str, recompute: str, spared: int) -> None:
-    """Also where backward is split in two: not once for its inputs and once more for each group of its weights."""
-    found = compare(pool_of, "gpt2", schedule, 2, 12, recompute=recompute)
+def test_a_stage_is_recomputed_once(pool_of: Any, schedule: str, recompute: str, spared: int) -> None:
+    """With a split backward too: not once for the inputs and again for each group of weights."""
+    results = compare(pool_of, "gpt2", schedule, 2, 12, recompute=recompute)
     num_stages = 2 if schedule in MULTI else 1
-    assert [one["again"] for one in found] == [num_stages * (4 - spared)] * 2
+    assert [result["again"] for result in results] == [num_stages * (4 - spared)] * 2
 
 
-def test_bytes_on_the_links_are_those_of_the_crossings(pool_of: Any) -> None:
-    found = compare(pool_of, "deit", "1f1b", 2, 12)
+def test_sent_bytes_are_those_of_the_crossings(pool_of: Any) -> None:
+    results = compare(pool_of, "deit", "1f1b", 2, 12)
     hidden = 12 * 6 * 32 * 4  # samples, tokens (4 patches and 2 extra), width, float32
-    assert [one["sent_bytes"] for one in found] == [{0: hidden}, {0: hidden}]
+    assert [result["sent_bytes"] for result in results] == [{0: hidden}, {0: hidden}]
 
 
 def lone_pipeline(device: str, *stage_workers: int) -> PipelineExecutor:
-    """Worker 0's part, with nobody to talk to and nothing on its device."""
+    """An executor of worker 0 without peers."""
     groups = {(backward, up): None for backward in (False, True) for up in (False, True)}
     context: Any = SimpleNamespace(pipeline=0, rank=0, pipeline_ranks=range(2), torch_device=torch.device(device))
     context.link_groups, context.link_group = groups, lambda sender, receiver, *, backward: None
@@ -130,8 +130,8 @@ def lone_pipeline(device: str, *stage_workers: int) -> PipelineExecutor:
     return PipelineExecutor(stages, config, context)
 
 
-def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker 0 has the ends of a V: nothing comes back before two micro-batches have left."""
+def test_first_receives_of_a_stream_are_not_posted_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 0 has both ends of a V: nothing returns before two micro-batches are sent."""
     asked: list[Mapping[Transfer, int]] = []
 
     def receiver(*_: Any, after: Mapping[Transfer, int], **__: Any) -> Any:
@@ -145,7 +145,7 @@ def test_a_streams_first_receives_wait_until_they_can_come(monkeypatch: pytest.M
     assert [asked[0][Transfer(2, number, False)] for number in range(2)] == [2, 3]
 
 
-def test_only_linked_gpus_meet_something_new_and_each_size_once() -> None:
+def test_host_transport_is_for_new_sizes_between_gpus() -> None:
     assert not lone_pipeline("cpu", 0, 1)._needs_host_transport(True, [4])
     assert not lone_pipeline("cuda", 0)._needs_host_transport(True, [4])
     linked = lone_pipeline("cuda", 0, 1)

@@ -15,7 +15,7 @@ import torch
 
 from stagewright.cluster.device import Device
 from stagewright.planner.costs.measure import ModelCosts, load_captured
-from stagewright.planner.costs.tensor_shard import split_one_shard
+from stagewright.planner.costs.tensor_shard import shard_alone
 from stagewright.profiler.profile import Time
 from stagewright.profiler.replay import Stopwatch
 from stagewright.profiler.storage import tensors_in
@@ -34,7 +34,7 @@ class WholeModel:
         place = Device.parse(plan.devices[0])
         self._model, self._graph = load_captured(plan, place)
         if plan.mesh.tensor > 1:
-            split_one_shard(self._graph, plan.mesh.tensor)
+            shard_alone(self._graph, plan.mesh.tensor)
         self._training = plan.training
         self._parameters = [one for one in self._model.module.parameters() if one.requires_grad]
         self._stopwatch = Stopwatch(place.torch_device())

@@ -13,12 +13,12 @@ from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.profiler.profile import Amount, Time, UnitProfile
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 SLOW = Link(bandwidth_bytes_per_s=100.0, latency_s=0.05)
-TERMS = ModelOverheads(loss_forward_s=0.1, loss_backward_s=0.1, loss_kept_bytes=8, optimizer_s_per_byte=1e-3)
+OVERHEADS = ModelOverheads(loss_forward_s=0.1, loss_backward_s=0.1, loss_kept_bytes=8, optimizer_s_per_byte=1e-3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class MadeSource:
     # Numbers of workers that may share a layer.
     tensors: tuple[int, ...] = (1,)
     # Loss for one sample, and optimiser.
-    terms: ModelOverheads = TERMS
+    overheads: ModelOverheads = OVERHEADS
 
     @property
     def num_units(self) -> int:
@@ -45,28 +45,30 @@ class MadeSource:
     def model(self, size: int, tensor: int) -> ModelCosts:
         profile = profile_of([sized_unit(one, size, tensor) for one in self.units], batch_size=size)
         if tensor == 1:
-            return ModelCosts(profile=profile, terms=self._terms(size))
+            return ModelCosts(profile=profile, overheads=self._terms(size))
         once = (10 * size,)
         return ModelCosts(
             profile=profile,
-            terms=self._terms(size),
+            overheads=self._terms(size),
             tensor=(TensorTraffic(forward_bytes=once, backward_bytes=once),) * len(self.units),
             num_tensor=tensor,
             whole=self.model(size, 1).profile,
         )
 
     def _terms(self, size: int) -> ModelOverheads:
-        terms = self.terms
+        overheads = self.overheads
         return replace(
-            terms,
-            loss_forward_s=size * terms.loss_forward_s,
-            loss_backward_s=size * terms.loss_backward_s,
-            loss_kept_bytes=size * terms.loss_kept_bytes,
+            overheads,
+            loss_forward_s=size * overheads.loss_forward_s,
+            loss_backward_s=size * overheads.loss_backward_s,
+            loss_kept_bytes=size * overheads.loss_kept_bytes,
         )
 
     def prepared(self, plan: Plan, cluster: Cluster, **more: Any) -> PreparedPlan:
         """A plan over this model, with what its forecast needs."""
-        return prepare_plan(plan, self.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor), cluster, source=self, **more)
+        return prepare_plan(
+            plan, self.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor), cluster, source=self, **more
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ ENGINE = EngineOverheads(action_s=0.01, step_s=0.1, message_s=0.02, collective_s
 def test_parts_add_up(schedule: str, mesh: Mesh) -> None:
     source = MadeSource(units=random_units(8, 1), tensors=(1, 2))
     plan = plan_of(mesh, batch=16, microbatches=8, schedule=schedule)
-    prepared = source.prepared(plan, cluster_of(4), terms=ENGINE)
+    prepared = source.prepared(plan, cluster_of(4), overheads=ENGINE)
     found = explain_plan(prepared)
     parts = found.parts
     assert not found.is_measured
@@ -60,15 +60,15 @@ def test_sums_between_hosts_are_no_transfer() -> None:
     )
     source = MadeSource(units=random_units(4, 0))
     for shard in (False, True):
-        prepared = source.prepared(plan_of(Mesh(data=2), shard=shard), cluster, terms=ENGINE)
+        prepared = source.prepared(plan_of(Mesh(data=2), shard=shard), cluster, overheads=ENGINE)
         named = {one.name: one.seconds for one in explain_plan(prepared).parts.parts}
         assert named["transfer"] == pytest.approx(0)
         assert named["collectives"] > 0.5
     # Nor do stages inside each host, with replicas between the hosts, wait for anything but their messages.
     inside = Cluster(devices=(DeviceGroup(kind="cpu", count=2, hosts=2),), links=cluster.links)
-    both = source.prepared(plan_of(Mesh(data=2, pipeline=2), microbatches=4), inside, terms=ENGINE)
+    both = source.prepared(plan_of(Mesh(data=2, pipeline=2), microbatches=4), inside, overheads=ENGINE)
     quiet = replace(ENGINE, message_s=0.0)
-    free = source.prepared(plan_of(Mesh(data=2, pipeline=2), microbatches=4), inside, terms=quiet)
+    free = source.prepared(plan_of(Mesh(data=2, pipeline=2), microbatches=4), inside, overheads=quiet)
     assert {one.name: one.seconds for one in explain_plan(free).parts.parts}["transfer"] == pytest.approx(0)
     assert {one.name: one.seconds for one in explain_plan(both).parts.parts}["transfer"] > 0
 
@@ -113,7 +113,7 @@ PLANS: dict[str, Plan] = {
 @pytest.mark.parametrize("link", [FREE, SLOW], ids=["free", "slow"])
 def test_the_change_gains_most(name: str, link: Link) -> None:
     source = MadeSource(units=random_units(8, 6))
-    prepared = source.prepared(PLANS[name], cluster_of(4, link), terms=ENGINE)
+    prepared = source.prepared(PLANS[name], cluster_of(4, link), overheads=ENGINE)
     now, found = step_seconds(prepared.costs), best_change(prepared)
     every = offered(prepared)
     assert every
@@ -178,7 +178,7 @@ def test_what_other_sizes_take() -> None:
 
 def test_the_best_change_is_measured() -> None:
     """By the line through 4 and 8 samples, replicas of 16 would be the best; measured, these take as long as 48."""
-    fixed = FixedSource(units=equal_units(8, 1e-3, (1e-3, 1e-3)).units, terms=ModelOverheads())
+    fixed = FixedSource(units=equal_units(8, 1e-3, (1e-3, 1e-3)).units, overheads=ModelOverheads())
     asked = []
 
     def measure(plan: Plan, size: int) -> ModelCosts:
@@ -240,7 +240,9 @@ def test_a_codec_goes_with_its_links() -> None:
 def of_the_run(plan: Plan) -> PreparedPlan:
     """A run's plan over units that a profile took to be a hundred times as long as they were."""
     units = [replace(unit(name, 0.1, (0.05, 0.05)), name=name) for name in ("layers.0", "head")]
-    return MadeSource(units=tuple(units), terms=ModelOverheads()).prepared(replace(plan, devices=()), cluster_of(2, FREE))
+    return MadeSource(units=tuple(units), overheads=ModelOverheads()).prepared(
+        replace(plan, devices=()), cluster_of(2, FREE)
+    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "always"])
@@ -266,8 +268,8 @@ def test_a_run_is_explained_by_its_own_events(recompute: str, tmp_path: Path) ->
 def test_stages_are_those_of_their_actions(schedule: str, recompute: str) -> None:
     """A forecast of each action, taken for a measurement, gives the same stages: whole backwards and halves."""
     plan = plan_of(Mesh(pipeline=2), microbatches=4, schedule=schedule, recompute=recompute)
-    terms = ModelOverheads(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
-    costs = MadeSource(units=tuple(random_units(4, 3)), terms=terms).prepared(plan, cluster_of(2, FREE)).costs
+    overheads = ModelOverheads(loss_backward_s=0.1, accumulate_s_per_byte=1e-6, split_input=1.5, split_weight=1.25)
+    costs = MadeSource(units=tuple(random_units(4, 3)), overheads=overheads).prepared(plan, cluster_of(2, FREE)).costs
     for index, stage in enumerate(costs.stages):
         loss = costs.model_overheads.loss_backward_s * costs.contention if index == len(costs.stages) - 1 else 0.0
         again = stage.forward_s if recompute == "always" else 0.0

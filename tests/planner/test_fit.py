@@ -9,9 +9,9 @@ from tests.planner.conftest import MadeSource, plan_of, random_units
 
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
-from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.costs.layer_scaling import with_num_layers
-from stagewright.planner.fit import MEMORY, StrategyFit, SizeLimit, SizedModel, fit_strategies, peak_bytes
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.fit import MEMORY, SizedModel, SizeLimit, StrategyFit, fit_strategies, peak_bytes
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 
@@ -96,7 +96,7 @@ def test_a_row_says_what_ends_it() -> None:
     found = {}
     for size in (6, 7, 8, 1):
         most = SizeLimit(size=size, reason=f"{size} at most")
-        row = fit_strategies(BASE, 1, limit, sized, "batch", now=8, microbatches=4, most=most)[0]
+        row = fit_strategies(BASE, 1, limit, sized, "batch", now=8, microbatches=4, limit=most)[0]
         found[size] = row.largest, row.bound, row.above_bytes > limit
     assert found == {
         6: (6, "6 at most", False),
@@ -105,8 +105,10 @@ def test_a_row_says_what_ends_it() -> None:
         1: (1, "1 at most", False),
     }
     endless = fit_strategies(BASE, 1, 2**60, sized, "batch", now=8, microbatches=4)[0]
-    assert (endless.largest, endless.bound) == (2**20, "no size above 1048576 was tried")
-    pipeline = fit_strategies(BASE, 2, limit, sized, "batch", now=8, microbatches=4, most=SizeLimit(size=3, reason="3"))[-1]
+    assert (endless.largest, endless.bound) == (2**20, "no size above 1048576 was tested")
+    pipeline = fit_strategies(
+        BASE, 2, limit, sized, "batch", now=8, microbatches=4, limit=SizeLimit(size=3, reason="3")
+    )[-1]
     assert pipeline.refused == "at least 4 are needed, but 3", "as many samples as micro-batches"
 
 
@@ -152,11 +154,11 @@ def test_memory_is_compared_at_one_size() -> None:
     """A pipeline of two has two layers at least, so that the others are asked for two as well."""
     blocks = [replace(one, block=one.name) for one in equal_units(4).units]
     sized = layers(MadeSource(units=tuple(blocks)))
-    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, most=SizeLimit(size=9, reason="9"))
+    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9"))
     assert {row.now for row in rows} == {2}
     serial = next(row for row in rows if row.strategy == "serial" and not row.recompute)
     assert serial.now_bytes == peak_bytes(*sized(replace(BASE, recompute="none"), 2))
-    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, most=SizeLimit(size=9, reason="9"))
+    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9"))
     assert {row.now for row in alone} == {1}
 
 
@@ -179,7 +181,7 @@ def test_a_worker_alone_has_one_strategy() -> None:
 
 def test_a_pipeline_s_fullest_worker_counts() -> None:
     """1F1B over two equal stages: the first holds two micro-batches and the batch, the second one and its loss."""
-    measured = ModelCosts(profile=profile_of(equal_units(2).units), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of(equal_units(2).units), overheads=MadeSource(units=()).overheads)
     plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
     assert peak_bytes(plan, measured) == 100 + 2 * (1000 - 10) + 4 * 10 + 100
     gpipe = replace(plan, schedule="gpipe")
@@ -189,15 +191,15 @@ def test_a_pipeline_s_fullest_worker_counts() -> None:
 def test_gradients_rise_above_activations() -> None:
     """Where parameters outweigh what is kept; a tied weight's gradient comes with its first use."""
     small = [replace(one, saved_bytes=Amount(total=10)) for one in equal_units(3).units]
-    terms = MadeSource(units=()).terms
+    overheads = MadeSource(units=()).overheads
     plan = plan_of(Mesh(), batch=1, microbatches=1)
-    free = peak_bytes(plan, ModelCosts(profile=profile_of(tuple(small)), terms=terms))
+    free = peak_bytes(plan, ModelCosts(profile=profile_of(tuple(small)), overheads=overheads))
     assert free == 300 + 300, "all gradients, and no activations"
     large = [replace(one, saved_bytes=Amount(total=1000)) for one in small[:2]]
     head = replace(small[2], parameter_bytes=Amount(total=500))
     tied = replace(head, parameter_bytes=Amount(total=500, shares=((0, 100),)))
     held = {
-        name: peak_bytes(plan, ModelCosts(profile=profile_of((*large, one)), terms=terms))
+        name: peak_bytes(plan, ModelCosts(profile=profile_of((*large, one)), overheads=overheads))
         for name, one in {"free": head, "tied": tied}.items()
     }
     assert held["free"] == 700 + 2010 + 8 + (500 - 10 - 8), "the head's gradient comes before the rest goes"
@@ -210,9 +212,9 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
     tied = replace(units[2], parameter_bytes=Amount(total=100, shares=((0, 100),)))
     cuts = tuple(one.name for one in units[:2])
     plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
-    terms = MadeSource(units=()).terms
+    overheads = MadeSource(units=()).overheads
     free, shared = (
-        peak_bytes(plan, ModelCosts(profile=profile_of(tuple(made)), terms=terms))
+        peak_bytes(plan, ModelCosts(profile=profile_of(tuple(made)), overheads=overheads))
         for made in (units, [*units[:2], tied])
     )
     assert free == 3 * 100 + 3 * 100
@@ -220,7 +222,7 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
 
 
 def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
-    measured = ModelCosts(profile=profile_of(equal_units(3).units), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of(equal_units(3).units), overheads=MadeSource(units=()).overheads)
     plan = plan_of(Mesh(), batch=1, microbatches=1)
     assert peak_bytes(plan, measured) == 300 + 3 * 1000 + 8
     assert peak_bytes(replace(plan, recompute="always"), measured) == 300 + 3 * 1000, "without what the loss kept"
@@ -237,6 +239,6 @@ def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None
     head = replace(small[3], parameter_bytes=Amount(total=500, shares=((0, 500),)))
     cuts = tuple(one.name for one in small[1:3])
     plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
-    measured = ModelCosts(profile=profile_of((embedding, *small[1:3], head)), terms=MadeSource(units=()).terms)
+    measured = ModelCosts(profile=profile_of((embedding, *small[1:3], head)), overheads=MadeSource(units=()).overheads)
     parameters, gradients = 500 + 2 * 100, 500 + 100
     assert peak_bytes(plan, measured) == parameters + gradients + 2 * 30 + (100 - 30)

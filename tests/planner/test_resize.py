@@ -10,7 +10,7 @@ from tests.planner.conftest import FixedSource, MadeSource, cluster_of, plan_of,
 from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
-from stagewright.planner.resize import resize_prepared, resize_plan
+from stagewright.planner.resize import resize_plan, resize_prepared
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan import Mesh
 from stagewright.spec.plan_rules import check_plan
@@ -52,9 +52,9 @@ def test_replicas_get_samples() -> None:
     assert resize_plan(plan, 8, 5).mesh == Mesh(data=4, tensor=2)
     assert resize_plan(plan, None, 5).mesh == Mesh(data=8, tensor=2), "one sample of each micro-batch"
     check_plan(resize_plan(plan, None, 5))
-    with pytest.raises(UsageError, match="5 devices can't be shared by groups of 2"):
+    with pytest.raises(UsageError, match="5 devices can't be divided into groups of 2"):
         resize_plan(plan, 5, 5)
-    with pytest.raises(UsageError, match="gives work to at most 8 replicas, not 9: use --devices 16,"):
+    with pytest.raises(UsageError, match="is enough for at most 8 replicas, not 9: use --devices 16,"):
         resize_plan(plan, 18, 5)
     both = resize_plan(plan_of(Mesh(data=2, pipeline=2), batch=24, microbatches=4), 8, 5)
     assert both.mesh == Mesh(data=4, pipeline=2), "stages stay where there are replicas"

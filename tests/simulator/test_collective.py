@@ -76,5 +76,5 @@ def test_sums_as_they_were_measured() -> None:
 
 
 def test_no_group() -> None:
-    with pytest.raises(UsageError, match="no group"):
+    with pytest.raises(UsageError, match="not a group"):
         Group(num_workers=2, num_on_host=3)

@@ -1,1 +1,1 @@
-"""Measure what a forecast needs, search for the best plan, find what fits, and prove it by running."""
+"""Planning: measured costs, forecasts, the search for the best plan, the largest model that fits, explanations."""

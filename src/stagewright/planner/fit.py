@@ -1,10 +1,11 @@
-"""How large it can be: for each strategy, with and without recomputation, the most layers, samples or tokens that fit.
+"""The largest model that fits: for each strategy, with and without activation checkpointing, the most layers, samples
+or tokens.
 
-    measured at two sizes ─► memory of a plan at any size, by a straight line for each unit ─► the largest that fits
-    (layers: one block more is as large as the blocks that there are)
+    measured at two sizes ─► memory of a plan at any size, interpolated per unit ─► the largest that fits
+    (layers: an extra block is as large as the measured ones)
 
-Found by halving the distance between what fits and what does not; the limit itself is then checked by running. Where
-memory is not what ends it (a model has positions for so many tokens, or nobody looked further), a row says what does.
+The limit is found by bisection and can then be verified by running. If something other than memory ends the range (the
+model's maximum sequence length, the search limit), the result names it.
 """
 
 from __future__ import annotations
@@ -17,31 +18,30 @@ from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
-from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes, cut_indices
+from stagewright.planner.costs.measure import ModelCosts, cut_indices, plan_microbatch_sizes
 from stagewright.profiler.profile import Profile
 from stagewright.simulator.costs.plan_costs import plan_costs
 from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.step_times import pipeline_times
 from stagewright.simulator.topology import Topology
+from stagewright.spec.activation_checkpointing import checkpoint_by_block
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
-from stagewright.spec.activation_checkpointing import checkpoint_by_block
 
-__all__ = ["MEMORY", "StrategyFit", "SizeLimit", "What", "fit_strategies", "peak_bytes"]
+__all__ = ["MEMORY", "SizeKind", "SizeLimit", "StrategyFit", "fit_strategies", "peak_bytes"]
 
-What: TypeAlias = Literal["batch", "layers", "sequence"]
-MEMORY = "memory"  # what bounds a size where nothing else does
-# A model at a size: the number of layers, samples or tokens that is asked for, and the plan that it is for.
+SizeKind: TypeAlias = Literal["batch", "layers", "sequence"]
+MEMORY = "memory"  # the bound if nothing else limits the size
+# Maps a plan and a number of layers, samples or tokens to the plan and model costs at that size.
 SizedModel = Callable[[Plan, int], tuple[Plan, ModelCosts]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeLimit:
-    """A size that is not passed, however much memory there is."""
+    """The largest size regardless of memory."""
 
     size: int = 1 << 20
-    """The size, and why it ends there."""
-    reason: str = f"no size above {1 << 20} was tried"
+    reason: str = f"no size above {1 << 20} was tested"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +49,26 @@ class StrategyFit:
     """The largest size of one strategy."""
 
     strategy: str
-    """Its name, and whether it recomputes."""
     recompute: bool
+    """Whether it uses activation checkpointing."""
     largest: int
-    """The largest size that fits; 0: none."""
+    """Largest size that fits; 0: none."""
     peak_bytes: int
-    """The memory of the fullest worker there, and one size above; 0: there is none above."""
+    """Peak memory of any worker at that size."""
     above_bytes: int
+    """Peak memory one size above; 0 if there is none."""
     now_bytes: int
-    """The memory at the size that was given, or the smallest that all strategies can have, and that size."""
+    """Peak memory at the size `now`."""
     now: int
+    """The given size, or the smallest one that all strategies support."""
     bound: str = MEMORY
-    """What keeps it from being larger: memory, or the reason of a `SizeLimit`."""
+    """What limits the size: memory, or the reason of a `SizeLimit`."""
     refused: str = ""
-    """Why it can't be used at all."""
+    """Why the strategy can't be used at all."""
     plan: Plan | None = None
-    """The plan at the limit; None where none fits."""
+    """The plan at the limit; None if nothing fits."""
     past: Plan | None = None
-    """The plan a tenth past it; None where memory is not what ends it."""
+    """The plan 10 % above the limit; None if memory is not the limit."""
 
     @property
     def past_size(self) -> int:
@@ -80,7 +82,7 @@ class StrategyFit:
 
 
 def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
-    """The memory of a plan's fullest worker, as it counts itself."""
+    """Predict the largest peak memory of any worker, as a run counts it."""
     group = DeviceGroup(kind="cpu", count=plan.mesh.num_workers)
     topology = Topology(mesh=plan.mesh, cluster=Cluster(devices=(group,)))
     profile = measured.profile
@@ -94,7 +96,7 @@ def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
         cuts=cut_indices(profile, plan.cuts),
         sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
-        model_overheads=measured.terms,
+        model_overheads=measured.overheads,
         whole=measured.whole,
     )
     times = pipeline_times(costs)
@@ -106,20 +108,20 @@ def fit_strategies(
     num_devices: int,
     limit_bytes: int,
     sized: SizedModel,
-    what: What,
+    kind: SizeKind,
     *,
     now: int,
     microbatches: int,
-    most: SizeLimit | None = None,
+    limit: SizeLimit | None = None,
 ) -> list[StrategyFit]:
-    """One row a strategy and way to recompute."""
-    most = most or SizeLimit()
-    bare = replace(base, cuts=(), stages=None, devices=())
+    """Return one result per strategy, without and with activation checkpointing."""
+    limit = limit or SizeLimit()
+    default = replace(base, cuts=(), stages=None, devices=())
     plans = [
         (
             strategy,
             replace(
-                bare,
+                default,
                 mesh=mesh,
                 shard=shard,
                 recompute=recompute,
@@ -129,70 +131,72 @@ def fit_strategies(
         for strategy, mesh, shard in _strategies(num_devices)
         for recompute in ("none", "always")
     ]
-    leasts = [_least(plan, what) for _, plan in plans]
-    # Their memory is compared at one size, that all of them can have.
-    now = max([now, *(least for least in leasts if least <= most.size)])
+    minimums = [_min_size(plan, kind) for _, plan in plans]
+    # Memory is compared at one size that all strategies support.
+    now = max([now, *(minimum for minimum in minimums if minimum <= limit.size)])
     return [
-        _fit(strategy, plan, limit_bytes, sized, now, least, most)
-        for (strategy, plan), least in zip(plans, leasts, strict=True)
+        _fit(strategy, plan, limit_bytes, sized, now, minimum, limit)
+        for (strategy, plan), minimum in zip(plans, minimums, strict=True)
     ]
 
 
 def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
-    found = [("serial", Mesh(), False)]
+    strategies = [("serial", Mesh(), False)]
     if num_devices > 1:
-        found += [
+        strategies += [
             ("data", Mesh(data=num_devices), False),
             ("data, sharded", Mesh(data=num_devices), True),
             ("tensor", Mesh(tensor=num_devices), False),
             ("pipeline", Mesh(pipeline=num_devices), False),
         ]
-    return found
+    return strategies
 
 
-def _fit(strategy: str, plan: Plan, limit: int, sized: SizedModel, now: int, least: int, most: SizeLimit) -> StrategyFit:
-    def planned(size: int) -> tuple[Plan, ModelCosts]:
-        chosen, measured = sized(plan, size)
-        return checkpoint_by_block(chosen, _blocks(measured.profile)), measured
+def _fit(
+    strategy: str, plan: Plan, limit_bytes: int, sized: SizedModel, now: int, minimum: int, limit: SizeLimit
+) -> StrategyFit:
+    def at_size(size: int) -> tuple[Plan, ModelCosts]:
+        sized_plan, model = sized(plan, size)
+        return checkpoint_by_block(sized_plan, _block_ends(model.profile)), model
 
-    def need(size: int) -> int:
-        chosen, measured = planned(size)
-        check_plan(chosen)
-        return peak_bytes(chosen, measured)
+    def memory(size: int) -> int:
+        sized_plan, model = at_size(size)
+        check_plan(sized_plan)
+        return peak_bytes(sized_plan, model)
 
     row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none", "now": now}
     try:
-        if least > most.size:
-            raise UsageError(f"at least {least} are needed, but {most.reason}")
-        at_now = need(now)
-        if need(least) > limit:
-            return StrategyFit(**row, largest=0, peak_bytes=0, above_bytes=need(least), now_bytes=at_now)
-        good, bad = least, min(2 * least, most.size)
-        while good < bad and need(bad) <= limit:
-            good, bad = bad, min(2 * bad, most.size)
-        is_all = good == most.size
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if need(middle) <= limit else (good, middle)
+        if minimum > limit.size:
+            raise UsageError(f"at least {minimum} are needed, but {limit.reason}")
+        now_bytes = memory(now)
+        if memory(minimum) > limit_bytes:
+            return StrategyFit(**row, largest=0, peak_bytes=0, above_bytes=memory(minimum), now_bytes=now_bytes)
+        low, high = minimum, min(2 * minimum, limit.size)
+        while low < high and memory(high) <= limit_bytes:
+            low, high = high, min(2 * high, limit.size)
+        is_limit = low == limit.size
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if memory(middle) <= limit_bytes else (low, middle)
     except UsageError as error:
         return StrategyFit(**row, largest=0, peak_bytes=0, above_bytes=0, now_bytes=0, refused=str(error))
-    found = StrategyFit(
+    result = StrategyFit(
         **row,
-        largest=good,
-        peak_bytes=need(good),
-        above_bytes=0 if is_all else need(good + 1),
-        now_bytes=at_now,
-        bound=most.reason if is_all else MEMORY,
-        plan=planned(good)[0],
+        largest=low,
+        peak_bytes=memory(low),
+        above_bytes=0 if is_limit else memory(low + 1),
+        now_bytes=now_bytes,
+        bound=limit.reason if is_limit else MEMORY,
+        plan=at_size(low)[0],
     )
-    return found if is_all else replace(found, past=planned(found.past_size)[0])
+    return result if is_limit else replace(result, past=at_size(result.past_size)[0])
 
 
-def _blocks(profile: Profile) -> list[str]:
-    """The last unit of each block."""
+def _block_ends(profile: Profile) -> list[str]:
+    """Return the last unit of each block."""
     return list({unit.block: unit.name for unit in profile.units if unit.block is not None}.values())
 
 
-def _least(plan: Plan, what: What) -> int:
-    """The smallest batch, number of layers or of tokens that a plan can have."""
-    return {"batch": plan.microbatches * plan.mesh.data, "layers": plan.num_stages, "sequence": 1}[what]
+def _min_size(plan: Plan, kind: SizeKind) -> int:
+    """Return the smallest batch, number of layers or of tokens of a plan."""
+    return {"batch": plan.microbatches * plan.mesh.data, "layers": plan.num_stages, "sequence": 1}[kind]

@@ -1,6 +1,6 @@
-"""From a plan to its forecast: cuts, measurements and a cluster brought together.
+"""The forecast of a plan: combines its cuts, the model's costs and a cluster.
 
-plan ─► measured model ─► cuts (where the plan leaves them open) ─► costs on this or another cluster ─► forecast
+plan ─► model costs ─► cuts (if the plan leaves them open) ─► costs on this or another cluster ─► forecast
 """
 
 from __future__ import annotations
@@ -13,67 +13,69 @@ from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
 from stagewright.planner.costs.link_codecs import link_codecs
-from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes, cut_indices
+from stagewright.planner.costs.measure import ModelCosts, cut_indices, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource
+from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
-from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["PreparedPlan", "check_kind", "profiled_size", "prepare_plan"]
+__all__ = ["PreparedPlan", "check_kind", "prepare_plan", "profiled_size"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPlan:
-    """A plan with everything that its forecast needs."""
+    """A plan with everything its forecast needs."""
 
     plan: Plan
-    """The plan, its cuts chosen."""
+    """The plan, with its cuts."""
     measured: ModelCosts
-    """Its model, measured."""
     cluster: Cluster
-    """Where it would run."""
-    terms: EngineOverheads
-    """The engine's own costs there."""
+    overheads: EngineOverheads
     costs: PlanCosts
-    """What each action costs."""
     source: CostSource | None = None
-    """What other sizes of micro-batch cost; None: as much for each sample as those that were measured."""
+    """Costs of other micro-batch sizes; None: proportional to the measured size."""
 
     def forecast(self) -> Forecast:
-        """The predicted step."""
+        """Predict the step."""
         return predict(self.costs, self.plan.cuts)
 
-    def changed(self, *, sharp: bool = True, **changes: Any) -> PreparedPlan:
-        """The same with another plan, cluster or terms: what if; what was rescaled once may be again.
+    def changed(self, *, measure: bool = True, **changes: Any) -> PreparedPlan:
+        """Return the same with another plan, cluster or overheads.
 
-        Micro-batches of another size are measured, unless they need not be `sharp`: then they are by what is known.
+        Another micro-batch size is measured, or only interpolated without `measure`.
         """
-        given = {"plan": self.plan, "measured": self.measured, "cluster": self.cluster, "terms": self.terms, **changes}
+        fields: dict[str, Any] = {
+            "plan": self.plan,
+            "measured": self.measured,
+            "cluster": self.cluster,
+            "overheads": self.overheads,
+        }
+        fields |= changes
         rescaled = bool(_other_kinds(self.measured.profile.device, self.cluster))
-        check_plan(given["plan"])
-        wanted = profiled_size(given["plan"])
-        if self.source is not None and wanted != profiled_size(self.plan):
-            if sharp:
-                self.source.measure_size(*wanted)
-            given["measured"] = self.source.model(*wanted)
-        return prepare_plan(**given, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
+        check_plan(fields["plan"])
+        size = profiled_size(fields["plan"])
+        if self.source is not None and size != profiled_size(self.plan):
+            if measure:
+                self.source.measure_size(*size)
+            fields["measured"] = self.source.model(*size)
+        return prepare_plan(**fields, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
 
 
 def prepare_plan(
     plan: Plan,
     measured: ModelCosts,
     cluster: Cluster,
-    terms: EngineOverheads | None = None,
+    overheads: EngineOverheads | None = None,
     *,
     innermost: Axis = "pipeline",
     rescale: bool = False,
     source: CostSource | None = None,
 ) -> PreparedPlan:
-    """Bring plan, measurements and cluster together; refuses what does not belong together."""
+    """Combine a plan, its model's costs and a cluster; raise UsageError if they do not match."""
     check_plan(plan)
     profile = measured.profile
     check_kind(profile.device, cluster, rescale)
@@ -94,22 +96,27 @@ def prepare_plan(
         codecs=link_codecs(plan, profile, cuts) if plan.has_codecs else None,
         sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
-        model_overheads=measured.terms,
-        engine_overheads=terms,
+        model_overheads=measured.overheads,
+        engine_overheads=overheads,
         whole=measured.whole,
     )
     return PreparedPlan(
-        plan=plan, measured=measured, cluster=cluster, terms=terms or EngineOverheads(), costs=costs, source=source
+        plan=plan,
+        measured=measured,
+        cluster=cluster,
+        overheads=overheads or EngineOverheads(),
+        costs=costs,
+        source=source,
     )
 
 
 def profiled_size(plan: Plan) -> tuple[int, int]:
-    """What a plan's model is measured at: samples of its largest micro-batch, workers that share its layers."""
+    """Return the size at which a plan's model is profiled: largest micro-batch, tensor parallel size."""
     return max(plan_microbatch_sizes(plan)), plan.mesh.tensor
 
 
 def choose_cuts(plan: Plan, measured: ModelCosts, topology: Topology) -> tuple[str, ...]:
-    """The cuts of the plan's policy, with the speeds of the stages' devices."""
+    """Choose cuts by the plan's policy, with the speeds of the stages' devices."""
     workers = plan.stage_workers
     speeds = topology.speeds()
     conditions = Conditions(
@@ -121,7 +128,7 @@ def choose_cuts(plan: Plan, measured: ModelCosts, topology: Topology) -> tuple[s
 
 
 def check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
-    """Refuse a profile of another kind of device, unless it is to be rescaled."""
+    """Raise UsageError for a profile of another kind of device, unless it may be rescaled."""
     others = _other_kinds(device, cluster)
     if others and not rescale:
         raise UsageError(
@@ -131,5 +138,5 @@ def check_kind(device: str, cluster: Cluster, rescale: bool) -> None:
 
 
 def _other_kinds(device: str, cluster: Cluster) -> list[str]:
-    """The kinds of the cluster's devices that are not the profiled one's."""
+    """Return the kinds of the cluster's devices that differ from the profiled one."""
     return sorted({group.kind for group in cluster.devices} - {device.partition(":")[0]})

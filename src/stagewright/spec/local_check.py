@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stagewright.cluster.device import Device, has_gpu
 from stagewright.errors import UsageError
 from stagewright.spec.plan import ModelSpec, Plan
-from stagewright.zoo.check import check_model, check_name
+from stagewright.zoo.validation import check_model, check_name
 
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint

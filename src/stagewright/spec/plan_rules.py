@@ -15,7 +15,7 @@ from stagewright.codecs.registry import check_codec
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
-from stagewright.user_code import is_own
+from stagewright.user_code import is_user_defined
 
 __all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_choice", "check_plan"]
 
@@ -62,7 +62,7 @@ def check_choice(kind: str, name: str, known: Iterable[str]) -> None:
 
 def _check_policy(name: str) -> None:
     """Check a policy name; a user-defined policy, `package.module:function`, is imported."""
-    if is_own(name):
+    if is_user_defined(name):
         from stagewright.partition.registry import find_policy
 
         find_policy(name)

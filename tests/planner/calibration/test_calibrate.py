@@ -12,15 +12,15 @@ from stagewright.cluster.cluster import Link
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import (
     Calibration,
-    _beside,
-    _chunks,
+    _allreduce_by_size,
+    _batched,
     _contention,
-    _fit,
-    _fit_sums,
+    _fit_p2p,
+    _fit_allreduce,
     _hardware,
-    _rising,
+    _make_monotonic,
+    _overlap,
     _speed,
-    _sums,
     load_calibration,
 )
 from stagewright.simulator.collective import Group, all_reduce_s
@@ -31,17 +31,17 @@ def made(hardware: str = "made") -> Calibration:
     return Calibration(
         link=Link(bandwidth_bytes_per_s=1e9, latency_s=5e-5),
         collective=Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4),
-        terms=EngineOverheads(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, contention=0.1),
+        overheads=EngineOverheads(action_s=1e-5, step_s=1e-3, chunk_s=1e-4, collective_share=0.5, contention=0.1),
         kind="cpu",
         hardware=hardware,
         speeds=(1.0, 1.0),
-        sums=((8, 1e-4), (1 << 20, 2e-3)),
+        allreduce_points=((8, 1e-4), (1 << 20, 2e-3)),
     )
 
 
 def test_a_line_is_found_again() -> None:
     sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
-    found = _fit({str(size): 2e-4 + size / 1e9 for size in sizes})
+    found = _fit_p2p({str(size): 2e-4 + size / 1e9 for size in sizes})
     assert found.bandwidth_bytes_per_s == pytest.approx(1e9, rel=0.01)
     assert found.latency_s == pytest.approx(2e-4, rel=0.05)
 
@@ -51,23 +51,25 @@ def test_a_collective_is_found_again() -> None:
     link = Link(bandwidth_bytes_per_s=5e8, latency_s=3e-4)
     pair = Group(num_workers=2, num_on_host=2, inside=link)
     times = {size: all_reduce_s(pair, size) for size in (8, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)}
-    assert _fit_sums(times) == link
-    assert _fit_sums({**times, 8: 1.0, 1 << 18: 3 * times[1 << 18]}) == link, "one that is far off bends nothing"
-    falling = _fit_sums({1 << 16: 2e-3, 1 << 20: 1e-3})
+    assert _fit_allreduce(times) == link
+    assert _fit_allreduce({**times, 8: 1.0, 1 << 18: 3 * times[1 << 18]}) == link, "one that is far off bends nothing"
+    falling = _fit_allreduce({1 << 16: 2e-3, 1 << 20: 1e-3})
     assert falling.latency_s == 0, "more bytes never take less"
     assert falling.bandwidth_bytes_per_s == pytest.approx(2**20 / 1e-3, rel=1e-3)
 
 
 def test_who_comes_last_to_a_sum_has_not_waited() -> None:
     rounds = [({"sums": {"8": [5.0, 1.0, 9.0]}}, {"sums": {"8": [2.0, 7.0, 3.0]}})] * 3
-    assert _sums(rounds) == {8: 2.0}, "of 2, 1 and 3"
+    assert _allreduce_by_size(rounds) == {8: 2.0}, "of 2, 1 and 3"
     stalled = [({"sums": {"8": [one]}}, {"sums": {"8": [one]}}) for one in (1.0,) * 5 + (4.0,) * 4 + (1000.0,)]
-    assert _sums(stalled) == {8: pytest.approx((4 * 1 + 4 * 4) / 8)}, "of both kinds; what is far off is left out"
+    assert _allreduce_by_size(stalled) == {8: pytest.approx((4 * 1 + 4 * 4) / 8)}, (
+        "of both kinds; what is far off is left out"
+    )
 
 
 def test_more_bytes_never_take_less() -> None:
-    assert _rising({8: 1.0, 32: 2.0, 16: 4.0, 64: 5.0}) == ((8, 1.0), (16, 3.0), (32, 3.0), (64, 5.0))
-    assert _rising({1: 3.0, 2: 2.0, 4: 1.0}) == ((1, 2.0), (2, 2.0), (4, 2.0))
+    assert _make_monotonic({8: 1.0, 32: 2.0, 16: 4.0, 64: 5.0}) == ((8, 1.0), (16, 3.0), (32, 3.0), (64, 5.0))
+    assert _make_monotonic({1: 3.0, 2: 2.0, 4: 1.0}) == ((1, 2.0), (2, 2.0), (4, 2.0))
 
 
 def test_a_device_is_slower_where_rounds_agree() -> None:
@@ -90,7 +92,7 @@ def test_sums_beside_work() -> None:
 
     def beside(worked: float, done: float) -> tuple[float, float]:
         one = {"together_s": 10.0, "beside_s": 6.0, "with_sums_s": worked, "sums_done_s": done}
-        return _beside([(one, one)])
+        return _overlap([(one, one)])
 
     assert beside(20.0, 6.0) == (0.0, 1.0), "as if each were alone"
     assert beside(24.0, 8.0) == (0.5, 0.75), "for 8 s they took turns"
@@ -111,7 +113,7 @@ def test_a_cluster_of_such_devices() -> None:
     assert cluster.num_devices == 3
     assert (cluster.devices[0].memory_bytes, cluster.devices[0].kind) == (1000, "cpu")
     assert cluster.links.intra_host == made().link
-    assert (cluster.links.collective, cluster.links.sums) == (made().collective, made().sums)
+    assert (cluster.links.collective, cluster.links.allreduce_points) == (made().collective, made().allreduce_points)
     uneven = replace(made(), speeds=(1.0, 0.8)).cluster(4)
     assert [one.speed for one in uneven.members] == [1.0, 0.8, 1.0, 1.0]
     assert len(set(uneven.places)) == 1, "all of them on one host"
@@ -119,4 +121,4 @@ def test_a_cluster_of_such_devices() -> None:
 
 
 def test_steps_are_cut_evenly() -> None:
-    assert _chunks(range(7), 3) == [range(3), range(3, 6)]
+    assert _batched(range(7), 3) == [range(3), range(3, 6)]

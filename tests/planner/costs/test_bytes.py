@@ -13,7 +13,7 @@ from tests.planner.conftest import cluster_of
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.machine.machine import default_devices
 from stagewright.planner.costs.measure import measure_model
-from stagewright.planner.forecast import profiled_size, prepare_plan
+from stagewright.planner.forecast import prepare_plan, profiled_size
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 

@@ -10,8 +10,9 @@ import torch
 
 from made_profiles import equal_units
 from stagewright.errors import UsageError
-from stagewright.machine import cpu_offload as hosted
-from stagewright.planner.costs.measure import _trained, plan_microbatch_sizes, cut_indices, measure_model
+from stagewright.machine import cpu_offload
+from stagewright.planner.costs.measure import cut_indices, measure_model, plan_microbatch_sizes
+from stagewright.planner.costs.training_overheads import _trainable_parameters
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 MLP = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
@@ -41,14 +42,14 @@ def test_a_perceptron(tmp_path: Path) -> None:
     found = measure_model(MLP, size=4, cache=tmp_path, repeats=1)
     assert found.profile.batch_size == 4
     assert found.profile.parameters == 784 * 256 + 256 * 128 + 128 * 64 + 64 * 10 + 256 + 128 + 64 + 10
-    terms = found.terms
+    overheads = found.overheads
     # Cross entropy keeps its log-softmax, 4 × 10 numbers, and what else a backward of it needs: the targets.
-    assert 4 * 10 * 4 <= terms.loss_kept_bytes <= 4 * 10 * 4 + 4 * 8 + 64
+    assert 4 * 10 * 4 <= overheads.loss_kept_bytes <= 4 * 10 * 4 + 4 * 8 + 64
     for seconds in (
-        terms.loss_forward_s,
-        terms.loss_backward_s,
-        terms.optimizer_s_per_byte,
-        terms.accumulate_s_per_byte,
+        overheads.loss_forward_s,
+        overheads.loss_backward_s,
+        overheads.optimizer_s_per_byte,
+        overheads.accumulate_s_per_byte,
     ):
         assert seconds > 0
     assert (found.tensor, found.num_tensor, found.whole) == (None, 1, None)
@@ -59,7 +60,7 @@ def test_a_perceptron(tmp_path: Path) -> None:
 def test_inference_measures_no_loss(tmp_path: Path) -> None:
     found = measure_model(Plan(model=MLP.model, batch=8, training=False), cache=tmp_path, repeats=1)
     assert not found.profile.training
-    assert found.terms.loss_forward_s == found.terms.optimizer_s_per_byte == 0
+    assert found.overheads.loss_forward_s == found.overheads.optimizer_s_per_byte == 0
 
 
 def test_statistics_of_batch_norms(tmp_path: Path) -> None:
@@ -68,35 +69,35 @@ def test_statistics_of_batch_norms(tmp_path: Path) -> None:
     found = measure_model(Plan(model=model, batch=2), cache=tmp_path, repeats=1)
     norms = [one for one in model.load(batch=2).module.modules() if isinstance(one, torch.nn.BatchNorm2d)]
     assert norms
-    assert found.terms.statistics_bytes == sum(2 * 8 * one.num_features for one in norms)
-    assert found.terms.statistics_s > 0
-    assert measure_model(MLP, cache=tmp_path, repeats=1).terms.statistics_bytes == 0
+    assert found.overheads.statistics_bytes == sum(2 * 8 * one.num_features for one in norms)
+    assert found.overheads.statistics_s > 0
+    assert measure_model(MLP, cache=tmp_path, repeats=1).overheads.statistics_bytes == 0
 
 
 def test_a_model_that_does_not_fit_is_measured_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU without room: weights visit for each operation, and no more of them is there than a part."""
     plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, devices=("cpu:0",))
     plain = measure_model(plan, cache=False, repeats=1)
-    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr(cpu_offload, "is_offloaded", lambda module, place: True)
     monkeypatch.setattr(
-        importlib.import_module("stagewright.profiler.measure"), "is_hosted", lambda module, place: True
+        importlib.import_module("stagewright.profiler.measure"), "is_offloaded", lambda module, place: True
     )
     found = measure_model(plan, cache=False, repeats=1)
     assert plain.profile.has_whole
     assert not found.profile.has_whole
     kept = [(unit.name, unit.saved_bytes, unit.macs, unit.output_bytes) for unit in plain.profile.units]
     assert [(unit.name, unit.saved_bytes, unit.macs, unit.output_bytes) for unit in found.profile.units] == kept
-    assert found.terms.optimizer_s_per_byte > 0
-    assert found.terms.loss_kept_bytes == plain.terms.loss_kept_bytes
+    assert found.overheads.optimizer_s_per_byte > 0
+    assert found.overheads.loss_kept_bytes == plain.overheads.loss_kept_bytes
 
 
 def test_of_a_model_that_does_not_fit_some_parameters_are_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4, 400 and 40 bytes as many as have room eight times over, however large the model is; at least one."""
-    monkeypatch.setattr(hosted, "is_hosted", lambda module, place: True)
+    monkeypatch.setattr(cpu_offload, "is_offloaded", lambda module, place: True)
     module = torch.nn.ParameterList(torch.zeros(size) for size in (1, 100, 10))
 
     def taken(limit_bytes: int) -> list[int]:
-        return [one.numel() for one in _trained(module, torch.device("cpu"), limit_bytes)]
+        return [one.numel() for one in _trainable_parameters(module, torch.device("cpu"), limit_bytes)]
 
     assert taken(8 * 444) == [1, 100, 10]
     assert taken(8 * 44) == [1, 10]

@@ -23,49 +23,49 @@ KEY = dict.fromkeys(
 )
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_overheads_are_loaded(tmp_path: Path) -> None:
     cache = OverheadsCache(tmp_path)
-    assert cache.terms(KEY) is None
-    numbers = {one.name: at + 1 for at, one in enumerate(dataclasses.fields(ModelOverheads))}
-    kept = CachedOverheads(terms=ModelOverheads.from_dict(numbers), halves=True)
-    cache.save_terms(KEY, kept)
-    assert cache.terms(KEY) == kept
-    assert cache.terms({**KEY, "optimizer": "b"}) is None
+    assert cache.load_overheads(KEY) is None
+    numbers = {field.name: number + 1 for number, field in enumerate(dataclasses.fields(ModelOverheads))}
+    saved = CachedOverheads(overheads=ModelOverheads.from_dict(numbers), has_split=True)
+    cache.save_overheads(KEY, saved)
+    assert cache.load_overheads(KEY) == saved
+    assert cache.load_overheads({**KEY, "optimizer": "b"}) is None
     cache.path(KEY).write_text(cache.path(KEY).read_text().replace('"halves"', '"quarters"'))
-    assert cache.terms(KEY) is None
+    assert cache.load_overheads(KEY) is None
 
 
 def other_loss(output: torch.Tensor, target: Any) -> torch.Tensor:
     return output.square().mean()
 
 
-def test_what_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_overheads_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[str] = []
 
-    def terms(*args: Any) -> ModelOverheads:
-        measured.append("terms")
+    def overheads(*args: Any) -> ModelOverheads:
+        measured.append("overheads")
         return ModelOverheads(loss_forward_s=float(len(measured)))
 
     def halves(*args: Any) -> SplitBackwardCost:
         measured.append("halves")
         return SplitBackwardCost(inputs=2.0, weights=3.0)
 
-    monkeypatch.setattr(measure, "_terms", terms)
+    monkeypatch.setattr(measure, "measure_training_overheads", overheads)
     monkeypatch.setattr(measure, "measure_split_backward", halves)
 
     def found(plan: Plan = MLP, **options: Any) -> tuple[ModelOverheads, list[str]]:
         measured.clear()
-        return measure.measure_model(plan, cache=tmp_path, repeats=1, **options).terms, list(measured)
+        return measure.measure_model(plan, cache=tmp_path, repeats=1, **options).overheads, list(measured)
 
     first = ModelOverheads(loss_forward_s=1.0)
     both = dataclasses.replace(first, split_input=2.0, split_weight=3.0)
-    assert found() == (first, ["terms"])
+    assert found() == (first, ["overheads"])
     assert found() == (first, [])
     assert found(size=8) == (both, ["halves"]), "for plans of any schedule"
     assert found() == found(size=8) == (both, [])
     adam = dataclasses.replace(MLP, optimizer=OptimizerSpec(name="adam"))
-    assert (found(adam)[1], found(adam)[1], found()[1]) == (["terms"], [], [])
-    assert found(fresh=True) == (first, ["terms"])
+    assert (found(adam)[1], found(adam)[1], found()[1]) == (["overheads"], [], [])
+    assert found(fresh=True) == (first, ["overheads"])
     load = measure.load_captured
 
     def with_another_loss(*args: Any) -> Any:
@@ -73,4 +73,4 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.
         return dataclasses.replace(model, loss=other_loss), graph
 
     monkeypatch.setattr(measure, "load_captured", with_another_loss)
-    assert (found()[1], found()[1]) == (["terms"], [])
+    assert (found()[1], found()[1]) == (["overheads"], [])

@@ -8,8 +8,9 @@ import pytest
 from tests.planner.conftest import MadeSource, equal_amounts, plan_of, random_units
 
 from stagewright.errors import UsageError
+from stagewright.planner.costs.interpolation import interpolate, interpolate_at
 from stagewright.planner.costs.measure import ModelCosts
-from stagewright.planner.costs.source import MeasuredCostSource, interpolate_at, between, source_for_plan
+from stagewright.planner.costs.source import MeasuredCostSource, source_for_plan
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Plan
 
@@ -19,7 +20,7 @@ MADE = MadeSource(units=random_units(5, 0), tensors=(1, 2))
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 40])
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_line_is_met(size: int, tensor: int) -> None:
-    found, real = between(MADE.model(2, tensor), MADE.model(8, tensor), size), MADE.model(size, tensor)
+    found, real = interpolate(MADE.model(2, tensor), MADE.model(8, tensor), size), MADE.model(size, tensor)
     assert found.profile.batch_size == size
     assert equal_amounts(found.profile.units) == equal_amounts(real.profile.units)
     for made, wanted in zip(found.profile.units, real.profile.units, strict=True):
@@ -27,9 +28,9 @@ def test_a_line_is_met(size: int, tensor: int) -> None:
             assert getattr(made, name).median_s == pytest.approx(getattr(wanted, name).median_s)
     assert found.profile.whole_forward.median_s == pytest.approx(real.profile.whole_forward.median_s)
     assert found.profile.whole_backward.median_s == pytest.approx(real.profile.whole_backward.median_s)
-    assert found.terms.loss_forward_s == pytest.approx(real.terms.loss_forward_s)
-    assert found.terms.loss_kept_bytes == real.terms.loss_kept_bytes
-    assert found.terms.optimizer_s_per_byte == pytest.approx(real.terms.optimizer_s_per_byte)
+    assert found.overheads.loss_forward_s == pytest.approx(real.overheads.loss_forward_s)
+    assert found.overheads.loss_kept_bytes == real.overheads.loss_kept_bytes
+    assert found.overheads.optimizer_s_per_byte == pytest.approx(real.overheads.optimizer_s_per_byte)
     assert found.tensor == real.tensor
     assert found.num_tensor == tensor
     assert (found.whole is None) == (tensor == 1)
@@ -45,7 +46,7 @@ def test_of_several_the_two_nearest_count(size: int, around: tuple[int, int] | N
     models = [MADE.model(2, 1), replace(MADE.model(2, 1)), MADE.model(64, 1)]
     models[1] = replace(models[1], profile=replace(models[1].profile, batch_size=8))
     by_size = {2: models[0], 8: models[1], 64: models[2]}
-    wanted = by_size[size] if around is None else between(by_size[around[0]], by_size[around[1]], size)
+    wanted = by_size[size] if around is None else interpolate(by_size[around[0]], by_size[around[1]], size)
     assert interpolate_at([models[2], models[0], models[1]], size) == wanted
     assert interpolate_at(models[:1], size) is models[0]
 
@@ -60,7 +61,7 @@ def test_what_does_not_grow_stays() -> None:
         ]
         return replace(measured, profile=replace(measured.profile, units=tuple(units)))
 
-    found = between(with_constant(MADE.model(2, 1)), with_constant(MADE.model(8, 1)), 32).profile.units
+    found = interpolate(with_constant(MADE.model(2, 1)), with_constant(MADE.model(8, 1)), 32).profile.units
     assert equal_amounts(found) == equal_amounts(with_constant(MADE.model(32, 1)).profile.units)
 
 
@@ -68,7 +69,7 @@ def test_nothing_falls_below_nothing() -> None:
     """Noise: the larger batch was quicker; far beyond, the line would be below 0."""
     small, large = MADE.model(8, 1), replace(MADE.model(2, 1))
     large = replace(large, profile=replace(large.profile, batch_size=16))
-    found = between(small, large, 200)
+    found = interpolate(small, large, 200)
     assert all(one.forward.median_s == 1e-9 for one in found.profile.units)
     assert all(one.crossing_bytes == 0 for one in found.profile.units)
 
@@ -83,11 +84,9 @@ def test_it_is_measured_once() -> None:
         assert plan.mesh.num_workers == plan.mesh.tensor
         return MADE.model(size, plan.mesh.tensor)
 
-    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, max_measure_s=10_000, measure=measure)
     assert source.num_units == 5
     assert source.tensor_sizes(3) == [1, 2]
-    assert source.refusal(3) == "no 3"
-    assert source.refusal(2) is None
     for size in (2, 4, 8, 4, 100):
         assert source.model(size, 2).profile.batch_size == size
     assert asked == [(2, 1), (2, 2), (2, 3), (8, 2)]
@@ -125,7 +124,7 @@ def test_a_size_that_can_not_be_run_stays_on_the_line() -> None:
             raise ValueError("Expected more than 1 value per channel when training")
         return MADE.model(size, 1)
 
-    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, max_measure_s=10_000, measure=measure)
     assert not source.measure_size(1, 1)
     assert not source.measure_size(1, 1)
     assert asked.count(1) == 1
@@ -139,7 +138,7 @@ def test_a_line_is_through_the_nearest() -> None:
         found = MADE.model(max(size, 2 * size - 8), 1)
         return replace(found, profile=replace(found.profile, batch_size=size))
 
-    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, longest_s=10_000, measure=measure)
+    source = MeasuredCostSource(plan=plan_of(), small=2, large=8, max_measure_s=10_000, measure=measure)
     once = MADE.units[0].forward.median_s
 
     def seconds(size: int) -> float:

@@ -25,14 +25,14 @@ def test_each_half_against_its_part_of_the_whole() -> None:
 
 
 def test_only_where_a_schedule_splits(tmp_path: Path) -> None:
-    whole = measure_model(PERCEPTRON, cache=tmp_path, repeats=1).terms
+    whole = measure_model(PERCEPTRON, cache=tmp_path, repeats=1).overheads
     assert (whole.split_input, whole.split_weight) == (1.0, 1.0)
     split = Plan(model=PERCEPTRON.model, batch=8, mesh=Mesh(pipeline=2), microbatches=2, schedule="zbv")
     for found in (measure_model(split, cache=tmp_path, repeats=2), measure_model(PERCEPTRON, size=4, repeats=2)):
-        terms = found.terms
-        assert terms.split_input > 0
-        assert terms.split_weight > 0
-        assert terms.split_input != pytest.approx(1.0, abs=1e-9), "it was measured"
+        overheads = found.overheads
+        assert overheads.split_input > 0
+        assert overheads.split_weight > 0
+        assert overheads.split_input != pytest.approx(1.0, abs=1e-9), "it was measured"
 
 
 def test_no_room_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

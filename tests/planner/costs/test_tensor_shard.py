@@ -12,7 +12,7 @@ from stagewright.errors import UsageError
 from stagewright.graph import capture
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.planner.costs.analytic import AnalyticModel, DevicePeak, TransformerShape
-from stagewright.planner.costs.tensor_shard import shard_alone, record_traffic
+from stagewright.planner.costs.tensor_shard import record_traffic, shard_alone
 
 WIDTH, LENGTH, SAMPLES, LAYERS = 32, 6, 2, 2
 IDS = {"input_ids": torch.arange(SAMPLES * LENGTH).view(SAMPLES, LENGTH)}

@@ -18,17 +18,17 @@ from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.search import search as searching
-from stagewright.planner.search.bounds import memory_overflow, lower_bound_s, max_codec_saving_s
+from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s, memory_overflow
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.simulator import gradient_allreduce as predict_gradient_allreduce
+from stagewright.simulator.costs.link_codec import LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.gradient_allreduce import BUCKET_BYTES
-from stagewright.simulator.costs.link_codec import LinkCodec
-from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import predict, step_seconds
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
@@ -67,7 +67,7 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
             try:
                 check_plan(plan)
                 cuts = best_cuts(source, cluster, plan)
-                prepared = source.prepared(replace(plan, cuts=cuts), cluster, terms=FAST)
+                prepared = source.prepared(replace(plan, cuts=cuts), cluster, overheads=FAST)
             except UsageError:
                 continue
             found.append((plan, prepared.forecast()))
@@ -93,7 +93,9 @@ def described(plan: Plan) -> tuple[Any, ...]:
     return plan.mesh, plan.microbatches, plan.schedule, plan.recompute, plan.shard
 
 
-def quick_search(source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any) -> searching.SearchResult:
+def quick_search(
+    source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any
+) -> searching.SearchResult:
     return search(base or plan_of(batch=BATCH), source, cluster, FAST, **options)
 
 
@@ -134,7 +136,9 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
     optimizer_s=st.sampled_from([0.0, 1e-3, 0.1]),
     training=st.booleans(),
     odd=st.booleans(),
-    terms=st.sampled_from([EngineOverheads(), EngineOverheads(action_s=0.02, message_s=0.03, message_s_per_byte=1e-3), PACED]),
+    overheads=st.sampled_from(
+        [EngineOverheads(), EngineOverheads(action_s=0.02, message_s=0.03, message_s_per_byte=1e-3), PACED]
+    ),
     bucket_bytes=st.sampled_from([512, BUCKET_BYTES]),
 )
 def test_no_bound_is_above_the_forecast(
@@ -148,7 +152,7 @@ def test_no_bound_is_above_the_forecast(
     optimizer_s: float,
     training: bool,
     odd: bool,
-    terms: EngineOverheads,
+    overheads: EngineOverheads,
     bucket_bytes: int,
 ) -> None:
     splits = SCHEDULES[schedule].splits_backward
@@ -160,7 +164,7 @@ def test_no_bound_is_above_the_forecast(
         recompute="none" if splits else recompute,
         training=training,
         steps=3,
-        terms={
+        overheads={
             "tensor": [TensorTraffic(forward_bytes=(3,), backward_bytes=(5,))] * 8,
             "model_overheads": ModelOverheads(
                 optimizer_s_per_byte=optimizer_s,
@@ -171,7 +175,7 @@ def test_no_bound_is_above_the_forecast(
                 split_weight=0.9,
                 statistics_bytes=16,
             ),
-            "engine_overheads": terms,
+            "engine_overheads": overheads,
         },
         links=Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.01)),
     )
@@ -237,7 +241,7 @@ def test_plain_data_parallel_stands_beside() -> None:
     assert found.data_parallel is not None
     plan = found.data_parallel.plan
     assert (plan.mesh, plan.microbatches, plan.recompute, plan.shard) == (Mesh(data=COUNT), 1, "none", False)
-    forecast = source.prepared(plan, cluster_of(COUNT), terms=FAST).forecast()
+    forecast = source.prepared(plan, cluster_of(COUNT), overheads=FAST).forecast()
     assert found.data_parallel.forecast.step_s == pytest.approx(forecast.step_s)
     # Where parameters alone are too much, it is shown all the same, and does not fit.
     every = sum(one.parameter_bytes.total for one in source.units)
@@ -268,7 +272,7 @@ def test_one_device_stands_beside() -> None:
     plan = found.serial.plan
     assert (plan.mesh, plan.microbatches) == (Mesh(), 1), "more of them would only add to the engine's work"
     fast = Cluster(devices=(replace(slow, count=1, speed=2.0),))
-    assert found.serial.forecast.step_s == pytest.approx(source.prepared(plan, fast, terms=FAST).forecast().step_s)
+    assert found.serial.forecast.step_s == pytest.approx(source.prepared(plan, fast, overheads=FAST).forecast().step_s)
     assert found.serial.forecast.speedup == 1.0
     for one in found.best:
         assert one.forecast.speedup == pytest.approx(found.serial.forecast.step_s / one.forecast.step_s)
@@ -317,7 +321,7 @@ def test_the_best_is_by_a_measurement_of_its_own(count: int) -> None:
         assert (max(plan_microbatch_sizes(one.plan)), one.plan.mesh.tensor) in asked
     steps = [one.forecast.step_s for one in found.best]
     assert steps == sorted(steps)
-    first = Sharpened(units=random_units(6, 0)).prepared(found.best[0].plan, cluster_of(COUNT), terms=FAST)
+    first = Sharpened(units=random_units(6, 0)).prepared(found.best[0].plan, cluster_of(COUNT), overheads=FAST)
     assert first.forecast().step_s == pytest.approx(steps[0]), "a forecast of the plan says the same"
 
 
@@ -328,7 +332,7 @@ def test_one_device_is_by_a_measurement_of_its_own() -> None:
     found = quick_search(source, cluster_of(COUNT))
     assert found.serial is not None
     assert (max(plan_microbatch_sizes(found.serial.plan)), 1) in asked
-    again = source.prepared(found.serial.plan, cluster_of(1), terms=FAST).forecast()
+    again = source.prepared(found.serial.plan, cluster_of(1), overheads=FAST).forecast()
     assert found.serial.forecast.step_s == pytest.approx(again.step_s)
     for one in found.best:
         assert one.forecast.serial_s == pytest.approx(again.step_s)
@@ -337,13 +341,13 @@ def test_one_device_is_by_a_measurement_of_its_own() -> None:
 def test_more_than_there_are_devices_is_remarked_on() -> None:
     source = MadeSource(units=random_units(6, 0))
     found = quick_search(source, cluster_of(COUNT))
-    assert not any("more than there are" in line for line in plan_remarks(found))
+    assert not any("superlinear" in line for line in plan_remarks(found))
     first = found.best[0]
     found.best[0] = replace(first, forecast=replace(first.forecast, speedup=5.96))
-    assert "5.96 × on 4 devices is more than there are: smaller pieces take less" in plan_remarks(found)[-1]
+    assert "5.96 × on 4 devices is superlinear: small micro-batches take less" in plan_remarks(found)[-1]
     assert found.serial is not None
     found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=4))
-    assert "one device takes 4 micro-batches and adds up their gradients" in plan_remarks(found)[-1]
+    assert "the baseline accumulates gradients over 4 micro-batches" in plan_remarks(found)[-1]
     found.is_serial_interpolated = True
     assert "one device was forecast from smaller micro-batches" in plan_remarks(found)[-1]
 
@@ -374,7 +378,7 @@ def test_a_codec_is_told_beside_the_ranking() -> None:
     heavy = tuple(replace(one, parameter_bytes=replace(one.parameter_bytes, total=4000)) for one in random_units(8, 3))
     source, cluster = MadeSource(units=heavy), cluster_of(COUNT, memory_bytes=60_000)
     codecs = {"bf16": LinkCodec(ratio=0.5, encode_s_per_byte=1e-4), "block4": LinkCodec(ratio=0.2)}
-    found = quick_search(source, cluster, beside=codecs)
+    found = quick_search(source, cluster, extra_codecs=codecs)
     assert {one.codec for one in found.best} == {"none"}
     assert [one.plan for one in found.best] == [one.plan for one in quick_search(source, cluster).best]
     tried = []
@@ -386,14 +390,16 @@ def test_a_codec_is_told_beside_the_ranking() -> None:
     assert found.with_codec.plan.codec == found.with_codec.codec == "block4"
     assert found.with_codec.forecast.step_s < found.best[0].forecast.step_s
     slow = {"block4": LinkCodec(ratio=0.2, encode_s_per_byte=10.0)}
-    assert quick_search(source, cluster, beside=slow).with_codec is None
+    assert quick_search(source, cluster, extra_codecs=slow).with_codec is None
 
 
 def test_losers_are_told_why() -> None:
     """Data parallel in one piece does not fit, in pieces it does: it loses by its time, not by its memory."""
     units = tuple(
         replace(
-            one, parameter_bytes=replace(one.parameter_bytes, total=800), saved_bytes=replace(one.saved_bytes, total=400)
+            one,
+            parameter_bytes=replace(one.parameter_bytes, total=800),
+            saved_bytes=replace(one.saved_bytes, total=400),
         )
         for one in random_units(8, 2)
     )
@@ -423,7 +429,7 @@ def test_nothing_fits() -> None:
     source = MadeSource(units=random_units(6, 0))
     with pytest.raises(UsageError, match=r"no plan for a batch of 8 fits on 4 devices \(.*data does not fit: "):
         quick_search(source, cluster_of(COUNT, memory_bytes=100))
-    with pytest.raises(UsageError, match="a batch of 1 gives work to no mesh of 7 devices: use --batch 7"):
+    with pytest.raises(UsageError, match="a batch of 1 is too small for every mesh of 7 devices: use --batch 7"):
         quick_search(source, cluster_of(7), plan_of(batch=1))
 
 

@@ -1,1 +1,1 @@
-"""Measure the engine's own overheads on this machine."""
+"""Calibration: the engine's overheads on this machine, measured once."""

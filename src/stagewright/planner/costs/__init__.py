@@ -1,1 +1,1 @@
-"""What a forecast needs to know about a model: measured here, scaled from measurements, or analytic."""
+"""Costs of a model: measured on this machine, interpolated, or computed analytically."""

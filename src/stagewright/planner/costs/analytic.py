@@ -1,16 +1,16 @@
-"""A transformer that nobody has built, from its configuration alone: what its units would cost on a device of a kind.
+"""Analytic costs of a transformer from its configuration, without building it.
 
-    unit        multiply-accumulates of a token           bytes kept of a token (16 bit; 32 bit twice that)
+    unit        multiply-accumulates per token            saved bytes per token (16 bit; 32 bit twice that)
     embedding   0                                         2 h
-    block       4 h² + k h f + 2 s h                      10 h + (8 h + 4 f) / t: attention that keeps no weights
+    block       4 h² + k h f + 2 s h                      10 h + (8 h + 4 f) / t: attention that saves no weights
     head        h · vocabulary                            2 h + 2 · vocabulary (the logits)
 
-h width, f feed-forward width, s sequence length, k 2 (or 3 with a gate), t workers of a tensor axis. Each of these has
-a part of queries, keys, values and heads' results (8 h) and of what is inside feed-forward layers (4 f), and all of
-what enters norms and layers (8 h) and of dropout's masks (2 h): the engine does not share a sequence out.
+h width, f feed-forward width, s sequence length, k 2 (or 3 with a gate), t tensor parallel size. Tensor parallelism
+divides queries, keys, values and attention outputs (8 h) and the feed-forward activations (4 f). Inputs of norms and
+layers (8 h) and dropout masks (2 h) are not divided: the engine has no sequence parallelism.
 
-A pass takes the longer of its arithmetic at the device's peak times an efficiency, and its bytes at the memory's
-bandwidth; backward twice that. An estimate: where the device is at hand, measure instead.
+Forward takes the longer of its arithmetic at the device's peak times an efficiency and its bytes at the memory
+bandwidth; backward takes twice that. This is an estimate: if the device is available, measure instead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
 from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import ModelSpec
 
 __all__ = ["HARDWARE", "AnalyticModel", "DevicePeak", "TransformerShape", "device_peak"]
@@ -38,15 +38,15 @@ __all__ = ["HARDWARE", "AnalyticModel", "DevicePeak", "TransformerShape", "devic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeak:
-    """What a device can do at best."""
+    """Peak performance of a device."""
 
     flops: float
-    """Floating point operations a second in 16 bit, dense."""
+    """Dense 16-bit floating point operations per second."""
     bandwidth_bytes_per_s: float
-    """Bytes a second from its memory."""
+    """Memory bandwidth."""
 
 
-# As the vendors' data sheets say; a part of the hardware's name finds it.
+# From the vendors' data sheets, by a part of the hardware's name.
 HARDWARE = {
     "V100": DevicePeak(flops=125e12, bandwidth_bytes_per_s=0.9e12),
     "A100": DevicePeak(flops=312e12, bandwidth_bytes_per_s=2.0e12),
@@ -55,68 +55,66 @@ HARDWARE = {
     "B200": DevicePeak(flops=2250e12, bandwidth_bytes_per_s=8.0e12),
 }
 
-# Families whose feed-forward layers have a gate, whatever their activation is called.
+# Families with gated feed-forward layers, regardless of the activation's name.
 _GATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
-# Families whose head is their embedding where their configuration does not say.
+# Families with tied embeddings unless the configuration says otherwise.
 _TIED = ("gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere")
 
 
 def device_peak(cluster: Cluster) -> DevicePeak:
-    """The peak of the cluster's devices, by their hardware's name."""
+    """Return the peak performance of the cluster's devices by their hardware name."""
     name = cluster.devices[0].hardware or ""
     for part, peak in HARDWARE.items():
         if part in name:
             return peak
     raise UsageError(
-        f"the cluster's hardware is {name!r}, of which no peak is known: write one of {', '.join(HARDWARE)} as "
-        "hardware in the cluster's file, or measure the model on a device instead of --analytic"
+        f"the peak performance of the cluster's hardware {name!r} is unknown: set hardware to one of "
+        f"{', '.join(HARDWARE)} in the cluster file, or measure the model on a device instead of --analytic"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
-    """The numbers that say what a transformer costs."""
+    """The dimensions of a transformer."""
 
     num_layers: int
-    """Its blocks."""
     width: int
-    """Width of the hidden state."""
+    """Hidden size."""
     num_heads: int
-    """Attention heads, and of keys and values."""
     num_key_heads: int
+    """Key/value heads."""
     feed_forward: int
-    """Width inside the feed-forward layers."""
+    """Feed-forward size."""
     num_matrices: int
     """Matrices of a feed-forward layer: 2, or 3 with a gate."""
     vocabulary: int
-    """Tokens that it knows."""
+    """Vocabulary size."""
     sequence_length: int
-    """Tokens of a sample."""
     tied: bool
-    """Whether embedding and head are one matrix."""
+    """Whether embedding and head share one matrix."""
     head_width: int | None = None
-    """Width of an attention head; None: all of them together are as wide as the hidden state."""
+    """Size of an attention head; None: width / num_heads."""
 
     @property
     def attention_width(self) -> int:
-        """All heads of the queries together."""
+        """Size of all query heads together."""
         return self.width if self.head_width is None else self.num_heads * self.head_width
 
     @property
     def block_parameters(self) -> int:
-        """Matrices of one block; norms and biases are left out."""
+        """Parameters of one block, without norms and biases."""
         keys = self.attention_width * self.num_key_heads // self.num_heads
         return self.width * (2 * self.attention_width + 2 * keys) + self.num_matrices * self.width * self.feed_forward
 
     @property
     def parameters(self) -> int:
-        """All of it."""
+        """Parameters of the model."""
         ends = self.vocabulary * self.width * (1 if self.tied else 2)
         return self.num_layers * self.block_parameters + ends
 
     @classmethod
     def of(cls, spec: ModelSpec) -> TransformerShape:
-        """Read `hf:folder`'s config.json; no weights are read or made."""
+        """Read the config.json of `hf:folder`, without weights."""
         folder = Path(spec.name.removeprefix("hf:")).expanduser()
         path = folder / "config.json" if folder.is_dir() else folder
         if not spec.name.startswith("hf:") or not path.is_file():
@@ -135,7 +133,7 @@ class TransformerShape:
             for name in names:
                 if isinstance(config.get(name), int):
                     return int(config[name])
-            raise UsageError(f"{where} names none of {', '.join(names)}, so that it is no transformer's configuration")
+            raise UsageError(f"{where} has none of {', '.join(names)}, so it is not a transformer configuration")
 
         width, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "num_heads")
         inner = config.get("intermediate_size") or config.get("n_inner") or config.get("ffn_dim") or 4 * width
@@ -158,42 +156,38 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyticModel:
-    """A source of what a model costs, computed; the same face as what is measured."""
+    """A computed cost source, with the interface of `CostSource`."""
 
     name: str
-    """Its name."""
     shape: TransformerShape
-    """Its numbers."""
     peak: DevicePeak
-    """The device's peak."""
     kind: str = "cuda"
-    """The kind of device: cuda or cpu."""
+    """Kind of device: cuda or cpu."""
     item_bytes: int = 2
-    """Bytes of a number."""
+    """Bytes per element."""
     efficiency: float = 0.5
-    """How much of the peak products reach."""
-    _known: dict[tuple[int, int], ModelCosts] = field(default_factory=dict, repr=False)
-    """What was asked before."""
+    """Fraction of the peak that matrix products reach."""
+    _cache: dict[tuple[int, int], ModelCosts] = field(default_factory=dict, repr=False)
 
     @property
     def num_units(self) -> int:
-        """Embedding, blocks, head."""
+        """Embedding, blocks and head."""
         return self.shape.num_layers + 2
 
-    def tensor_sizes(self, most: int) -> list[int]:
-        """Numbers of workers that its layers can be divided among."""
+    def tensor_sizes(self, largest: int) -> list[int]:
+        """Return the tensor parallel sizes that divide its heads and feed-forward layers."""
         shape = self.shape
         return [
             size
-            for size in range(1, most + 1)
+            for size in range(1, largest + 1)
             if shape.num_heads % size == 0 and shape.num_key_heads % size == 0 and shape.feed_forward % size == 0
         ]
 
     def measure_size(self, size: int, tensor: int) -> bool:
-        return False  # formulas hold at every size
+        return False  # the formulas hold for every size
 
     def codec(self, name: str) -> LinkCodec:
-        """A codec at the pace of the device's memory: one end reads values and writes fewer bytes, the other back."""
+        """Return a codec whose encoding and decoding are limited by memory bandwidth."""
         if name in ("none", "auto"):
             return NO_CODEC
         shape, dtype = (1 << 10, 1 << 6), torch.bfloat16 if self.item_bytes == 2 else torch.float32
@@ -202,10 +196,10 @@ class AnalyticModel:
         return LinkCodec(ratio=ratio, encode_s_per_byte=seconds, decode_s_per_byte=seconds)
 
     def model(self, size: int, tensor: int) -> ModelCosts:
-        """What a micro-batch of that size costs one of `tensor` workers."""
-        if (size, tensor) not in self._known:
-            self._known[size, tensor] = self._model(size, tensor)
-        return self._known[size, tensor]
+        """Return the costs of a micro-batch of that size on one of `tensor` workers."""
+        if (size, tensor) not in self._cache:
+            self._cache[size, tensor] = self._model(size, tensor)
+        return self._cache[size, tensor]
 
     def _model(self, size: int, tensor: int) -> ModelCosts:
         shape, item = self.shape, self.item_bytes
@@ -213,7 +207,7 @@ class AnalyticModel:
         hidden = tokens * shape.width * item
         block_macs = shape.block_parameters + 2 * shape.sequence_length * shape.attention_width
         shared = 8 * shape.width + 4 * shape.feed_forward
-        kept = round(tokens * (10 * shape.width + shared / tensor) * item / 2)
+        saved = round(tokens * (10 * shape.width + shared / tensor) * item / 2)
         ends = shape.vocabulary * shape.width
         head_shares = ((0, ends * item),) if shape.tied else ()
         logits = tokens * shape.vocabulary * item
@@ -225,9 +219,9 @@ class AnalyticModel:
                     f"block.{index}",
                     tokens * block_macs // tensor,
                     Amount(total=shape.block_parameters * item // tensor),
-                    kept,
+                    saved,
                     hidden,
-                    kept,
+                    saved,
                 )
                 for index in range(shape.num_layers)
             ),
@@ -241,9 +235,12 @@ class AnalyticModel:
                 2 * logits,
             ),
         ]
-        units[0] = replace(units[0], recompute_saved_bytes=8 * tokens)  # numbers of tokens are what comes in
-        once = (hidden, hidden)
-        traffic = [TensorTraffic(), *[TensorTraffic(forward_bytes=once, backward_bytes=once)] * shape.num_layers]
+        units[0] = replace(units[0], recompute_saved_bytes=8 * tokens)  # the inputs are token ids
+        per_block = (hidden, hidden)
+        traffic = [
+            TensorTraffic(),
+            *[TensorTraffic(forward_bytes=per_block, backward_bytes=per_block)] * shape.num_layers,
+        ]
         forward = sum(unit.forward.median_s for unit in units)
         per_byte = 1 / self.peak.bandwidth_bytes_per_s
         profile = Profile(
@@ -259,41 +256,42 @@ class AnalyticModel:
             versions={},
             source="analytic",
         )
-        terms = ModelOverheads(
+        overheads = ModelOverheads(
             loss_forward_s=2 * logits * per_byte,
             loss_backward_s=2 * logits * per_byte,
             loss_kept_bytes=logits,
-            optimizer_s_per_byte=6 * per_byte,  # reads and writes of parameters, gradients and two states
+            optimizer_s_per_byte=6 * per_byte,  # reads and writes of parameters, gradients and two optimizer states
             accumulate_s_per_byte=3 * per_byte,
         )
         tensors = (*traffic, TensorTraffic()) if tensor > 1 else None
         whole = self.model(size, 1).profile if tensor > 1 else None
-        return ModelCosts(profile=profile, terms=terms, tensor=tensors, num_tensor=tensor, whole=whole)
+        return ModelCosts(profile=profile, overheads=overheads, tensor=tensors, num_tensor=tensor, whole=whole)
 
     def _unit(
-        self, name: str, block: str | None, macs: int, held: Amount, kept: int, crossing: int, touched: int
+        self, name: str, block: str | None, macs: int, parameters: Amount, saved: int, crossing: int, accessed: int
     ) -> UnitProfile:
         seconds = max(
-            2 * macs / (self.peak.flops * self.efficiency), (touched + held.total) / self.peak.bandwidth_bytes_per_s
+            2 * macs / (self.peak.flops * self.efficiency),
+            (accessed + parameters.total) / self.peak.bandwidth_bytes_per_s,
         )
         time = Time(median_s=seconds, spread_s=0.0)
         elements = Amount(
-            total=held.total // self.item_bytes,
-            shares=tuple((index, part // self.item_bytes) for index, part in held.shares),
+            total=parameters.total // self.item_bytes,
+            shares=tuple((index, part // self.item_bytes) for index, part in parameters.shares),
         )
         return UnitProfile(
             name=name,
             kind="TransformerBlock" if block else "Linear",
             block=block,
             parameters=elements,
-            parameter_bytes=held,
+            parameter_bytes=parameters,
             buffer_bytes=0,
             macs=macs,
             forward=time,
             backward_input=time,
             backward_weight=time,
             output_bytes=crossing,
-            saved_bytes=Amount(total=kept),
+            saved_bytes=Amount(total=saved),
             recompute_saved_bytes=crossing,
             crossing_bytes=crossing,
         )

@@ -1,4 +1,4 @@
-"""A model with more layers than were measured: blocks that are all alike are repeated."""
+"""Costs of a model with more layers than were measured, by repeating identical blocks."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ __all__ = ["with_num_layers"]
 
 
 def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
-    """The same model with another number of blocks, each like the middle one; the first stays, it follows the stem."""
+    """Return the costs with another number of blocks, all like the middle one except the first, next to the stem."""
     units = measured.profile.units
     blocks = [index for index, unit in enumerate(units) if unit.block is not None]
     if not blocks or blocks != list(range(blocks[0], blocks[-1] + 1)):
-        raise UsageError(f"{measured.profile.model!r} has no run of blocks that could be made longer")
+        raise UsageError(f"{measured.profile.model!r} has no contiguous blocks to repeat")
     if len({units[index].block for index in blocks}) < len(blocks):
         raise UsageError(
-            f"{measured.profile.model!r} was measured in blocks of several units, which can't be made more: "
+            f"{measured.profile.model!r} was measured with several units per block, which can't be repeated: "
             "use --units auto"
         )
     first, last = blocks[0], blocks[-1]
     middle = (first + last + 1) // 2
-    made: list[UnitProfile] = list(units[:first])
+    scaled: list[UnitProfile] = list(units[:first])
     for number in range(num_layers):
-        like, name = first if number == 0 else middle, _numbered(units[first].name, number)
-        made.append(replace(_moved(units[like], first + number - like, first), name=name, block=name))
-    made += [_moved(unit, num_layers - len(blocks), first) for unit in units[last + 1 :]]
+        template, name = first if number == 0 else middle, _block_name(units[first].name, number)
+        block = _shift_shares(units[template], first + number - template, first)
+        scaled.append(replace(block, name=name, block=name))
+    scaled += [_shift_shares(unit, num_layers - len(blocks), first) for unit in units[last + 1 :]]
     tensor = None
     if measured.tensor is not None:
-        one = measured.tensor
-        tensor = (*one[:first], *[one[middle]] * num_layers, *one[last + 1 :])
-    forward = sum(unit.forward.median_s for unit in made)
-    backward = sum(unit.backward_s for unit in made)
+        traffic = measured.tensor
+        tensor = (*traffic[:first], *[traffic[middle]] * num_layers, *traffic[last + 1 :])
+    forward = sum(unit.forward.median_s for unit in scaled)
+    backward = sum(unit.backward_s for unit in scaled)
     profile: Profile = replace(
         measured.profile,
-        units=tuple(made),
+        units=tuple(scaled),
         whole_forward=replace(measured.profile.whole_forward, median_s=forward),
         whole_backward=replace(measured.profile.whole_backward, median_s=backward),
-        whole_macs=measured.profile.whole_macs + sum(unit.macs for unit in made) - sum(unit.macs for unit in units),
+        whole_macs=measured.profile.whole_macs + sum(unit.macs for unit in scaled) - sum(unit.macs for unit in units),
     )
     return replace(measured, profile=profile, tensor=tensor, whole=None)
 
 
-def _numbered(name: str, number: int) -> str:
-    """The name that the model itself gives to that block: transformer.h.7 for transformer.h.0 and 7."""
+def _block_name(name: str, number: int) -> str:
+    """Return the module name of a block: transformer.h.7 for transformer.h.0 and 7."""
     return re.sub(r"\d+(?=\D*$)", str(number), name) if re.search(r"\d", name) else f"{name}.{number}"
 
 
-def _moved(unit: UnitProfile, by: int, first: int) -> UnitProfile:
-    """A unit at another place: what it shares with blocks before it moves along, as far as there are; with the stem
-    it stays."""
+def _shift_shares(unit: UnitProfile, offset: int, first: int) -> UnitProfile:
+    """Move a unit to another index: shares with earlier blocks move along if these exist, shares with the stem stay."""
 
-    def amount(one: Amount) -> Amount:
+    def shift(amount: Amount) -> Amount:
         shares = [
-            (index if index < first else index + by, size)
-            for index, size in one.shares
-            if index < first or index + by >= first
+            (index if index < first else index + offset, size)
+            for index, size in amount.shares
+            if index < first or index + offset >= first
         ]
-        return Amount(total=one.total, shares=tuple(sorted(shares)))
+        return Amount(total=amount.total, shares=tuple(sorted(shares)))
 
     return replace(
         unit,
-        parameters=amount(unit.parameters),
-        parameter_bytes=amount(unit.parameter_bytes),
-        saved_bytes=amount(unit.saved_bytes),
+        parameters=shift(unit.parameters),
+        parameter_bytes=shift(unit.parameter_bytes),
+        saved_bytes=shift(unit.saved_bytes),
     )

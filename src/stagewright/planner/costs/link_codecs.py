@@ -1,7 +1,7 @@
-"""The codecs of a plan's cuts as a forecast needs them: measured on numbers as many as cross each cut.
+"""Measured codecs of a plan's cuts, on tensors as large as those that cross each cut.
 
-Messages there and gradients back may have different codecs: an edge gets the mean of both. `auto` chooses when the run
-begins, from the first batch: it is forecast as none.
+Activations and gradients may use different codecs: an edge gets the mean of both. `auto` chooses a codec on the first
+batch of a run; its forecast assumes none.
 """
 
 from __future__ import annotations
@@ -18,41 +18,38 @@ from stagewright.spec.plan import Plan
 
 __all__ = ["link_codecs", "measure_link_codec"]
 
-_MOST_ELEMENTS = 1 << 20  # more of them cost in proportion
+_MAX_ELEMENTS = 1 << 20  # the cost of more is proportional
 
 
 def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[LinkCodec, ...]:
-    """The codec after each stage but the last."""
-    found = []
-    for at, cut in enumerate(cuts):
-        ways = (False, True) if plan.training else (False,)
-        both = [
+    """Measure the codec after each stage except the last."""
+    device = profile.device.partition(":")[0]
+    codecs = []
+    for index, cut in enumerate(cuts):
+        measured = [
             measure_link_codec(
-                plan.codec_of(at, backward=way),
-                plan.dtype,
-                profile.units[cut].crossing_bytes,
-                profile.device.partition(":")[0],
+                plan.codec_of(index, backward=backward), plan.dtype, profile.units[cut].crossing_bytes, device
             )
-            for way in ways
+            for backward in ((False, True) if plan.training else (False,))
         ]
-        found.append(
+        codecs.append(
             LinkCodec(
-                ratio=sum(one.ratio for one in both) / len(both),
-                encode_s_per_byte=sum(one.encode_s_per_byte for one in both) / len(both),
-                decode_s_per_byte=sum(one.decode_s_per_byte for one in both) / len(both),
+                ratio=sum(codec.ratio for codec in measured) / len(measured),
+                encode_s_per_byte=sum(codec.encode_s_per_byte for codec in measured) / len(measured),
+                decode_s_per_byte=sum(codec.decode_s_per_byte for codec in measured) / len(measured),
             )
         )
-    return tuple(found)
+    return tuple(codecs)
 
 
 @lru_cache(maxsize=64)
 def measure_link_codec(name: str, dtype: str, num_bytes: int, device: str) -> LinkCodec:
-    """What a codec costs on a message of so many bytes, on a device of this kind."""
+    """Measure a codec on a tensor of that many bytes, on a kind of device."""
     if name in ("none", "auto") or not num_bytes:
         return NO_CODEC
-    kind: torch.dtype = getattr(torch, dtype)
-    count = min(_MOST_ELEMENTS, max(64, num_bytes // kind.itemsize))
-    values = torch.randn(count // 64, 64, generator=torch.Generator().manual_seed(0)).to(device, kind)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    count = min(_MAX_ELEMENTS, max(64, num_bytes // torch_dtype.itemsize))
+    values = torch.randn(count // 64, 64, generator=torch.Generator().manual_seed(0)).to(device, torch_dtype)
     cost = measure_codec(name, values)
     return LinkCodec(
         ratio=cost.ratio,

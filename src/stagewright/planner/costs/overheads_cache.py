@@ -1,7 +1,7 @@
-"""What was measured of a model beside its units, kept beside its profile: two forecasts of one plan then agree.
+"""Cache of a model's measured overheads, next to its profile, so that two forecasts of one plan agree.
 
-A record is of one model, size of micro-batch and device, as a profile is, and of one optimiser and loss. Whether it has
-the factors of a backward in two halves is written down, for only some plans need these.
+An entry belongs to one model, micro-batch size and device, like a profile, and to one optimizer and loss. It records
+whether it includes the factors of a split backward, since only some plans need them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.files.keyed_cache import ASKED, KeyedFiles
+from stagewright.files.keyed_cache import NAME_KEYS, KeyedCache
 from stagewright.simulator.costs.overheads import ModelOverheads
 
 __all__ = ["CachedOverheads", "OverheadsCache"]
@@ -20,30 +20,30 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedOverheads:
-    """Terms, as far as they were measured."""
+    """Overheads, as far as they were measured."""
 
-    terms: ModelOverheads
-    """The terms."""
-    halves: bool
-    """Whether the factors of a backward in two halves are among them."""
+    overheads: ModelOverheads
+    has_split: bool
+    """Whether they include the factors of a split backward."""
 
 
-class OverheadsCache(KeyedFiles):
-    """The kept terms in one folder."""
+class OverheadsCache(KeyedCache):
+    """Cached overheads in one folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        super().__init__(folder, "terms", _FORMAT, (*ASKED, "optimizer"))
+        super().__init__(folder, "terms", _FORMAT, (*NAME_KEYS, "optimizer"))
 
-    def terms(self, key: Mapping[str, str]) -> CachedOverheads | None:
-        """What is kept; None where there is nothing that holds."""
-        kept, _ = self.load(key)
-        if kept is None:
+    def load_overheads(self, key: Mapping[str, str]) -> CachedOverheads | None:
+        """Return the cached overheads; None if there is no valid entry."""
+        entry, _ = self.load(key)
+        if entry is None:
             return None
         try:
-            return CachedOverheads(terms=ModelOverheads.from_dict(kept.content["terms"]), halves=bool(kept.content["halves"]))
+            overheads = ModelOverheads.from_dict(entry.content["terms"])
+            return CachedOverheads(overheads=overheads, has_split=bool(entry.content["halves"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def save_terms(self, key: Mapping[str, str], kept: CachedOverheads) -> None:
-        """Writes them."""
-        self.save(key, {"terms": kept.terms.to_dict(), "halves": kept.halves})
+    def save_overheads(self, key: Mapping[str, str], cached: CachedOverheads) -> None:
+        """Write the overheads."""
+        self.save(key, {"terms": cached.overheads.to_dict(), "halves": cached.has_split})

@@ -1,11 +1,11 @@
-"""What it costs to do a backward pass in two halves, as zero-bubble schedules do: more than the same in one piece.
+"""The cost of a split backward, as in zero-bubble schedules, relative to an unsplit one.
 
-    in one piece   ◄─── all gradients ───              a unit's profile has this, and the inputs' part of it; the rest
-    in halves      ◄── inputs' gradients ──  ◄ weights' ►     counts as the weights', as if halving cost nothing
+    unsplit   ◄─── all gradients ───                 a unit's profile has this and its input-gradient part; the rest
+    split     ◄── input gradients ──  ◄ weights ►    counts as weight gradients, as if splitting were free
 
-torch walks the graph to find what the weights hang on, keeps it, and begins anew for each group of weights. So both
-halves are measured as the engine does them, on the model behind its first unit, beside the whole. Between them what
-forward kept is still there, and with it the gradients that the weights wait for: a GPU's allocator tells how much.
+torch walks the graph to find the nodes that the weight gradients need, keeps their gradients, and starts again for each
+group of weights. Both halves are therefore measured as the engine runs them, on the model without its first unit.
+Between the halves, saved activations and those gradients stay in memory; a GPU's allocator shows how much.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import partial
 
 import torch
 
-from stagewright.engine.pipeline.backward import BackwardState, run_input_backward, run_weight_backward, run_backward
+from stagewright.engine.pipeline.backward import BackwardState, run_backward, run_input_backward, run_weight_backward
 from stagewright.graph.unit_graph import UnitGraph
-from stagewright.machine.out_of_memory import refusal_of
+from stagewright.machine.out_of_memory import oom_error
 from stagewright.profiler.profile import Profile, amount_of
 from stagewright.profiler.replay import Stopwatch
 from stagewright.zoo.model import Model
@@ -28,19 +28,20 @@ __all__ = ["SplitBackwardCost", "measure_split_backward"]
 
 @dataclass(frozen=True, slots=True)
 class SplitBackwardCost:
-    """A backward pass in two halves, beside one in one piece."""
+    """A split backward relative to an unsplit one."""
 
     inputs: float = 1.0
-    """How much longer each half takes than the profile's units say."""
+    """Slowdown of the input-gradient half relative to the profile."""
     weights: float = 1.0
+    """Slowdown of the weight-gradient half."""
     held_share: float = 0.0
-    """What is held between them beside what forward kept, as a share of that; 0 where no allocator tells."""
+    """Extra memory between the halves, as a fraction of the saved activations; 0 on a CPU."""
 
 
 def measure_split_backward(graph: UnitGraph, model: Model, profile: Profile, rounds: int) -> SplitBackwardCost:
-    """Both halves, measured.
+    """Measure both halves.
 
-    The shortest of some rounds, for a ratio of two of them is spoilt by anything that disturbs one.
+    The fastest of several rounds counts, because a disturbance of one measurement would distort the ratio.
     """
     units = profile.units[1:]
     inputs_s = sum(unit.backward_input.median_s for unit in units)
@@ -48,64 +49,71 @@ def measure_split_backward(graph: UnitGraph, model: Model, profile: Profile, rou
     if not inputs_s or not weights_s:
         return SplitBackwardCost()
     try:
-        taken = [_round(graph, model) for _ in range(rounds + 1)][1:]
-    except RuntimeError as error:  # a backward that torch can't split: a run would say so
-        if refusal_of(error, who="this model", doing="backward") is not None:
-            raise  # no room is no answer
+        measured = [_round(graph, model) for _ in range(rounds + 1)][1:]
+    except RuntimeError as error:  # torch can't split this backward; a run would report it
+        if oom_error(error, who="this model", doing="backward") is not None:
+            raise
         return SplitBackwardCost()
-    if not all(taken):
+    if not all(measured):
         return SplitBackwardCost()
-    kept = amount_of([unit.saved_bytes for unit in profile.units], 1, len(profile.units) - 1)
-    held = max(0.0, taken[0][3] / kept) if kept else 0.0
-    return SplitBackwardCost(*_factors([one[:3] for one in taken], inputs_s, weights_s), held)
+    saved = amount_of([unit.saved_bytes for unit in profile.units], 1, len(profile.units) - 1)
+    held = max(0.0, measured[0][3] / saved) if saved else 0.0
+    return SplitBackwardCost(*_factors([times[:3] for times in measured], inputs_s, weights_s), held)
 
 
-def _factors(taken: Sequence[tuple[float, ...]], inputs_s: float, weights_s: float) -> tuple[float, float]:
-    """From rounds of whole, first and second half, and the profile's parts of the whole."""
-    whole_s, first_s, second_s = (min(times) for times in zip(*taken, strict=True))
+def _factors(measured: Sequence[tuple[float, ...]], inputs_s: float, weights_s: float) -> tuple[float, float]:
+    """Return the slowdowns from rounds of (unsplit, first half, second half) and the profile's times."""
+    whole_s, first_s, second_s = (min(times) for times in zip(*measured, strict=True))
     scale = whole_s / (inputs_s + weights_s)
     return first_s / (inputs_s * scale), second_s / (weights_s * scale)
 
 
 def _round(graph: UnitGraph, model: Model) -> tuple[float, ...]:
-    """Seconds of the whole backward and of both halves, and bytes that come to be held between these.
+    """Measure the seconds of the unsplit backward and both halves, and the extra bytes held between the halves.
 
-    () where no gradient travels back to the first unit.
+    Return () if no gradient reaches the first unit.
     """
-    parameters = [one for one in model.module.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
     with torch.no_grad():
         crossing = graph.stage(0, 0)(*graph.flatten(model.args, model.kwargs))
     stage = graph.stage(1, len(graph.calls) - 1)
-    found: list[float] = []
-    place = parameters[0].device
-    stopwatch = Stopwatch(place)
+    times: list[float] = []
+    device = parameters[0].device
+    stopwatch = Stopwatch(device)
     for split in (False, True):
         values = [
             value.detach().requires_grad_() if needed else value
             for value, needed in zip(crossing, graph.needs_gradient(0), strict=True)
         ]
         with torch.enable_grad():
-            outputs = [one.clone() for one in stage(*values) if isinstance(one, torch.Tensor) and one.requires_grad]
-        held = BackwardState([one for one in values if isinstance(one, torch.Tensor) and one.requires_grad], list(outputs))
-        given = [torch.ones_like(one) for one in outputs]
-        if not held.inputs or not outputs:
+            outputs = [output.clone() for output in _differentiable(stage(*values))]
+        state = BackwardState(_differentiable(values), list(outputs))
+        gradients = [torch.ones_like(output) for output in outputs]
+        if not state.inputs or not outputs:
             return ()
-        calls: list[Callable[[], object]] = [partial(run_backward, held, given)]
+        calls: list[Callable[[], object]] = [partial(run_backward, state, gradients)]
         if split:
-            calls = [partial(run_input_backward, held, given, parameters), partial(run_weight_backward, held, parameters)]
-        before = _allocated(place)
+            calls = [
+                partial(run_input_backward, state, gradients, parameters),
+                partial(run_weight_backward, state, parameters),
+            ]
+        before = _allocated_bytes(device)
         for call in calls:
             results, seconds = stopwatch.time([call])
-            found.append(seconds)
-            if len(found) == 2:  # after the first half; the inputs' gradients travel on
-                travels = sum(one.numel() * one.element_size() for one in results[0])  # type: ignore[attr-defined]
-                held_bytes = _allocated(place) - before - travels
+            times.append(seconds)
+            if len(times) == 2:  # after the first half; the input gradients are sent on
+                sent = sum(gradient.numel() * gradient.element_size() for gradient in results[0])  # type: ignore[attr-defined]
+                held_bytes = _allocated_bytes(device) - before - sent
             del results
-        for one in parameters:
-            one.grad = None
-    return *found, held_bytes
+        for parameter in parameters:
+            parameter.grad = None
+    return *times, held_bytes
 
 
-def _allocated(place: torch.device) -> int:
-    """Bytes that a GPU's allocator has given out; 0 on a CPU, which does not tell."""
-    return int(torch.cuda.memory_allocated(place)) if place.type == "cuda" else 0
+def _differentiable(values: Sequence[object]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def _allocated_bytes(device: torch.device) -> int:
+    """Return the bytes allocated on a GPU; 0 on a CPU."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else 0

@@ -1,7 +1,7 @@
-"""One worker's part of a tensor axis, alone: layers split as among n workers, with nobody to talk to.
+"""One tensor parallel worker without peers: layers sharded as for n workers, in one process.
 
-So a unit can be measured as one of n workers computes it, on a machine that has only one. What would be summed stays
-as it is; how many bytes that would be is noted, unit by unit.
+A unit can thus be measured as one of n workers computes it, on a machine with one device. All-reduces do nothing; their
+bytes are recorded for each unit.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from stagewright.engine.tensor.apply import require_whole_regions, plan_tensor_parallel
+from stagewright.engine.tensor.apply import plan_tensor_parallel, require_whole_regions
 from stagewright.engine.tensor.axis import TensorAxis, Traffic
 from stagewright.engine.tensor.layers import Region, shard_layer
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
-__all__ = ["RecordingAxis", "shard_alone", "record_traffic"]
+__all__ = ["RecordingAxis", "record_traffic", "shard_alone"]
 
 
 class RecordingAxis(TensorAxis):
-    """The end of an axis that has no other ends."""
+    """A tensor axis without peers that records the bytes of its all-reduces."""
 
     def __init__(self, num_workers: int) -> None:
         self.group = None
@@ -46,35 +46,35 @@ class RecordingAxis(TensorAxis):
 
 
 def shard_alone(graph: UnitGraph, num_workers: int) -> RecordingAxis:
-    """Split a captured model's layers in place, as worker 0 of `num_workers` holds them."""
+    """Shard a captured model's layers in place, as worker 0 of `num_workers` holds them."""
     model = graph.model
     plan = plan_tensor_parallel(model, num_workers)
     require_whole_regions(plan, [call.target for call in graph.calls])
     axis = RecordingAxis(num_workers)
-    for one in plan.regions:
-        owner = model.get_submodule(one.owner)
+    for entry in plan.regions:
+        owner = model.get_submodule(entry.owner)
         region = Region(axis)
-        for name in one.column_layers:
-            shard_layer(model.get_submodule(name), "column", region, one.num_sections)
-        for name in one.shared_layers:
+        for name in entry.column_layers:
+            shard_layer(model.get_submodule(name), "column", region, entry.num_sections)
+        for name in entry.shared_layers:
             shard_layer(model.get_submodule(name), "shared", region)
-        shard_layer(model.get_submodule(one.row_layer), "row", region)
-        for attribute in one.attributes:
+        shard_layer(model.get_submodule(entry.row_layer), "row", region)
+        for attribute in entry.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // num_workers)
         owner.register_forward_pre_hook(region.begin)
     return axis
 
 
 def record_traffic(graph: UnitGraph, axis: RecordingAxis, args: Any, kwargs: Any) -> tuple[TensorTraffic, ...]:
-    """What each unit call would hand to the axis in one pass."""
-    found: list[TensorTraffic] = []
-    with _noted(graph, axis, found), torch.enable_grad():
+    """Run the model once and return each unit call's all-reduces."""
+    traffic: list[TensorTraffic] = []
+    with _recording(graph, axis, traffic), torch.enable_grad():
         graph(*args, **kwargs)
-    return tuple(found)
+    return tuple(traffic)
 
 
 @contextmanager
-def _noted(graph: UnitGraph, axis: RecordingAxis, found: list[TensorTraffic]) -> Iterator[None]:
+def _recording(graph: UnitGraph, axis: RecordingAxis, traffic: list[TensorTraffic]) -> Iterator[None]:
     depth = 0
 
     def begin(_module: nn.Module, _args: Any) -> None:
@@ -88,7 +88,7 @@ def _noted(graph: UnitGraph, axis: RecordingAxis, found: list[TensorTraffic]) ->
         nonlocal depth
         depth -= 1
         if depth == 0:
-            found.append(
+            traffic.append(
                 TensorTraffic(forward_bytes=tuple(axis.forward_bytes), backward_bytes=tuple(axis.backward_bytes))
             )
 

@@ -1,1 +1,1 @@
-"""Search for the best plan, prune with lower bounds, verify the winners by running them."""
+"""The search for the best plan: enumeration, lower bounds, ranking, and verification by running."""

@@ -1,10 +1,10 @@
-"""What a plan takes at the very least, without its schedule being listed: step time and memory.
+"""Lower bounds on a plan's step time and memory, without simulating its schedule.
 
-    worker w    ├ forwards before it ┤├──── all that it computes ────┤├ backwards behind it ┤├ sums, optimiser ┤
+    worker w    ├ forwards before it ┤├──── all its compute ────┤├ backwards behind it ┤├ all-reduce, optimizer ┤
 
-What comes before its first stage and after its last backward is one micro-batch's way through the other stages and
-their links. Where backwards are split, a worker may do second halves meanwhile, and nothing is sure to come after it.
-Neither bound ever exceeds the forecast, so that no plan is thrown away that could be among the best.
+Before a worker's first forward and after its last backward, one micro-batch passes through the other stages and their
+links. With a split backward, a worker may compute weight gradients meanwhile, so nothing is certain to come after it.
+Neither bound ever exceeds the forecast, so no plan is discarded that could be among the best.
 """
 
 from __future__ import annotations
@@ -17,138 +17,134 @@ import numpy.typing as npt
 
 from stagewright.quantity import format_bytes
 from stagewright.schedules.catalog import SCHEDULES
-from stagewright.simulator.costs.plan_costs import ActionTimes, PlanCosts
+from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
+from stagewright.simulator.costs.action_times import ActionTimes
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.gradient_allreduce import min_exposed_allreduce_s
 from stagewright.simulator.memory import num_optimizer_states
-from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
 from stagewright.simulator.simulate import step_end_s
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["memory_overflow", "parameter_overflow", "lower_bound_s", "max_codec_saving_s"]
+__all__ = ["lower_bound_s", "max_codec_saving_s", "memory_overflow", "parameter_overflow"]
 
 
 def lower_bound_s(costs: PlanCosts) -> float:
-    """The least that a step can take, whatever the order of its actions."""
+    """Return a lower bound on the step time for any order of the actions."""
     plan, times = costs.plan, costs.action_times()
     splits = SCHEDULES[plan.schedule].splits_backward
-    first = {stage.worker: index for index, stage in reversed(list(enumerate(costs.stages)))}
+    first_stage = {stage.worker: index for index, stage in reversed(list(enumerate(costs.stages)))}
     busy = [0.0] * plan.mesh.pipeline
     for stage, seconds in zip(costs.stages, _totals_s(costs, times, splits).tolist(), strict=True):
         busy[stage.worker] += seconds
-    if not plan.training:  # steps follow each other without a gap
+    if not plan.training:  # steps run without gaps
         return max(busy)
-    fill, drain = _ways_s(costs, times)
-    computed = [fill[first[worker]] + one for worker, one in enumerate(busy)]
-    if not splits:  # the worker of the first stage ends when the last micro-batch has come back to it
-        start = costs.stages[0].worker
-        computed[start] = max(one + drain[first[worker]] for worker, one in enumerate(computed))
+    warmup, drain = _path_s(costs, times)
+    ends = [warmup[first_stage[worker]] + seconds for worker, seconds in enumerate(busy)]
+    if not splits:  # the first stage's worker ends when the last gradient has returned to it
+        ends[costs.stages[0].worker] = max(end + drain[first_stage[worker]] for worker, end in enumerate(ends))
     longest = _backwards_s(times, max(costs.shares), costs.recomputed)
-    ends = [one + min_exposed_allreduce_s(costs, worker, longest[first[worker]]) for worker, one in enumerate(computed)]
-    return step_end_s(costs, ends)
+    allreduce_s = [min_exposed_allreduce_s(costs, worker, longest[first_stage[worker]]) for worker in range(len(ends))]
+    return step_end_s(costs, [end + seconds for end, seconds in zip(ends, allreduce_s, strict=True)])
 
 
 def max_codec_saving_s(costs: PlanCosts) -> float:
-    """How much lower the bound could be at most if messages had no bytes, as no codec makes them."""
-    _, carried_s = costs.p2p_times()
-    # On its way each crosses an edge twice; each action of a worker takes or gives at most all of them.
+    """Return an upper bound on what a codec can save: the cost of all P2P bytes."""
+    _, transfer_s = costs.p2p_times()
+    # A micro-batch crosses each edge twice; each action of a worker sends or receives at most all bytes.
     handled = 8 * sum(costs.shares) * sum(stage.sent_bytes for stage in costs.stages)
-    return 2 * min(costs.shares) * float(carried_s.sum()) + handled * costs.engine_overheads.message_s_per_byte
+    return 2 * min(costs.shares) * float(transfer_s.sum()) + handled * costs.engine_overheads.message_s_per_byte
 
 
 def _totals_s(costs: PlanCosts, times: ActionTimes, splits: bool) -> Floats:
-    """What each stage computes in a step."""
-    shares, again = costs.shares, len(costs.recomputed_shares)
-    adds = [chunk > 0 or costs.copies_gradients for chunk in range(len(shares))]
+    """Return the compute time of each stage in a step."""
+    shares, num_recomputed = costs.shares, len(costs.recomputed_shares)
+    accumulates = [index > 0 or costs.copies_gradients for index in range(len(shares))]
 
-    def total(which: int, low: int, high: int) -> Floats:
-        """Of each kind, for these micro-batches, as they are or run again."""
-        share, added = sum(shares[low:high]), sum(adds[low:high])
-        work_s = (times.work_s[which] + times.tensor_s[which]) * share
-        found: Floats = work_s + times.fixed_s[which] * (high - low) + times.adding_s[which] * added
-        return found
+    def total(recomputed: int, low: int, high: int) -> Floats:
+        """Return the time of each kind of action for these micro-batches, with or without recomputation."""
+        share, num_accumulated = sum(shares[low:high]), sum(accumulates[low:high])
+        seconds: Floats = (times.compute_s[recomputed] + times.tensor_s[recomputed]) * share
+        seconds += times.fixed_s[recomputed] * (high - low) + times.accumulate_s[recomputed] * num_accumulated
+        return seconds
 
-    anew = total(1, 0, again) + total(0, again, len(shares))
-    kinds = np.where(costs.recomputed[:, None], anew, total(0, 0, len(shares)))
+    recomputed_s = total(1, 0, num_recomputed) + total(0, num_recomputed, len(shares))
+    kinds = np.where(costs.recomputed[:, None], recomputed_s, total(0, 0, len(shares)))
     whole, halves = kinds[:, BACKWARD], kinds[:, BACKWARD_INPUT] + kinds[:, BACKWARD_WEIGHT]
     backward = np.minimum(whole, halves) if splits else whole
-    found: Floats = kinds[:, FORWARD] + (backward if costs.plan.training else 0.0)
-    return found
+    seconds: Floats = kinds[:, FORWARD] + (backward if costs.plan.training else 0.0)
+    return seconds
 
 
-def _ways_s(costs: PlanCosts, times: ActionTimes) -> tuple[list[float], list[float]]:
-    """Of each stage, the way of one micro-batch to it, and that of its gradient from it back through the first."""
+def _path_s(costs: PlanCosts, times: ActionTimes) -> tuple[list[float], list[float]]:
+    """Return, for each stage, the time of one micro-batch to reach it and of its gradient back through the first."""
     share = min(costs.shares)
-    latency_s, carried_s = costs.p2p_times()
-    links = latency_s + share * carried_s
-    taken = (times.work_s[0] + times.tensor_s[0]) * share + times.fixed_s[0]
-    again = costs.recomputed & (costs.plan.recompute != "except-last")  # the last micro-batch may be the one
-    backward = _backwards_s(replace(times, adding_s=np.zeros_like(times.adding_s)), share, again)
+    latency_s, transfer_s = costs.p2p_times()
+    links = latency_s + share * transfer_s
+    seconds = (times.compute_s[0] + times.tensor_s[0]) * share + times.fixed_s[0]
+    recomputed = costs.recomputed & (costs.plan.recompute != "except-last")  # it may be the last micro-batch
+    backward = _backwards_s(replace(times, accumulate_s=np.zeros_like(times.accumulate_s)), share, recomputed)
     return (
-        [0.0, *itertools.accumulate((taken[:-1, FORWARD] + links).tolist())],
+        [0.0, *itertools.accumulate((seconds[:-1, FORWARD] + links).tolist())],
         [0.0, *itertools.accumulate((backward[:-1] + links).tolist())],
     )
 
 
-def _backwards_s(times: ActionTimes, share: float, again: npt.NDArray[np.bool_]) -> Floats:
-    """A backward of each stage, in one piece."""
-    taken = (times.work_s + times.tensor_s) * share + times.fixed_s + times.adding_s
-    found: Floats = taken[again.astype(np.int64), np.arange(len(again)), BACKWARD]
-    return found
+def _backwards_s(times: ActionTimes, share: float, recomputed: npt.NDArray[np.bool_]) -> Floats:
+    """Return the time of an unsplit backward of each stage."""
+    seconds = (times.compute_s + times.tensor_s) * share + times.fixed_s + times.accumulate_s
+    backward: Floats = seconds[recomputed.astype(np.int64), np.arange(len(recomputed)), BACKWARD]
+    return backward
 
 
 def parameter_overflow(plan: Plan, topology: Topology, parameter_bytes: int) -> str | None:
-    """What parameters, gradients and the optimiser's states alone need on some worker, however the model is cut.
-
-    None where a device has as much.
-    """
-    limits = [_limit(plan, one) for one in topology.memory_limits()]
-    known = [one for one in limits if one is not None]
-    all_bytes = parameter_bytes * ((1 + _states(plan)) / _divide(plan) + _gradients(plan))
-    needed = all_bytes / plan.mesh.pipeline
-    return None if len(known) < len(limits) else _told(needed, max(known))
+    """Return what parameters, gradients and optimizer states need on some worker for any cuts, if it does not fit."""
+    limits = [_limit(plan, size) for size in topology.memory_limits()]
+    known = [limit for limit in limits if limit is not None]
+    states_per_parameter = (1 + num_optimizer_states(plan)) / _num_shards(plan) + _unsharded_gradients(plan)
+    needed = parameter_bytes * states_per_parameter / plan.mesh.pipeline
+    return None if len(known) < len(limits) else _format_overflow(needed, max(known))
 
 
 def memory_overflow(costs: PlanCosts) -> str | None:
-    """What a worker needs at the very least, where its device has less; None where it may fit."""
+    """Return a lower bound on some worker's memory, if its device has less; None if the plan may fit."""
     plan = costs.plan
-    chunks = len(costs.shares)
+    num_microbatches = len(costs.shares)
     for worker, device_bytes in enumerate(costs.topology.memory_limits()):
         limit = _limit(plan, device_bytes)
         if limit is None:
             continue
-        held = {"gpipe": chunks, "1f1b": min(chunks, plan.mesh.pipeline - worker)}.get(plan.schedule, 1)
-        # What two stages of a worker have in common is there once.
-        parameters = -sum(size for _, later, size in costs.common if costs.stages[later].worker == worker)
+        in_flight = {"gpipe": num_microbatches, "1f1b": min(num_microbatches, plan.mesh.pipeline - worker)}
+        held = in_flight.get(plan.schedule, 1)
+        # Parameters shared by two stages of a worker exist once.
+        shared = costs.shared_parameters
+        parameters = -sum(entry.num_bytes for entry in shared if costs.stages[entry.later].worker == worker)
         activations = 0.0
         for index, stage in enumerate(costs.stages):
             if stage.worker == worker:
-                kept = stage.input_bytes if costs.recomputes(index) else stage.saved_bytes
+                saved = stage.input_bytes if costs.recomputes(index) else stage.saved_bytes
                 parameters += stage.parameter_bytes
-                activations += held * kept * min(costs.shares) if plan.training else 0
-        # Activations have gone when all gradients are there.
-        needed = parameters * (1 + _states(plan)) / _divide(plan) + max(activations, parameters * _gradients(plan))
+                activations += held * saved * min(costs.shares) if plan.training else 0
+        # Activations are freed by the time all gradients exist.
+        needed = parameters * (1 + num_optimizer_states(plan)) / _num_shards(plan)
+        needed += max(activations, parameters * _unsharded_gradients(plan))
         if needed > limit:
-            return _told(needed, limit)
+            return _format_overflow(needed, limit)
     return None
 
 
 def _limit(plan: Plan, device_bytes: int | None) -> int | None:
-    return min((one for one in (device_bytes, plan.memory_bytes) if one is not None), default=None)
+    return min((limit for limit in (device_bytes, plan.memory_bytes) if limit is not None), default=None)
 
 
-def _states(plan: Plan) -> int:
-    return num_optimizer_states(plan)
-
-
-def _gradients(plan: Plan) -> int:
-    """Gradients, as often as parameters; those that are sharded are left out, whose parts are rounded."""
+def _unsharded_gradients(plan: Plan) -> int:
+    """Return 1 if gradients count in full; sharded ones are left out, since their shards are rounded."""
     return int(plan.training and not plan.shard)
 
 
-def _divide(plan: Plan) -> int:
+def _num_shards(plan: Plan) -> int:
     return plan.mesh.data if plan.shard else 1
 
 
-def _told(needed: float, limit: int) -> str | None:
+def _format_overflow(needed: float, limit: int) -> str | None:
     return f"{format_bytes(needed)} of {format_bytes(limit)}" if needed > limit else None

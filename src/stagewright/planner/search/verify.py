@@ -1,7 +1,7 @@
-"""Prove a search's forecasts by running its best plans on this machine.
+"""Verification of a search: run its best plans on this machine and compare with their forecasts.
 
-the best three ─► run, each proven equal to serial ─► measured beside forecast, regret of having taken the first
-off by more than a tenth ─► the machine's calibration is measured again, for the next forecast
+the best three ─► run, each verified against the baseline ─► measured vs. forecast, regret of choosing the first
+error above 10 % ─► the machine is recalibrated for the next forecast
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import load_calibration
-from stagewright.planner.search.search import RankedPlan
+from stagewright.planner.search.result import RankedPlan
 
-__all__ = ["NUM_VERIFIED", "VerifiedPlans", "VerifiedPlan", "verify"]
+__all__ = ["NUM_VERIFIED", "VerifiedPlan", "VerifiedPlans", "verify"]
 
-NUM_VERIFIED = 3  # plans that are run
+NUM_VERIFIED = 3
 _TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedPlan:
-    """A plan that was run."""
+    """A plan that was run, with forecast and measurement."""
 
     place: int
-    """Its place among the best, from 1."""
+    """Rank in the search, from 1."""
     mesh: str
-    """What tells it from the others: its mesh as text, and the rest."""
     microbatches: int
     schedule: str
     recompute: str
     shard: bool
     forecast_s: float
-    """A step, predicted and measured."""
+    """Predicted step time."""
     measured_s: float
+    """Measured step time."""
     forecast_memory_bytes: int
-    """The peak memory of its workers, predicted and measured."""
+    """Predicted peak memory of any worker."""
     measured_memory_bytes: int
     equal: bool
-    """Whether it was equal to serial."""
+    """Whether the parity check against the single-device baseline passed."""
     run: str
-    """Its run folder."""
+    """Run folder."""
 
     @property
     def error(self) -> float:
-        """Forecast over measured, less 1."""
+        """Relative error of the forecast."""
         return self.forecast_s / self.measured_s - 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,20 +58,20 @@ class VerifiedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedPlans:
-    """What running came to."""
+    """The verified plans of a search."""
 
     plans: tuple[VerifiedPlan, ...]
-    """The plans that were run, in the order of their forecasts."""
+    """The plans that ran, in the order of their forecasts."""
     left_out: tuple[str, ...]
-    """Plans that could not be run here, and why."""
+    """Plans that can't run here, with the reason."""
     regret: float
-    """How much longer the first takes than the quickest of those that were run; 0: it was the quickest."""
+    """Relative slowdown of the first plan against the fastest one that ran; 0: it is the fastest."""
     recalibrated: bool
-    """Whether the machine was measured again because forecasts were off."""
+    """Whether the machine was recalibrated because of forecast errors."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "plans": [one.to_dict() for one in self.plans],
+            "plans": [plan.to_dict() for plan in self.plans],
             "left_out": list(self.left_out),
             "regret": self.regret,
             "recalibrated": self.recalibrated,
@@ -86,20 +86,20 @@ def verify(
     cache: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> VerifiedPlans:
-    """Run the first few plans where they fit on this machine."""
-    tell = progress or (lambda text: None)
-    found: list[VerifiedPlan] = []
+    """Run the first `count` plans on this machine, as far as they can run."""
+    report = progress or (lambda text: None)
+    verified: list[VerifiedPlan] = []
     left_out: list[str] = []
-    for place, one in enumerate(ranked[:count], start=1):
-        plan = one.plan
+    for place, candidate in enumerate(ranked[:count], start=1):
+        plan, forecast = candidate.plan, candidate.forecast
         try:
             devices = default_devices(plan.mesh.num_workers)
-            tell(f"running plan {place}: {plan.mesh}, {plan.microbatches} micro-batches …")
+            report(f"running plan {place}: {plan.mesh}, {plan.microbatches} micro-batches …")
             result = run_plan(replace(plan, devices=devices), root)
         except (UsageError, RunError) as error:
             left_out.append(f"plan {place}, {plan.mesh}: {str(error).splitlines()[0]}")
             continue
-        found.append(
+        verified.append(
             VerifiedPlan(
                 place=place,
                 mesh=str(plan.mesh),
@@ -107,19 +107,19 @@ def verify(
                 schedule=plan.schedule,
                 recompute=str(plan.recompute),
                 shard=plan.shard,
-                forecast_s=one.forecast.step_s,
+                forecast_s=forecast.step_s,
                 measured_s=result.latency_s,
-                forecast_memory_bytes=max(worker.memory.counted_bytes for worker in one.forecast.workers),
+                forecast_memory_bytes=max(worker.memory.counted_bytes for worker in forecast.workers),
                 measured_memory_bytes=result.max_memory_bytes,
                 equal=bool(result.equal),
                 run=str(result.run),
             )
         )
-    if not found:
-        raise UsageError(f"none of the best plans can be run on this machine: {left_out[0]}")
-    regret = found[0].measured_s / min(one.measured_s for one in found) - 1
-    off = abs(statistics.median(one.error for one in found)) > _TOLERANCE
-    if off:
-        tell("forecasts were off by more than a tenth: measuring this machine again …")
+    if not verified:
+        raise UsageError(f"none of the best plans can run on this machine: {left_out[0]}")
+    regret = verified[0].measured_s / min(plan.measured_s for plan in verified) - 1
+    recalibrate = abs(statistics.median(plan.error for plan in verified)) > _TOLERANCE
+    if recalibrate:
+        report(f"forecast error above {_TOLERANCE:.0%}: recalibrating this machine …")
         load_calibration(cache, fresh=True)
-    return VerifiedPlans(plans=tuple(found), left_out=tuple(left_out), regret=regret, recalibrated=off)
+    return VerifiedPlans(plans=tuple(verified), left_out=tuple(left_out), regret=regret, recalibrated=recalibrate)

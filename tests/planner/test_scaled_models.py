@@ -12,7 +12,7 @@ from made_profiles import unit
 from stagewright.errors import UsageError
 from stagewright.planner import scaled_models as sizing
 from stagewright.planner.costs.measure import ModelCosts, measure_model
-from stagewright.planner.scaled_models import size_limit, scaled_models
+from stagewright.planner.scaled_models import scaled_models, size_limit
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 
@@ -23,7 +23,7 @@ def test_samples_of_a_real_model(tmp_path: Path) -> None:
     real = measure_model(chosen, cache=tmp_path, repeats=1)
     assert found.profile.batch_size == real.profile.batch_size == 32
     assert equal_amounts(found.profile.units) == equal_amounts(real.profile.units)
-    assert found.terms.loss_kept_bytes == real.terms.loss_kept_bytes
+    assert found.overheads.loss_kept_bytes == real.overheads.loss_kept_bytes
 
 
 def test_what_a_model_can_be_made_to() -> None:
@@ -75,7 +75,7 @@ def test_layers(layers: int, asked: list[tuple[str, int, int]]) -> None:
     assert found.profile.batch_size == 6, "a micro-batch"
     assert equal_amounts(found.profile.units) == equal_amounts(real.profile.units)
     assert found.profile.whole_forward.median_s == pytest.approx(real.profile.whole_forward.median_s)
-    assert found.terms.loss_kept_bytes == real.terms.loss_kept_bytes
+    assert found.overheads.loss_kept_bytes == real.overheads.loss_kept_bytes
     assert asked == [("made:4", 2, 1), ("made:4", 4, 1)], "however many are asked for, few are measured"
 
 

@@ -11,12 +11,12 @@ from tests.planner.conftest import equal_amounts
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
 from stagewright.graph import capture
-from stagewright.planner.costs.measure import ModelCosts
 from stagewright.planner.costs.layer_scaling import with_num_layers
+from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.measure import profile
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amount_of
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
+from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
 
 def gpt(num_layers: int) -> ModelCosts:
@@ -32,7 +32,7 @@ def gpt(num_layers: int) -> ModelCosts:
     model = transformers.GPT2LMHeadModel(config).train()
     ids = {"input_ids": torch.arange(16).view(2, 8)}
     found = profile(capture(model, (), ids), (), ids, name="gpt", repeats=1, cache=False)
-    return ModelCosts(profile=found, terms=ModelOverheads())
+    return ModelCosts(profile=found, overheads=ModelOverheads())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_equals_the_model_that_is_as_long(few: int, many: int, measured: dict[in
 
 def test_sums() -> None:
     units = blocks_between(3)
-    made = with_num_layers(ModelCosts(profile=profile_of(units), terms=ModelOverheads()), 10).profile
+    made = with_num_layers(ModelCosts(profile=profile_of(units), overheads=ModelOverheads()), 10).profile
     assert len(made.units) == 12
     assert len({one.name for one in made.units}) == 12
     assert len({one.block for one in made.units}) == 11, "no two blocks are one"
@@ -82,7 +82,7 @@ def test_what_is_shared_moves_along() -> None:
         parameter_bytes=Amount(total=100, shares=((0, 100),)),
         saved_bytes=Amount(total=1000, shares=((4, 50),)),
     )
-    made = with_num_layers(ModelCosts(profile=profile_of(units), terms=ModelOverheads()), 8).profile.units
+    made = with_num_layers(ModelCosts(profile=profile_of(units), overheads=ModelOverheads()), 8).profile.units
     assert made[9].parameter_bytes == Amount(total=100, shares=((0, 100),))
     assert made[9].saved_bytes == Amount(total=1000, shares=((8, 50),))
     assert [one.saved_bytes.shares for one in made[2:9]] == [((at - 1, 100),) for at in range(2, 9)]
@@ -95,14 +95,16 @@ def test_without_a_stem() -> None:
         units[0],
         *(replace(one, saved_bytes=Amount(total=1000, shares=((at, 100),))) for at, one in enumerate(units[1:])),
     ]
-    made: Profile = with_num_layers(ModelCosts(profile=profile_of(shared), terms=ModelOverheads()), 6).profile
+    made: Profile = with_num_layers(ModelCosts(profile=profile_of(shared), overheads=ModelOverheads()), 6).profile
     assert made.saved_bytes == 6 * 1000 - 5 * 100
 
 
 def test_traffic_grows_too() -> None:
     once = TensorTraffic(forward_bytes=(10,), backward_bytes=(10,))
     traffic = (TensorTraffic(), *[once] * 4, TensorTraffic())
-    measured = ModelCosts(profile=profile_of(blocks_between(4)), terms=ModelOverheads(), tensor=traffic, num_tensor=2)
+    measured = ModelCosts(
+        profile=profile_of(blocks_between(4)), overheads=ModelOverheads(), tensor=traffic, num_tensor=2
+    )
     found = with_num_layers(measured, 6)
     assert found.tensor == (TensorTraffic(), *[once] * 6, TensorTraffic())
     assert found.num_tensor == 2
@@ -110,10 +112,10 @@ def test_traffic_grows_too() -> None:
 
 def test_refused() -> None:
     with pytest.raises(UsageError, match="no run of blocks"):
-        with_num_layers(ModelCosts(profile=equal_units(3), terms=ModelOverheads()), 4)
+        with_num_layers(ModelCosts(profile=equal_units(3), overheads=ModelOverheads()), 4)
     parted = [replace(one, block="b" if at != 1 else None) for at, one in enumerate(equal_units(3).units)]
     with pytest.raises(UsageError, match="no run of blocks"):
-        with_num_layers(ModelCosts(profile=profile_of(parted), terms=ModelOverheads()), 4)
+        with_num_layers(ModelCosts(profile=profile_of(parted), overheads=ModelOverheads()), 4)
     halves = [replace(one, block=f"b{at // 2}") for at, one in enumerate(equal_units(4).units)]
     with pytest.raises(UsageError, match="blocks of several units"):
-        with_num_layers(ModelCosts(profile=profile_of(halves), terms=ModelOverheads()), 4)
+        with_num_layers(ModelCosts(profile=profile_of(halves), overheads=ModelOverheads()), 4)

@@ -1,0 +1,131 @@
+"""Candidates of a search: cuts, costs and lower bounds of plans, with shared results cached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stagewright.cluster.cluster import Cluster
+from stagewright.errors import SplitError
+from stagewright.partition.conditions import Conditions
+from stagewright.partition.split import split as split_by
+from stagewright.planner.costs.measure import cut_indices, plan_microbatch_sizes
+from stagewright.planner.costs.source import CostSource
+from stagewright.planner.search.bounds import lower_bound_s, memory_overflow, parameter_overflow
+from stagewright.planner.search.result import Candidate, RankedPlan
+from stagewright.profiler.profile import amount_of
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
+from stagewright.simulator.simulate import predict
+from stagewright.simulator.topology import Topology
+from stagewright.spec.plan import Axis, Mesh, Plan
+
+__all__ = ["CandidateBuilder"]
+
+
+class CandidateBuilder:
+    """Builds candidates and caches what they share."""
+
+    def __init__(
+        self, source: CostSource, cluster: Cluster, overheads: EngineOverheads, innermost: Axis, serial_s: float
+    ) -> None:
+        self.source, self.cluster, self.overheads, self.innermost = source, cluster, overheads, innermost
+        self.serial_s = serial_s
+        self.unfit: dict[str, str] = {}  # strategy → why its first plan does not fit
+        self.num_unfit = 0
+        self._topologies: dict[Mesh, Topology] = {}
+        self._parameters: dict[int, int] = {}
+        self._latest: tuple[Plan, PlanCosts] | None = None
+        self._cuts: dict[tuple[int, int, bool, tuple[float, ...]], tuple[str, ...] | None] = {}
+
+    def build(self, plan: Plan, codec: str, link_codec: LinkCodec) -> Candidate | None:
+        """Build a candidate; None if it can't fit or can't be cut."""
+        topology = self.topology(plan.mesh)
+        sizes = plan_microbatch_sizes(plan)
+        overflow = parameter_overflow(plan, topology, self._parameter_bytes(plan.mesh.tensor, max(sizes)))
+        if overflow is not None:
+            self._note_unfit(plan, overflow)
+            return None
+        cuts = self._choose_cuts(plan, topology, max(sizes))
+        if cuts is None:
+            return None
+        plan = replace(plan, cuts=cuts)
+        costs = self._shared_costs(plan, topology, sizes, link_codec)
+        overflow = memory_overflow(costs)
+        if overflow is not None:
+            self._note_unfit(plan, overflow)
+            return None
+        return Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
+
+    def _note_unfit(self, plan: Plan, overflow: str) -> None:
+        self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {overflow}")
+        self.num_unfit += 1
+
+    def _parameter_bytes(self, tensor: int, size: int) -> int:
+        """Return the bytes of all parameters on one tensor parallel worker."""
+        if tensor not in self._parameters:
+            units = self.source.model(size, tensor).profile.units
+            self._parameters[tensor] = amount_of([unit.parameter_bytes for unit in units], 0, len(units) - 1)
+        return self._parameters[tensor]
+
+    def _shared_costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec) -> PlanCosts:
+        """Reuse the latest stage costs if the plan differs only in its schedule or codec."""
+        layout = replace(plan, schedule="gpipe", codec="none", placement=plan.resolved_placement)
+        if self._latest is None or self._latest[0] != layout:
+            self._latest = layout, self.costs(plan, topology, sizes)
+        return replace(self._latest[1], plan=plan, codecs=(codec,) * (plan.num_stages - 1))
+
+    def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = NO_CODEC) -> PlanCosts:
+        """Compute a plan's costs."""
+        model = self.source.model(max(sizes), plan.mesh.tensor)
+        return plan_costs(
+            plan,
+            model.profile,
+            topology,
+            cuts=cut_indices(model.profile, plan.cuts),
+            sizes=sizes,
+            tensor=model.tensor,
+            model_overheads=model.overheads,
+            engine_overheads=self.overheads,
+            codecs=[codec] * (plan.num_stages - 1),
+            whole=model.whole,
+            serial_s=self.serial_s,
+        )
+
+    def topology(self, mesh: Mesh) -> Topology:
+        """Return the mesh's topology on the cluster."""
+        if mesh not in self._topologies:
+            self._topologies[mesh] = Topology(mesh=mesh, cluster=self.cluster, innermost=self.innermost)
+        return self._topologies[mesh]
+
+    def _choose_cuts(self, plan: Plan, topology: Topology, size: int) -> tuple[str, ...] | None:
+        """Return the best cuts; those for another micro-batch size are reused."""
+        if plan.num_stages == 1:
+            return ()
+        speeds = topology.speeds()
+        stage_speeds = tuple(speeds[worker] for worker in plan.stage_workers)
+        key = plan.num_stages, plan.mesh.tensor, plan.recompute != "none", stage_speeds
+        if key not in self._cuts:
+            profile = self.source.model(size, plan.mesh.tensor).profile
+            conditions = Conditions(speeds=stage_speeds, recompute=key[2])
+            try:
+                self._cuts[key] = split_by(profile, plan.num_stages, "optimal", conditions).cut_names
+            except SplitError:
+                self._cuts[key] = None
+        return self._cuts[key]
+
+    def rank(self, candidate: Candidate) -> RankedPlan:
+        """Simulate a candidate."""
+        return RankedPlan(
+            plan=candidate.plan,
+            codec=candidate.codec,
+            forecast=predict(candidate.costs, candidate.plan.cuts, timeline=False),
+            costs=candidate.costs,
+        )
+
+    def update(self, ranked: RankedPlan) -> RankedPlan:
+        """Simulate a plan again with the latest measurements."""
+        plan, codec = ranked.plan, (ranked.costs.codecs or (NO_CODEC,))[0]
+        costs = self.costs(plan, self.topology(plan.mesh), plan_microbatch_sizes(plan), codec)
+        return self.rank(Candidate(plan=plan, costs=costs, bound_s=0.0, codec=ranked.codec))

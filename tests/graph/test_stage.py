@@ -94,3 +94,15 @@ def test_wrong_cuts(cuts: list[int]) -> None:
     graph = capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(2, 4),))
     with pytest.raises(UsageError, match="between 0 and 1"):
         graph.stages(cuts)
+
+
+def test_table_and_dict_of_a_graph() -> None:
+    graph = capture(Tied(), (torch.randint(0, 10, (2, 5)),), name="tied")
+    table = graph.table()
+    assert [str(row[1]) for row in table.rows] == ["table", "layers.0", "layers.1", "norm"]
+    assert str(table.rows[0][-1]) == "float32[2, 5, 8]"
+    assert str(graph).startswith("tied: 4 unit calls, batch 2, train mode")
+    data = graph.to_dict()
+    assert data["model"] == "tied"
+    assert [cut["num_bytes"] for cut in data["cuts"]] == [cut.num_bytes for cut in graph.cuts]
+    assert graph._repr_html_().startswith("<table>")

@@ -40,7 +40,7 @@ from stagewright.graph.unit_selection import (
     outermost_calls,
     repeated_blocks,
 )
-from stagewright.machine.cpu_offload import visiting
+from stagewright.machine.cpu_offload import offloaded
 
 __all__ = ["StageList", "capture"]
 
@@ -95,7 +95,7 @@ def capture(
         raise UsageError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
     devices = [leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
-    with preserved(model), visiting(model, devices[0] if devices else torch.device("cpu")):
+    with preserved(model), offloaded(model, devices[0] if devices else torch.device("cpu")):
         return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from stagewright.cli.app import app
 from stagewright.cli.model.codecs import _split_names
-from stagewright.codecs.choose import Cost, best
+from stagewright.codecs.cost import CodecCost, cheapest
 from stagewright.errors import UsageError
 
 
@@ -50,7 +50,7 @@ def test_bench_on_real_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert rows["none", "forward"]["error"] == 0
     assert figure.stat().st_size > 1000
     table = run(*few)
-    assert "loses" in table
+    assert "slower" in table
     assert "activations after" in table
     assert "gradients after" in table
 
@@ -71,16 +71,16 @@ def test_names_with_commas_inside() -> None:
 
 
 def test_break_even() -> None:
-    cost = Cost(codec="block4", raw_bytes=1000, num_bytes=150, error=0.09, encode_s=0.5, decode_s=0.35)
+    cost = CodecCost(codec="block4", raw_bytes=1000, num_bytes=150, error=0.09, encode_s=0.5, decode_s=0.35)
     assert cost.break_even_rate == pytest.approx(1000)
-    assert cost.pays(999)
-    assert not cost.pays(1001)
-    slow = Cost(codec="slow", raw_bytes=1000, num_bytes=100, error=0.05, encode_s=9.0, decode_s=9.0)
-    assert best([cost, slow], 100, 0.1) is cost
-    assert best([cost, slow], 10, 0.1) is cost
-    assert best([cost, slow], 1, 0.1) is slow
-    assert best([cost, slow], 10, 0.06) is slow
-    assert best([cost, slow], 990, 0.1) is None  # it pays, but not clearly
-    assert best([cost, slow], 1e6, 0.1) is None
-    larger = Cost(codec="larger", raw_bytes=10, num_bytes=80, error=0.0, encode_s=0.0, decode_s=0.0)
+    assert cost.pays_off(999)
+    assert not cost.pays_off(1001)
+    slow = CodecCost(codec="slow", raw_bytes=1000, num_bytes=100, error=0.05, encode_s=9.0, decode_s=9.0)
+    assert cheapest([cost, slow], 100, 0.1) is cost
+    assert cheapest([cost, slow], 10, 0.1) is cost
+    assert cheapest([cost, slow], 1, 0.1) is slow
+    assert cheapest([cost, slow], 10, 0.06) is slow
+    assert cheapest([cost, slow], 990, 0.1) is None  # it pays, but not clearly
+    assert cheapest([cost, slow], 1e6, 0.1) is None
+    larger = CodecCost(codec="larger", raw_bytes=10, num_bytes=80, error=0.0, encode_s=0.0, decode_s=0.0)
     assert larger.break_even_rate == 0

@@ -42,7 +42,7 @@ def test_table(root: Path) -> None:
             "123.4",
             "1.88",
             "×",
-            "yes",
+            "ok",
             "2.00",
             "MiB",
         ],

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stagewright.fabric.ranks.coordinator import Measured
-from stagewright.fabric.results.result import summarise
+from stagewright.fabric.ranks.coordinator import Measurements
+from stagewright.fabric.results.result import summarize
 from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.fabric.trials import TrialTable, row_type
@@ -27,9 +27,11 @@ def folder(tmp_path: Path) -> Path:
     rows["took_part"] = 1
     rows["duration_s"] = 0.001
     rows["duration_s"][SLOW] = 0.2
-    measured = Measured(trials=TrialTable(rows, np.zeros(1000, dtype=np.bool_)), steps=[], pairs=[], links=[], hosts=[])
+    measured = Measurements(
+        trials=TrialTable(rows, np.zeros(1000, dtype=np.bool_)), steps=[], pairs=[], links=[], hosts=[]
+    )
     made = FabricFolder.create(tmp_path / "runs", workload, {"engine": "sockets"})
-    made.write(workload, measured, summarise(workload, "sockets", measured, same_host=True).to_dict())
+    made.write(workload, measured, summarize(workload, "sockets", measured, same_host=True).to_dict())
     return made.path
 
 

@@ -195,12 +195,12 @@ def _least_memory(variants: Variants) -> tuple[str, ...]:
     serial = variants.get("serial")
     share = f", {percent(least.peak / serial.peak)} of the {format_bytes(serial.peak)} on one device" if serial else ""
     categories = sorted(((size, name) for name, size in least.memory.items() if size), reverse=True)
-    same = "it is the same" if least.variant == "tensor+recompute" else f"it is {shown_variant(least.variant)}"
+    verdict = "it is the same" if least.variant == "tensor+recompute" else f"it is {shown_variant(least.variant)}"
     return (
         f"{shown_variant(least.variant).capitalize()} uses the least: {format_bytes(least.peak)} on the largest "
         f"worker{share}. {shown_variant(most.variant).capitalize()} uses the most, {format_bytes(most.peak)}.",
         f"It consists of {joined(f'{name} {format_bytes(size)}' for size, name in categories)}.",
-        f"Published: tensor with activation checkpointing uses the least. Here {same}.",
+        f"Published: tensor with activation checkpointing uses the least. Here {verdict}.",
     )
 
 

@@ -127,7 +127,7 @@ def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     ratio = (pipeline.speedup or 0.0) / (data.speedup or 1.0)
     rounds = len(data.speedups)
     if rounds == len(pipeline.speedups) > 2:
-        ratios = [mine / theirs for mine, theirs in zip(pipeline.speedups, data.speedups, strict=True)]
+        ratios = [fast / reference for fast, reference in zip(pipeline.speedups, data.speedups, strict=True)]
         if not (max(ratios) < 1 or min(ratios) > 1):
             return _SAME_SPEED
         faster = "The pipeline" if min(ratios) > 1 else "Data parallel"

@@ -54,5 +54,5 @@ def test_layers_the_spread_and_the_slow_trial(folder: Path) -> None:
 def test_a_run_that_goes_on_says_so(folder: Path) -> None:
     (folder / "result.json").unlink()
     (section,) = build_report([folder.parent]).page.sections
-    assert "has no result.json: the run goes on, or was killed" in section.prose[0]
+    assert "has no result.json: the run is in progress or was killed" in section.prose[0]
     assert section.items == ()

@@ -46,7 +46,7 @@ def context_of(rank: int, mesh: str) -> WorkerContext:
     return _contexts[mesh]
 
 
-def check_parity(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
+def check_plan_parity(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
     """Check parity under the same quantization; also return the sent bytes and the effect of the codecs."""
     plan = make_plan(mesh, **more)
     context = context_of(rank, mesh)

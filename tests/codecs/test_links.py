@@ -21,7 +21,7 @@ SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bub
 
 
 def check(pool_of: Any, mesh: str, **more: Any) -> list[dict[str, Any]]:
-    results = pool_of(Mesh.parse(mesh).num_workers).run("codec_jobs:check_parity", mesh, **more)
+    results = pool_of(Mesh.parse(mesh).num_workers).run("codec_jobs:check_plan_parity", mesh, **more)
     assert results[0]["equality"]["equal"], results[0]["equality"]
     assert results[0]["codec_effect"] > 1e-4, "the codecs changed nothing: were they used?"
     return results
@@ -57,7 +57,7 @@ def test_codecs(pool_of: Any, name: str) -> None:
 
 
 def test_directions_have_separate_codecs_and_bytes_are_counted(pool_of: Any) -> None:
-    plain = pool_of(2).run("codec_jobs:check_parity", "pipeline=2", microbatches=2)
+    plain = pool_of(2).run("codec_jobs:check_plan_parity", "pipeline=2", microbatches=2)
     results = check(pool_of, "pipeline=2", microbatches=2, codec="block4", codec_backward="none")
     assert results[1]["sent_bytes"] == plain[1]["sent_bytes"]
     (raw,) = plain[0]["sent_bytes"].values()

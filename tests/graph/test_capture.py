@@ -351,7 +351,7 @@ def test_numbers_made_of_sizes_follow_the_batch(same_as: Any, chain: Any) -> Non
         same_as(model, chain(graph, [0, 1]), (torch.randn(batch, 4),))
 
 
-def test_code_that_depends_on_one_batch_size_is_told_and_checked(same_as: Any) -> None:
+def test_code_that_depends_on_one_batch_size_is_reported_and_checked(same_as: Any) -> None:
     class Specialised(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -94,7 +94,7 @@ def test_what_crosses_the_middle_is_the_hidden_state_and_the_mask(
     assert padded.num_crossing == 2
 
 
-def test_control_flow_between_units_is_refused_with_its_line(families: dict[str, Any], comparison: ModuleType) -> None:
+def test_control_flow_between_units_is_rejected_with_its_line(families: dict[str, Any], comparison: ModuleType) -> None:
     from stagewright.errors import CaptureError
     from stagewright.graph import capture
 

@@ -1,4 +1,4 @@
-"""Stages: the user's own parameters under their own names, with only what is needed."""
+"""Stages: the parameters of the user's model under their names, and nothing that is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph would lose is kept whole in a unit, checked when it runs, or refused with its reason."""
+"""Side effects that a graph would lose: kept whole in a unit, checked at run time, or rejected with a reason."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Around(nn.Module):
         ("numpy", "random numbers"),
     ],
 )
-def test_what_a_graph_would_lose_is_refused_or_kept_whole(what: str, message: str, same_as: Any) -> None:
+def test_what_a_graph_would_lose_is_rejected_or_kept_whole(what: str, message: str, same_as: Any) -> None:
     with pytest.raises(CaptureError, match=message):
         capture(Lossy(what), (torch.randn(2, 4),))
     model = Around(what).train()
@@ -91,7 +91,7 @@ def test_what_a_graph_would_lose_is_refused_or_kept_whole(what: str, message: st
         same_as(model, graph, (torch.randn(3, 4),))
 
 
-def test_a_count_is_told_or_kept_whole(same_as: Any) -> None:
+def test_a_counter_is_reported_or_kept_whole(same_as: Any) -> None:
     with pytest.raises(CaptureError, match="changes its attribute 'steps'"):
         capture(Lossy("count"), (torch.randn(2, 4),))
     graph = capture(Around("count"), (torch.randn(2, 4),), units="leaf")
@@ -124,7 +124,7 @@ def test_a_buffer_that_is_replaced_lives_in_one_stage(same_as: Any, chain: Any) 
 
 
 @pytest.mark.parametrize("what", ["size", "value"])
-def test_a_unit_that_returns_a_number_is_refused(what: str) -> None:
+def test_a_unit_that_returns_a_number_is_rejected(what: str) -> None:
     class Numbers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -155,7 +155,7 @@ def test_modules_with_backward_hooks_are_kept_whole(same_as: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["attribute", "list", "hook"])
-def test_values_that_leave_a_unit_by_another_way_are_refused(what: str) -> None:
+def test_values_that_leave_a_unit_by_another_way_are_rejected(what: str) -> None:
     """An auxiliary loss kept on the layer, a list that layers append to, a hook that the model sets."""
 
     class Layer(nn.Module):

@@ -1,4 +1,4 @@
-"""Models with unusual habits: each is captured rightly, or refused with a sentence that helps."""
+"""Unusual models: captured correctly, or rejected with a helpful error."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ class Sparse(nn.Module):
         return self.layers[3](self.layers[2](self.layers[1](value)))
 
 
-def test_an_operator_without_shapes_is_refused_with_its_line() -> None:
+def test_an_operator_without_shapes_is_rejected_with_its_line() -> None:
     with pytest.raises(CaptureError, match=r"torch\.sparse\.mm.*; move that code into a submodule"):
         capture(Sparse(), (torch.randn(4, 8),))

@@ -53,7 +53,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert os.listdir(cache.folder) == [path.name]  # no temporary file is left
 
 
-def test_stale_file_is_refused_with_both_values(tmp_path: Path) -> None:
+def test_stale_file_is_rejected_with_both_values(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     cache.save_profile(KEY, PROFILE)
     found, refusal = cache.profile({**KEY, "torch version": "2.14.0", "hardware": "Other CPU"})
@@ -88,7 +88,7 @@ def test_another_request_is_another_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 2}', '{"format": 2, "key": 3, "profile": {}}'])
-def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_damaged_file_is_rejected(tmp_path: Path, content: str) -> None:
     cache = ProfileCache(tmp_path)
     cache.save_profile(KEY, PROFILE).write_text(content)
     found, refusal = cache.profile(KEY)
@@ -96,7 +96,7 @@ def test_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     assert "is damaged" in refusal
 
 
-def test_other_format_is_refused(tmp_path: Path) -> None:
+def test_other_format_is_rejected(tmp_path: Path) -> None:
     cache = ProfileCache(tmp_path)
     path = cache.save_profile(KEY, PROFILE)
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))

@@ -61,7 +61,7 @@ def test_offloaded_weights_change_the_key(
         return ProfileCache(tmp_path).path(key)
 
     resident = path()
-    monkeypatch.setattr("stagewright.profiler.identity.is_hosted", lambda module, device: True)
+    monkeypatch.setattr("stagewright.profiler.identity.is_offloaded", lambda module, device: True)
     assert path() != resident
 
 

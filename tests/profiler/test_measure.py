@@ -12,7 +12,7 @@ from torch import nn
 from stagewright.cluster.device import Device
 from stagewright.errors import CacheError, ModelError, UsageError
 from stagewright.graph import capture
-from stagewright.machine import cpu_offload as hosted
+from stagewright.machine import cpu_offload
 from stagewright.profiler import amount_of, profile
 
 measure = importlib.import_module("stagewright.profiler.measure")  # the package has a function of this name
@@ -284,12 +284,13 @@ def test_parameters_on_the_cpu_are_accepted_only_if_offloaded(chain: Callable[..
 
     forgotten, without_room = (chain(nn.Linear(8, 8), example=inputs) for _ in range(2))
     with pytest.raises(
-        UsageError, match=r"the model's 0\.weight is on cpu, but the profile is for cuda:0.* \.to\(\"meta\"\) .*settle$"
+        UsageError,
+        match=r"the model's 0\.weight is on cpu, but the profile is for cuda:0.* \.to\(\"meta\"\) .*move_or_offload$",
     ):
         check(forgotten)
-    hosted.settle(without_room.model, place, room_bytes=0)
+    cpu_offload.move_or_offload(without_room.model, place, room_bytes=0)
     check(without_room)
-    hosted.settle(forgotten.model, place)
+    cpu_offload.move_or_offload(forgotten.model, place)
     check(forgotten)
 
 

@@ -64,7 +64,7 @@ def test_median_and_spread() -> None:
     assert summarize([]).median_s == 0.0
 
 
-def test_backward_is_told_apart_by_what_it_computes() -> None:
+def test_input_and_weight_gradients_are_separated() -> None:
     replay = Replay("slow", SlowUnit(), (torch.ones(2),), {}, training=True, needs_gradient=(True,))
     times = sampled(replay, Spent()).times()
     assert [one.median_s for one in times] == pytest.approx([0.004, 0.010, 0.020])

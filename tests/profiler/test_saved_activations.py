@@ -13,13 +13,13 @@ from stagewright.profiler.saved_activations import measure_saved_activations
 def test_linear_keeps_its_input_and_relu_its_output(chain: Callable[..., Any]) -> None:
     inputs = torch.randn(2, 8)
     graph = chain(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), example=inputs)
-    kept = measure_saved_activations(graph, (inputs,), {})
-    assert [one.saved_bytes for one in kept] == [
+    saved = measure_saved_activations(graph, (inputs,), {})
+    assert [call.saved_bytes for call in saved] == [
         Amount(total=2 * 8 * 4),
         Amount(total=2 * 16 * 4),
         Amount(total=2 * 16 * 4, shares=((1, 2 * 16 * 4),)),
     ]
-    assert [one.needs_gradient for one in kept] == [(False,), (True,), (True,)]
+    assert [call.needs_gradient for call in saved] == [(False,), (True,), (True,)]
 
 
 def test_every_range_equals_a_direct_count(chain: Callable[..., Any]) -> None:

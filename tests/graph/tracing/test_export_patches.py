@@ -1,4 +1,4 @@
-"""Libraries that behave differently under export are made to behave as in a plain run; private names still exist."""
+"""Libraries that behave differently under export behave as in an eager run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_packed_sequences_keep_their_masks() -> None:
     torch.testing.assert_close(graph(ids, position_ids=plain).logits, model(ids, position_ids=plain).logits)
 
 
-def test_a_cache_is_refused_with_the_way_out() -> None:
+def test_a_cache_is_rejected_with_a_fix() -> None:
     model = llama()
     model.config.use_cache = True
     with pytest.raises(CaptureError, match=r"key-value cache.*use_cache = False"):
@@ -84,6 +84,6 @@ def test_layer_drop_at_zero_draws_the_same_numbers(same_as: Any) -> None:
     same_as(model, capture(model, (torch.randn(2, 4),), units=["drop"]), (torch.randn(2, 4),))
 
 
-def test_layer_drop_is_refused() -> None:
+def test_layer_drop_is_rejected() -> None:
     with pytest.raises(CaptureError, match=r"probability 0\.1.*layerdrop to 0"):
         capture(Drops(0.1).train(), (torch.randn(2, 4),))

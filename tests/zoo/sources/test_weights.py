@@ -63,9 +63,7 @@ def test_a_mismatched_tensor_is_named(folder: Path) -> None:
 def test_weights_of_another_size_or_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 96}))
-    with pytest.raises(
-        UsageError, match=r"'digits-vit'.*\(96,\) in the weights and \(128,\) in digits-vit"
-    ):
+    with pytest.raises(UsageError, match=r"'digits-vit'.*\(96,\) in the weights and \(128,\) in digits-vit"):
         zoo.load("digits-vit", weights=folder)
     with pytest.raises(UsageError, match="to a 'vit' model, but 'deit-tiny' is 'deit'"):
         zoo.load("deit-tiny", weights=folder)

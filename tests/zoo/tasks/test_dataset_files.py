@@ -35,28 +35,28 @@ def no_variable_and_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
-@pytest.mark.parametrize("place", ["cifar10", "cifar10/plain_text", "cifar10/data", "."])
-def test_files_are_found_in_every_layout(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / place
+@pytest.mark.parametrize("subfolder", ["cifar10", "cifar10/plain_text", "cifar10/data", "."])
+def test_files_are_found_in_every_layout(tmp_path: Path, subfolder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / subfolder
     write(folder / "train-00000-of-00002.parquet", img=[encoded(0), encoded(9)], label=[3, 4], idx=[0, 1])
     write(folder / "train-00001-of-00002.parquet", img=[encoded(1)], label=[5], idx=[2])
     entry = catalog.entry("cifar10")
-    found = dataset_files.read(entry, "train", tmp_path)
-    assert found.column("label").to_pylist() == [3, 4, 5]
-    assert found.column_names == ["img", "label"]
+    rows = dataset_files.read(entry, "train", tmp_path)
+    assert rows.column("label").to_pylist() == [3, 4, 5]
+    assert rows.column_names == ["img", "label"]
     monkeypatch.setenv(dataset_files.VARIABLE, str(tmp_path))
     assert dataset_files.read(entry, "train", None).num_rows == 3
 
 
-def test_a_shard_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_of_a_split(tmp_path: Path) -> None:
     write(tmp_path / "cifar10" / "train-00000-of-00003.parquet", img=[encoded(0)], label=[3])
-    with pytest.raises(DataMissing, match="holds 1 of 3 files of the split 'train'"):
+    with pytest.raises(DataMissing, match="has 1 of 3 files of the split 'train'"):
         dataset_files.read(catalog.entry("cifar10"), "train", tmp_path)
 
 
 def test_another_data_set_and_wrong_labels(tmp_path: Path) -> None:
     write(tmp_path / "mnist" / "train-0.parquet", picture=[encoded(0)], label=[3])
-    with pytest.raises(UsageError, match="it has the columns picture, label, wanted are image, label"):
+    with pytest.raises(UsageError, match="it has the columns picture, label, but needs image, label"):
         dataset_files.read(catalog.entry("mnist"), "train", tmp_path)
     write(tmp_path / "glue" / "cola" / "train-0.parquet", sentence=["a"], label=[-1])
     with pytest.raises(UsageError, match="labels from -1 to -1, but 'cola' has the classes 0 to 1"):
@@ -66,14 +66,14 @@ def test_another_data_set_and_wrong_labels(tmp_path: Path) -> None:
         dataset_files.read(catalog.entry("cola"), "train", tmp_path)
 
 
-def test_a_missing_set_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_set_has_a_download_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = catalog.entry("rte")
     with pytest.raises(DataMissing) as caught:
         dataset_files.read(entry, "train", None)
     assert str(caught.value) == (
-        "the data set 'rte' is not on this machine (STAGEWRIGHT_DATA is not set); where there is a network, get "
-        "it with `hf download nyu-mll/glue --repo-type dataset --include 'rte/*' --local-dir FOLDER/glue` and set "
-        "STAGEWRIGHT_DATA=FOLDER (or --data-dir FOLDER), or let it be fetched by name after "
+        "the data set 'rte' is not on this machine (STAGEWRIGHT_DATA is not set); with network access, "
+        "download it with `hf download nyu-mll/glue --repo-type dataset --include 'rte/*' --local-dir FOLDER/glue` and set "
+        "STAGEWRIGHT_DATA=FOLDER (or --data-dir FOLDER), or let it be downloaded after "
         "`pip install 'stagewright[data]'`"
     )
     with pytest.raises(DataMissing, match=f"no train-.*parquet in '{tmp_path}/glue/rte'"):
@@ -109,6 +109,6 @@ def test_without_a_network_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_set_by_name_keeps_its_images_encoded() -> None:
     datasets = pytest.importorskip("datasets")
-    found = datasets.Dataset(pyarrow.table({"img": [encoded(7)], "label": [2]}))
-    made = dataset_files.to_arrow_table(found.cast_column("img", datasets.Image()), catalog.entry("cifar10"))
-    assert made.column("img")[0].as_py()["bytes"] == encoded(7)["bytes"]
+    dataset = datasets.Dataset(pyarrow.table({"img": [encoded(7)], "label": [2]}))
+    rows = dataset_files.to_arrow_table(dataset.cast_column("img", datasets.Image()), catalog.entry("cifar10"))
+    assert rows.column("img")[0].as_py()["bytes"] == encoded(7)["bytes"]

@@ -45,9 +45,7 @@ def find(entry: Entry, split: str, data_dir: Path | None) -> list[Path]:
             return files
     if data_dir is None and importlib.util.find_spec("datasets") is not None:
         return []
-    alternative = (
-        ", or let it be downloaded by name after `pip install 'stagewright[data]'`" if data_dir is None else ""
-    )
+    alternative = ", or let it be downloaded after `pip install 'stagewright[data]'`" if data_dir is None else ""
     raise DataMissing(_missing(entry, split, folders) + download_hint(entry, root) + alternative)
 
 

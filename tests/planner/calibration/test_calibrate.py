@@ -113,7 +113,7 @@ def test_a_cluster_of_such_devices() -> None:
     assert cluster.num_devices == 3
     assert (cluster.devices[0].memory_bytes, cluster.devices[0].kind) == (1000, "cpu")
     assert cluster.links.intra_host == made().link
-    assert (cluster.links.collective, cluster.links.allreduce_points) == (made().collective, made().allreduce_points)
+    assert (cluster.links.collective, cluster.links.sums) == (made().collective, made().allreduce_points)
     uneven = replace(made(), speeds=(1.0, 0.8)).cluster(4)
     assert [one.speed for one in uneven.members] == [1.0, 0.8, 1.0, 1.0]
     assert len(set(uneven.places)) == 1, "all of them on one host"

@@ -72,8 +72,8 @@ def test_a_missing_set_has_a_download_hint(tmp_path: Path, monkeypatch: pytest.M
         dataset_files.read(entry, "train", None)
     assert str(caught.value) == (
         "the data set 'rte' is not on this machine (STAGEWRIGHT_DATA is not set); with network access, "
-        "download it with `hf download nyu-mll/glue --repo-type dataset --include 'rte/*' --local-dir FOLDER/glue` and set "
-        "STAGEWRIGHT_DATA=FOLDER (or --data-dir FOLDER), or let it be downloaded after "
+        "download it with `hf download nyu-mll/glue --repo-type dataset --include 'rte/*' --local-dir FOLDER/glue` "
+        "and set STAGEWRIGHT_DATA=FOLDER (or --data-dir FOLDER), or let it be downloaded after "
         "`pip install 'stagewright[data]'`"
     )
     with pytest.raises(DataMissing, match=f"no train-.*parquet in '{tmp_path}/glue/rte'"):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stagewright.codecs.catalog import BUILTIN_CODECS, EXAMPLES, BuiltinCodec
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
-from stagewright.user_code import is_own, split_name
+from stagewright.user_code import is_user_defined, split_name
 
 __all__ = ["AUTO", "CodecName"]
 
@@ -50,7 +50,7 @@ class CodecName:
             kind, inner, option = wrapper
             name = cls(compact, kind, (), cls.parse(inner), option)
         else:
-            is_custom = is_own(compact) and compact.partition(":")[0] not in BUILTIN_CODECS
+            is_custom = is_user_defined(compact) and compact.partition(":")[0] not in BUILTIN_CODECS
             match = (_CUSTOM if is_custom else _SIMPLE).fullmatch(compact)
             if match is None:
                 raise UnknownName("codec", text, EXAMPLES)

@@ -155,7 +155,7 @@ def test_the_hardware_by_name() -> None:
     assert device_peak(cluster("NVIDIA H100 80GB HBM3")) == HARDWARE["H100"]
     for name in ("GTX 480", None):
         with pytest.raises(
-            UsageError, match=f"hardware is {name or ''!r}, of which no peak is known: write one of V100"
+            UsageError, match=f"hardware {name or ''!r} is unknown: set hardware to one of V100"
         ):
             device_peak(cluster(name))
 
@@ -168,7 +168,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config.json is not JSON"):
         TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}"))
     file.write_text(json.dumps({"hidden_size": 8}))
-    with pytest.raises(UsageError, match="names none of num_attention_heads, n_head, num_heads"):
+    with pytest.raises(UsageError, match="has none of num_attention_heads, n_head, num_heads"):
         TransformerShape.of(ModelSpec(name=f"hf:{tmp_path}"))
 
 

@@ -111,11 +111,11 @@ def test_traffic_grows_too() -> None:
 
 
 def test_refused() -> None:
-    with pytest.raises(UsageError, match="no run of blocks"):
+    with pytest.raises(UsageError, match="no contiguous blocks"):
         with_num_layers(ModelCosts(profile=equal_units(3), overheads=ModelOverheads()), 4)
     parted = [replace(one, block="b" if at != 1 else None) for at, one in enumerate(equal_units(3).units)]
-    with pytest.raises(UsageError, match="no run of blocks"):
+    with pytest.raises(UsageError, match="no contiguous blocks"):
         with_num_layers(ModelCosts(profile=profile_of(parted), overheads=ModelOverheads()), 4)
     halves = [replace(one, block=f"b{at // 2}") for at, one in enumerate(equal_units(4).units)]
-    with pytest.raises(UsageError, match="blocks of several units"):
+    with pytest.raises(UsageError, match="several units per block"):
         with_num_layers(ModelCosts(profile=profile_of(halves), overheads=ModelOverheads()), 4)

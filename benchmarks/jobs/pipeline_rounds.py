@@ -129,10 +129,10 @@ def late(events: list[tuple[str, float]]) -> dict[str, float]:
     return {name: beyond[name] / total[name] if total[name] else 0.0 for name in usual}
 
 
-def serial(plan: Any, model: Any, dealer: Any, context: Any, most: int) -> tuple[Callable[[int | None], None], int]:
+def serial(plan: Any, model: Any, splitter: Any, context: Any, most: int) -> tuple[Callable[[int | None], None], int]:
     """The user's own model over some micro-batches, on one worker or, given None, on each; and their samples."""
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    parts = dealer.parts(batch, context.torch_device)[:most]
+    parts = splitter.split(batch, context.torch_device)[:most]
     optimizer = torch.optim.SGD(model.module.parameters(), lr=1e-4)
 
     def run(worker: int | None) -> None:
@@ -148,7 +148,7 @@ def serial(plan: Any, model: Any, dealer: Any, context: Any, most: int) -> tuple
             optimizer.step()
 
     run(None)
-    return run, sum(part.size for part in parts)
+    return run, sum(part.num_samples for part in parts)
 
 
 def ours(plan: Any, runner: StepRunner, batch: Batch, count: int) -> Callable[[], None]:

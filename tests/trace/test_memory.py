@@ -38,8 +38,8 @@ def test_several_microbatches_at_once(tmp_path: Path) -> None:
     assert [one.time_s for one in memory.moments] == [0, 1, 2, 3, 3.5, 4], "worker 1's clock is 7 s behind"
     assert peak_sentence(memory) == (
         "worker 0 peaks at 8.00 KiB, 3.50 s into the step, in forward stage 0 micro-batch 2: activations 6.00 KiB, "
-        "parameters 1.00 KiB, gradients 1.00 KiB; 2 micro-batches are between their forward and their backward then, "
-        "so their activations are kept at once"
+        "parameters 1.00 KiB, gradients 1.00 KiB; 2 micro-batches are between forward and backward then, so the "
+        "activations of all of them are saved"
     )
 
 
@@ -49,7 +49,7 @@ def test_recomputation(tmp_path: Path) -> None:
         moment(1, "backward stage 0 micro-batch 0", activations=64),
         moment(1.5, "backward stage 0 micro-batch 0", activations=4096),
     ]
-    assert "forward runs again inside backward" in peak_sentence(memory_of(pipeline_run(tmp_path), rows))
+    assert "recomputation inside backward" in peak_sentence(memory_of(pipeline_run(tmp_path), rows))
 
 
 def test_inference_keeps_nothing(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What every worker of a run did: events on one clock, where a step's time went, operators, memory, Perfetto."""
+"""Traces of a run: events on one clock, breakdown of a step, operators, memory, Perfetto export."""

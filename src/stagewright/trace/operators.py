@@ -168,14 +168,14 @@ def _compare_part(action: str, first: Sequence[tuple[str, ...]], second: Sequenc
     if left != right:
         left, right = left[:_MOST], right[:_MOST]
     lines: list[str] = []
-    same = 0
+    num_same = 0
     if left == right:
-        lines, same = [f"  {name}" for name in left], len(left)
+        lines, num_same = [f"  {name}" for name in left], len(left)
     else:
         for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
             if tag == "equal":
                 lines += [f"  {name}" for name in left[a:b]]
-                same += b - a
+                num_same += b - a
             else:
                 lines += [f"- {name}" for name in left[a:b]]
                 lines += [f"+ {name}" for name in right[c:d]]
@@ -184,7 +184,7 @@ def _compare_part(action: str, first: Sequence[tuple[str, ...]], second: Sequenc
         action=action,
         num_first=sum(map(len, first)),
         num_second=sum(map(len, second)),
-        num_same=same,
+        num_same=num_same,
         lines=tuple(lines),
         only_first=tuple((left_counts - right_counts).most_common()),
         only_second=tuple((right_counts - left_counts).most_common()),

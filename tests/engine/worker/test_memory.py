@@ -169,7 +169,9 @@ def test_recomputation_is_seen_while_it_lasts() -> None:
     model, _, tracker = make()
     graph = capture(model, (torch.randn(3, IN),), units=["0", "1", "2"])
     (stage,) = graph.stages([])
-    forward = CheckpointedForward(stage, policy="always", index=0, num_microbatches=4, recompute_context=tracker.forward)
+    forward = CheckpointedForward(
+        stage, policy="always", index=0, num_microbatches=4, recompute_context=tracker.forward
+    )
     num_samples = 20 * BATCH
     inputs = num_samples * IN * FLOAT_BYTES
     with tracker.tracking():

@@ -46,13 +46,19 @@ def one_worker(folder: Path) -> Path:
 
 
 def test_place_of_a_lone_process() -> None:
-    assert RankPlacement.from_environment({}) == RankPlacement(rank=0, local_rank=0, num_workers=1, num_machines=1, store=None, launcher=None)
+    assert RankPlacement.from_environment({}) == RankPlacement(
+        rank=0, local_rank=0, num_workers=1, num_machines=1, store=None, launcher=None
+    )
 
 
 def test_place_under_an_agent() -> None:
     place = RankPlacement.from_environment({**AGENT, "STAGEWRIGHT_LAUNCHER": "42"})
-    assert place == RankPlacement(rank=3, local_rank=1, num_workers=4, num_machines=2, store=("198.18.0.1", 29500), launcher=42)
-    with pytest.raises(UsageError, match="RANK is set, but a variable that belongs to it is missing or wrong \\('LOCAL_RANK'\\)"):
+    assert place == RankPlacement(
+        rank=3, local_rank=1, num_workers=4, num_machines=2, store=("198.18.0.1", 29500), launcher=42
+    )
+    with pytest.raises(
+        UsageError, match="RANK is set, but a variable that belongs to it is missing or wrong \\('LOCAL_RANK'\\)"
+    ):
         RankPlacement.from_environment({"RANK": "0"})
 
 

@@ -88,7 +88,7 @@ def launch(
         agent.verdict.write(folder / "fault.json")
         with contextlib.suppress(StagewrightError):  # with a full disk, the fault is still reported
             for worker in range(num_workers):
-                run_folder.worker(worker).settle_events()
+                run_folder.worker(worker).finalize_events()
         blamed = agent.verdict.worker
         log = None if blamed is None else worker_folder(run_folder.path, blamed) / "log.txt"
         raise agent.verdict.error(log)

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import from_json
 
 __all__ = [
     "Activity",
@@ -253,8 +254,7 @@ class Fault:
     def read(cls, path: Path) -> Fault | None:
         """Read a file; None where it is missing or damaged."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**data, "doing": Doing(**data["doing"])})
+            return from_json(cls, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 

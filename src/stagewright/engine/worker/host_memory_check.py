@@ -24,4 +24,4 @@ def check_host_memory(model: ModelSpec, num_workers: int) -> None:
     with contextlib.suppress(UsageError):  # raised again where the model is loaded
         size = built_bytes(model.name, image_size=model.image_size, num_classes=model.num_classes)
     if size is not None:
-        host_memory.check_host_room(model.name, size, num_workers, available)
+        host_memory.check_model_memory(model.name, size, num_workers, available)

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from stagewright.errors import RunError
-from stagewright.machine.out_of_memory import wanted_of
+from stagewright.machine.out_of_memory import describe_request
 from stagewright.profiler.allocations import AllocationCounter
 from stagewright.quantity import format_bytes
 from stagewright.runs.result import MemoryUse
@@ -238,7 +238,7 @@ class MemoryTracker:
             yield
         except torch.OutOfMemoryError as error:
             self.update()
-            raise self._out_of_memory(wanted_of(error, self.limit_bytes)) from error
+            raise self._out_of_memory(describe_request(error, self.limit_bytes)) from error
 
     def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
         # Detached: an operation that saves its own result would never be freed.

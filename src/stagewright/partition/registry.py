@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from stagewright.errors import StagewrightError, UnknownName, UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.profiler.profile import Profile
-from stagewright.user_code import describe, find, is_own, one_line
+from stagewright.user_code import describe, find, is_user_defined, one_line
 
 __all__ = ["PlacedCuts", "RegisteredPolicy", "SplitPolicy", "find_policy", "policy", "policy_names"]
 
@@ -86,7 +86,7 @@ def policy_names() -> tuple[str, ...]:
 
 def find_policy(name: str) -> RegisteredPolicy:
     """Return the policy of that name, or a user-defined function ``module:function``."""
-    if is_own(name):
+    if is_user_defined(name):
         return _user_policy(name)
     if name not in _POLICIES:
         raise UnknownName("policy", name, _POLICIES)

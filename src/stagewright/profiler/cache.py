@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stagewright.files.keyed_cache import KeyedFiles, default_cache_folder
+from stagewright.files.keyed_cache import KeyedCache, default_cache_folder
 from stagewright.profiler.profile import Profile
 
 __all__ = ["ProfileCache", "default_cache_folder"]
@@ -14,7 +14,7 @@ __all__ = ["ProfileCache", "default_cache_folder"]
 _FORMAT = 2
 
 
-class ProfileCache(KeyedFiles):
+class ProfileCache(KeyedCache):
     """The cached profiles in one folder."""
 
     def __init__(self, folder: Path | None = None) -> None:

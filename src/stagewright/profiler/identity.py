@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stagewright.machine.cpu_offload import is_hosted
+from stagewright.machine.cpu_offload import is_offloaded
 
 if TYPE_CHECKING:
     from stagewright.cluster.device import Device
@@ -62,7 +62,7 @@ def profile_key(
         "units": _digest([call.name for call in graph.calls]),
         "inputs": json.dumps(_describe((tuple(args), dict(kwargs)))),
         # With offloaded weights the whole model is not measured.
-        "weights": "on the host" if is_hosted(graph.model, device.torch_device()) else "on the device",
+        "weights": "on the host" if is_offloaded(graph.model, device.torch_device()) else "on the device",
         "device": device.kind,
         "threads": str(device.num_threads),
         "hardware": device.hardware_name(),

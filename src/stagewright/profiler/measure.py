@@ -26,7 +26,7 @@ from stagewright.cluster.device import Device
 from stagewright.errors import ModelError, UsageError
 from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
-from stagewright.machine.cpu_offload import is_hosted, may_stay, resident, visiting
+from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
@@ -119,10 +119,12 @@ def _check(
                 f'move them and the model with .to("{target}") and capture again'
             )
     for name, parameter in graph.model.named_parameters():
-        if parameter.device != target and not (inputs and parameter.device.type == "cpu" and may_stay(graph.model)):
+        is_on_host = bool(inputs) and parameter.device.type == "cpu" and was_offloaded(graph.model)
+        if parameter.device != target and not is_on_host:
             raise UsageError(
                 f"the model's {name} is on {parameter.device}, but the profile is for {device}; move the model with "
-                f'.to("{target}") and capture it again, or offload it with stagewright.machine.cpu_offload.settle'
+                f'.to("{target}") and capture it again, or offload it with '
+                "stagewright.machine.cpu_offload.move_or_offload"
             )
     if training and not any(parameter.requires_grad for parameter in graph.model.parameters()):
         raise UsageError("no parameter of the model requires a gradient; profile it with training=False (--inference)")
@@ -158,10 +160,10 @@ def _measure(
 ) -> Profile:
     torch_device = device.torch_device()
     stopwatch = Stopwatch(torch_device)
-    offloaded = is_hosted(graph.model, torch_device)
-    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if offloaded else repeats + 1))
+    on_host = is_offloaded(graph.model, torch_device)
+    steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if on_host else repeats + 1))
     with device.pinned(), preserved(graph.model):
-        with visiting(graph.model, torch_device):
+        with offloaded(graph.model, torch_device):
             steps.next("whole model")
             whole_macs = _first_run(graph.model, args, kwargs, name)
             steps.next("saved activations")
@@ -172,11 +174,11 @@ def _measure(
             )
             whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
             replays = _replays(graph, args, kwargs, saved, steps, training=training)
-            glue = [] if offloaded else _glue_replays(graph, args, kwargs, training=training)
+            glue = [] if on_host else _glue_replays(graph, args, kwargs, training=training)
         steps.more((repeats + 1) * len(glue))
         with _no_garbage_collection():
             for current_round in range(repeats + 1):
-                for replay in (*(() if offloaded else (whole,)), *replays, *(segment for _, segment in glue)):
+                for replay in (*(() if on_host else (whole,)), *replays, *(segment for _, segment in glue)):
                     steps.next(replay.name)
                     with resident(replay.module, torch_device):
                         if current_round:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stagewright.graph.preserve import preserved
-from stagewright.machine.cpu_offload import is_visitor
+from stagewright.machine.cpu_offload import is_temporary
 from stagewright.profiler.profile import Amount, amounts_with_shares
 from stagewright.profiler.storage import model_storages, storage_of, tensors_in
 
@@ -57,7 +57,7 @@ def measure_saved_activations(
 
     def save(tensor: torch.Tensor) -> None:
         key, num_bytes, storage = storage_of(tensor)
-        if num_bytes and key not in excluded and not is_visitor(tensor):
+        if num_bytes and key not in excluded and not is_temporary(tensor):
             saved[max(0, len(needs_gradient) - 1)][key] = num_bytes
             alive.append(storage)
 

@@ -15,7 +15,7 @@ import torch
 from stagewright.cluster.device import Device
 from stagewright.errors import UsageError
 from stagewright.graph.preserve import preserved
-from stagewright.machine.cpu_offload import resident, visiting
+from stagewright.machine.cpu_offload import offloaded, resident
 from stagewright.profiler.profile import StageTime
 from stagewright.profiler.replay import Replay, Stopwatch
 
@@ -47,7 +47,7 @@ def measure_stages(
     distinct = sorted({stage for stages in ranges for stage in stages})
     with preserved(graph.model), device.pinned():
         torch_device = device.torch_device()
-        with visiting(graph.model, torch_device):
+        with offloaded(graph.model, torch_device):
             replays = _replays(graph, tuple(args), kwargs or {}, distinct, training=training)
         stopwatch = Stopwatch(torch_device)
         for current_round in range(repeats + 1):

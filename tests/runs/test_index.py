@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.spec import Mesh, ModelSpec, Plan
 from stagewright.runs import RunFolder, RunIndex, RunRow
 from stagewright.runs.index import INDEX_NAME
+from stagewright.spec import Mesh, ModelSpec, Plan
 
 PLAN = Plan(model=ModelSpec(name="deit-small"), batch=8, mesh=Mesh(pipeline=2), microbatches=2)
 

@@ -35,10 +35,14 @@ TIMED = RunResult.of_plan(
     bound=1.6,
     run="runs/a",
 )
-TIMED_KEYS = """strategy shard workers batch microbatches schedule stages cuts training samples_per_s samples_per_s_spread
-latency_s equal equality loss_source whole_batch peak_memory_bytes process_peak_bytes memory link_bytes
-collective_bytes bound run""".split()
-FAILURE_KEYS = "strategy shard workers batch microbatches schedule refused error equal speedup".split()
+TIMED_KEYS = (
+    *("strategy", "shard", "workers", "batch", "microbatches", "schedule", "stages", "cuts", "training"),
+    *("samples_per_s", "samples_per_s_spread", "latency_s", "equal", "equality", "loss_source", "whole_batch"),
+    *("peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes", "collective_bytes", "bound", "run"),
+)
+FAILURE_KEYS = (
+    *("strategy", "shard", "workers", "batch", "microbatches", "schedule", "refused", "error", "equal", "speedup"),
+)
 
 
 def as_read(result: RunResult) -> RunResult:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stagewright.errors import RunError, UnknownName, UsageError
-from stagewright.spec import Mesh, ModelSpec, Plan
 from stagewright.runs import RunFolder
 from stagewright.runs.run_folder import run_name
+from stagewright.spec import Mesh, ModelSpec, Plan
 
 PLAN = Plan(model=ModelSpec(name="deit-small"), batch=8, mesh=Mesh(pipeline=2), microbatches=2)
 NOW = datetime(2026, 11, 15, 3, 15, 2)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stagewright.spec import ModelSpec, Plan
 from stagewright.runs import RunFolder
+from stagewright.spec import ModelSpec, Plan
 
 PLAN = Plan(model=ModelSpec(name="mlp-mnist"), batch=8)
 

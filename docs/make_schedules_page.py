@@ -225,7 +225,7 @@ def played(schedule: str, num_workers: int, num_microbatches: int) -> Played:
 def asks(schedule: str) -> str:
     """What a schedule asks of the number of micro-batches, in words."""
     rule = SCHEDULES[schedule]
-    least = [rule.least_microbatches(rule.stages_per_worker * workers, workers) for workers in (3, 4)]
+    least = [rule.min_microbatches(rule.stages_per_worker * workers, workers) for workers in (3, 4)]
     words = {(1, 1): "", (3, 4): "at least as many as stages", (6, 8): "at least 2p"}[least[0], least[1]]
     return " and ".join(filter(None, [words, "a multiple of p" if rule.rounds else ""])) or "any number"
 

@@ -289,7 +289,7 @@ def _measure_executor(device: str, root: str) -> tuple[float, float, float]:
         model = ModelSpec(name="mlp-mnist")
         plan = Plan(model=model, batch=many, microbatches=count, devices=(device,), steps=steps, warmup=3)
         result = run_plan(plan, root)
-        events = [one for one in RunFolder.open(str(result.run)).worker(0).events() if one["kind"] in _ACTIONS]
+        events = [event for event in RunFolder.open(str(result.run)).worker(0).events() if event["kind"] in _ACTIONS]
         action_s = statistics.median(after["start_s"] - before["end_s"] for before, after in itertools.pairwise(events))
         spans = [step[-1]["end_s"] - step[0]["start_s"] for step in _batched(events, len(events) // steps)]
         outside_s[count] = max(0.0, result.latency_s - statistics.median(spans))

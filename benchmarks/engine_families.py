@@ -5,7 +5,7 @@
     python benchmarks/engine_families.py --at-once 8        # plans at the same time, each on two cores of its own
 
 Nine samples, so that nothing divides: replicas and micro-batches have different sizes. Times say nothing. Exits with 3
-if a plan runs and is not equal, or fails; refusals with a reason do not count.
+if a plan runs and is not equal, or fails; explain_oom with a reason do not count.
 """
 
 from __future__ import annotations

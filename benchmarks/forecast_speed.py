@@ -54,25 +54,25 @@ def measure(call: Callable[[], Any], repeats: int) -> float:
 
 
 def long_pipeline() -> Callable[[], Any]:
-    from stagewright.simulator.wavefront import plain_pipeline
+    from stagewright.simulator.wavefront import simulate_wavefront
 
     generator = np.random.default_rng(0)
     stages, chunks = 1024, 4096
     times, links = generator.random((2, stages)), generator.random((2, stages - 1))
-    return lambda: plain_pipeline("1f1b", chunks, times[0], times[1], links[0], links[1])
+    return lambda: simulate_wavefront("1f1b", chunks, times[0], times[1], links[0], links[1])
 
 
 def many_candidates() -> Callable[[], Any]:
-    from stagewright.simulator.wavefront import plain_pipeline
+    from stagewright.simulator.wavefront import simulate_wavefront
 
     generator = np.random.default_rng(0)
     times, links = generator.random((2, 8, 1000)), generator.random((2, 7, 1000))
-    return lambda: plain_pipeline("1f1b", 64, times[0], times[1], links[0], links[1])
+    return lambda: simulate_wavefront("1f1b", 64, times[0], times[1], links[0], links[1])
 
 
 def large_search() -> Callable[[], Any]:
     from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-    from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, peak_of
+    from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, device_peak
     from stagewright.planner.search.search import search
     from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 
@@ -98,7 +98,7 @@ def large_search() -> Callable[[], Any]:
     base = Plan(model=ModelSpec(name="gpt-175b"), batch=2048, dtype="bfloat16", optimizer=OptimizerSpec(name="adamw"))
 
     def call() -> Any:
-        source = AnalyticModel(name="gpt-175b", shape=shape, peak=peak_of(cluster))
+        source = AnalyticModel(name="gpt-175b", shape=shape, peak=device_peak(cluster))
         return search(base, source, cluster, innermost="tensor")
 
     return call

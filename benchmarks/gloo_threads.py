@@ -3,7 +3,7 @@
     python benchmarks/gloo_threads.py
 
 Two workers, one core each, compute for a moment before every sum, as layers do. The groups are used in turns in the
-same processes; one was made as always, the other inside `patient_threads` (`stagewright/machine/gloo_threads.py`).
+same processes; one was made as always, the other inside `sched_batch_threads` (`stagewright/machine/gloo_threads.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from stagewright.machine.gloo_threads import patient_threads
+    from stagewright.machine.gloo_threads import sched_batch_threads
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else ports.get(), 2, is_master=rank == 0, wait_for_workers=False)
@@ -58,7 +58,7 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
         ports.put(store.port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     groups = {"plain": dist.new_group([0, 1])}
-    with patient_threads():
+    with sched_batch_threads():
         groups["patient"] = dist.new_group([0, 1])
     values, weights = torch.randn(128, 512), torch.randn(512, 512)
 

@@ -132,7 +132,7 @@ Forward alone needs no schedule: stage *s* does micro-batch *k* at tick *s + k*,
 each link, not once a batch.
 
 The orders of the last five come from torch's own schedule classes; the engine that executes them is
-[our own](decisions/0007-own-pipeline-executor.md).
+[our own](decisions/0007-custom-pipeline-executor.md).
 """
 
 

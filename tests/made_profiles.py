@@ -7,7 +7,7 @@ from typing import Any
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.costs import PlanCosts, plan_costs
+from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
@@ -21,8 +21,8 @@ def unit(name: str, forward: float, backward: tuple[float, float], **changes: An
         "parameters": Amount(total=25),
         "parameter_bytes": Amount(total=100),
         "buffer_bytes": 0,
-        "kept_bytes": Amount(total=1000),
-        "recompute_kept_bytes": 10,
+        "saved_bytes": Amount(total=1000),
+        "recompute_saved_bytes": 10,
         "crossing_bytes": 10,
         "output_bytes": 10,
         "macs": 1,

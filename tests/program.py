@@ -44,14 +44,14 @@ def run_copy(
     timeout_s: float = TIME_LIMIT_S,
 ) -> CompletedProcess[str]:
     """Run a function of a module in a fresh copy of the imported process, in a session of its own."""
-    from stagewright.engine.launch.fork_server import imported_ahead
+    from stagewright.engine.launch.fork_server import forked_workers
 
     folder, environment = str(cwd or Path.cwd()), dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory(prefix="stagewright-test-") as scratch:
         out, err = Path(scratch, "out"), Path(scratch, "err")
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=_begin, args=(function, args, folder, environment, str(out), str(err)))
-        with imported_ahead():
+        with forked_workers():
             process.start()
         process.join(timeout_s)
         if process.exitcode is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagewright.trace.breakdown import own_times, schedule_idle
+from stagewright.trace.breakdown import busy_times, schedule_idle
 
 __all__ = ["COMPUTING", "PARTS", "step_parts"]
 
@@ -35,7 +35,7 @@ def step_parts(trace: Any) -> list[dict[str, float]]:
         whole = sum(worker.step(step).seconds for step in trace.steps)
         for step in trace.steps:
             # What runs beside computing costs nothing until it is waited for.
-            for event, own_s in own_times([one for one in worker.of_step(step) if one.stream != "collective"]):
+            for event, own_s in busy_times([one for one in worker.of_step(step) if one.stream != "collective"]):
                 parts[part_of(event)] += own_s
         parts["between"] = whole - sum(parts.values())
         parts |= {"step": whole, "schedule_idle": sum(one.get(worker.rank, 0.0) for one in idle)}

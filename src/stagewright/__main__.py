@@ -10,8 +10,6 @@ import argparse
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run a worker, or the command line."""

@@ -13,8 +13,6 @@ from typing import Any
 from stagewright.errors import UsageError
 from stagewright.table import Table
 
-__all__ = ["Displayed"]
-
 _TABLES = {
     "Comparison": "tables.compare:comparison_table",
     "Explanation": "tables.forecast:explanation_table",

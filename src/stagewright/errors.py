@@ -18,19 +18,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "CacheError",
-    "CaptureError",
-    "CorruptMessage",
-    "DataMissing",
-    "ModelError",
-    "RunError",
-    "SplitError",
-    "StagewrightError",
-    "UnknownName",
-    "UsageError",
-]
-
 
 class StagewrightError(Exception):
     """Base class of all errors that Stagewright raises deliberately."""

@@ -11,8 +11,6 @@ import re
 
 from stagewright.errors import UsageError
 
-__all__ = ["format_bytes", "format_count", "format_s", "parse_bytes", "parse_rate", "parse_s"]
-
 _DECIMAL = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 _BINARY = {"kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 _SIZES = _DECIMAL | _BINARY

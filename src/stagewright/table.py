@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Literal, TypeAlias
 
-__all__ = ["Cell", "Column", "Table", "Tone", "number_columns", "text_columns"]
-
 Tone: TypeAlias = Literal["plain", "strong", "good", "warning", "bad", "faint"]
 
 

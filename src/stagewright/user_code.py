@@ -18,8 +18,6 @@ from typing import Any
 
 from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["check_module", "describe", "find", "has_module", "is_user_defined", "one_line", "split_name"]
-
 _PACKAGE = str(Path(__file__).parent)
 
 

@@ -90,7 +90,10 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
             "train digits-vit digits --plan own.toml",
             "is a plan for 'my_shop:plan', not for 'digits-vit'; name that one",
         ),
-        ("train digits-vit digits --plan no.toml", "no plan no.toml; create it with `stagewright plan MODEL -o no.toml`"),
+        (
+            "train digits-vit digits --plan no.toml",
+            "no plan no.toml; create it with `stagewright plan MODEL -o no.toml`",
+        ),
         ("worker model.toml", "unknown model 'digits-vti'; did you mean 'digits-vit'"),
         ("worker no.toml", "no plan no.toml"),
         ("worker own.toml", "unknown factory 'plan'; did you mean 'plain'"),

@@ -21,7 +21,7 @@ from stagewright.engine.worker.faults import Fault
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.studies import run_study
-from stagewright.studies.conduct.folder import StudyFolder
+from stagewright.studies.runner.folder import StudyFolder
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 _ROW = re.compile(r"^\| `(?P<field>\w+)`(?P<optional> \(optional\))? \| (?P<kind>[^|]+) \| [^|]+ \|$", re.MULTILINE)
@@ -136,7 +136,7 @@ def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
 def test_codecs(checker: Checker, cache: Path) -> None:
     checker.check_object("codecs-list", output("codecs", "list", cache=cache), "codecs list")
     few = ("digits-vit", "--batch", "4", "--repeats", "1", "--codecs", "block4,topk:10")
-    checker.check_object("codecs-bench", output("codecs", "bench", *few, cache=cache), "codecs bench")
+    checker.check_object("codecs-bench", output("codecs", "context", *few, cache=cache), "codecs context")
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_watch(checker: Checker, cache: Path, tmp_path: Path) -> None:
 
 def test_study(checker: Checker, tmp_path: Path) -> None:
     """What the verb prints is the outcome of any study; of one made by hand here, with a part that fails."""
-    study = small_study(lambda name, bench: {"one": 1, "three": 1 / 3}[name])
+    study = small_study(lambda name, context: {"one": 1, "three": 1 / 3}[name])
     folder = StudyFolder.create(tmp_path, study, command="stagewright study stages", environment=ENVIRONMENT)
     outcome = run_study(study, folder).to_dict()
     assert [part["error"] for part in outcome["parts"]] == [None, "KeyError: 'two'", None]

@@ -7,7 +7,7 @@ import torch
 
 from stagewright.errors import RunError
 from stagewright.machine import out_of_memory as refusal
-from stagewright.machine.out_of_memory import oom_error, explain_oom
+from stagewright.machine.out_of_memory import explain_oom, oom_error
 
 GIB = 2**30
 OF_TORCH = (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stagewright.engine.worker.worker import Place
+from stagewright.engine.worker.placement import RankPlacement
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SLURM = RECIPES / "slurm" / "stagewright.sbatch"
@@ -107,5 +107,5 @@ def test_readme_names_files_that_are_there() -> None:
 
 def test_the_variables_that_torchrun_sets_are_enough() -> None:
     words = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
-    place = Place.of({**words, "MASTER_ADDR": "node-a", "MASTER_PORT": "30123"})
+    place = RankPlacement.from_environment({**words, "MASTER_ADDR": "node-a", "MASTER_PORT": "30123"})
     assert (place.rank, place.num_machines, place.launcher) == (5, 2, None)

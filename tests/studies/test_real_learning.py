@@ -82,7 +82,10 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     assert large["large-pipeline-512"]
     assert large["large-accumulated-512"]
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
-    assert [(row["experiment"], row["source of speed"]) for row in rows] == [("data", "forecast"), ("pipeline", "forecast")]
+    assert [(row["experiment"], row["source of speed"]) for row in rows] == [
+        ("data", "forecast"),
+        ("pipeline", "forecast"),
+    ]
     # Without dropout and batch norm, both learn the same but for rounding.
     assert float(rows[0]["accuracy %"]) == pytest.approx(float(rows[1]["accuracy %"]), abs=1.0)
     assert "batch 512 runs out of memory under data parallel and runs as a" in (folder / "answers.md").read_text()

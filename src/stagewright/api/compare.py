@@ -20,8 +20,6 @@ from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import ModelSpec, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["DEFAULT_BATCH", "DEFAULT_STRATEGIES", "Comparison", "compare", "compare_strategies"]
-
 DEFAULT_BATCH = 32
 DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
 

@@ -14,15 +14,13 @@ from stagewright.display import Displayed
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
-from stagewright.planner.fit import MEMORY, StrategyFit, What, fit_strategies
+from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies
 from stagewright.planner.scaled_models import scaled_models, size_limit
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.zoo.named import catalog
-
-__all__ = ["FitResult", "fit"]
 
 _SIZES = ("batch", "layers", "sequence")
 
@@ -64,7 +62,7 @@ def fit(
     memory: str | int,
     *,
     devices: int = 2,
-    what: What | None = None,
+    what: SizeKind | None = None,
     batch: int = 8,
     microbatches: int = 4,
     schedule: str = "1f1b",
@@ -123,14 +121,14 @@ def fit(
     def measuring(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
         return progress.task(f"measuring {plan.model.name}, {size} samples")
 
-    sized = scaled_models(what, head, cache=cache, told=measuring)
+    sized = scaled_models(what, head, cache=cache, progress=measuring)
     now = {
         "batch": batch,
         "layers": int(layers) if layers.isdigit() else 1,
         "sequence": base.model.sequence_length or 128,
     }[what]
     most = size_limit(what, base)
-    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, most=most)
+    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, limit=most)
     checked = tuple(_run(rows, limit, root, progress)) if check else None
     return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows), checked=checked)
 

@@ -23,8 +23,6 @@ from stagewright.simulator.topology import Topology
 from stagewright.simulator.what_if import with_links, with_perfect_balance, without_communication
 from stagewright.spec.plan import AXES, Axis, Plan
 
-__all__ = ["Measuring", "WhatIf", "explain", "explain_target", "forecast", "measure_plan"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:

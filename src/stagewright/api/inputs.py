@@ -15,8 +15,6 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.spec.plan import AXES, ModelSpec, Plan
 from stagewright.spec.plan_file import read_plan
 
-__all__ = ["check_names", "load_cluster", "load_plan", "parse_devices", "parse_strategies", "split_options"]
-
 _MODEL_FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "name")
 _ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
 

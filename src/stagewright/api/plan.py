@@ -23,7 +23,8 @@ from stagewright.planner.costs.link_codecs import measure_link_codec
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource, MeasuredCostSource
 from stagewright.planner.forecast import check_kind
-from stagewright.planner.search.search import RankedPlan, SearchResult, search
+from stagewright.planner.search.result import RankedPlan, SearchResult
+from stagewright.planner.search.search import search
 from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans
 from stagewright.planner.search.verify import verify as run_best
 from stagewright.quantity import format_age
@@ -33,8 +34,6 @@ from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
 from stagewright.spec.plan_rules import DTYPES, OPTIMIZERS, RECOMPUTES
-
-__all__ = ["PlanResult", "SearchSpace", "plan", "search_plans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +192,7 @@ def search_plans(
         schedules=space.schedules,
         recomputes=space.recompute,
         codecs=_link_codecs(space.codecs, source, base),
-        beside=_link_codecs(extra, source, base),
+        extra_codecs=_link_codecs(extra, source, base),
         innermost=measuring.innermost,
         num_measured=NUM_VERIFIED if verify_in is not None else 1,
         progress=progress.note,

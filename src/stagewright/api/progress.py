@@ -6,8 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
-__all__ = ["SILENT", "Progress", "Update"]
-
 Update: TypeAlias = Callable[[int, int, str], None]
 """``update(done, total, name)``: how many steps of a task are done, and which one comes next."""
 

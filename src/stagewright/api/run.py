@@ -13,8 +13,6 @@ from stagewright.spec.plan import Plan
 from stagewright.trace.breakdown import WorkerShare, breakdown
 from stagewright.trace.read import read_trace
 
-__all__ = ["Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run(Displayed):

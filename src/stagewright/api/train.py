@@ -23,10 +23,8 @@ from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo import tasks
-from stagewright.zoo.check import check_name, takes_option
 from stagewright.zoo.tasks import check_task
-
-__all__ = ["TrainingResult", "train"]
+from stagewright.zoo.validation import check_name, has_option
 
 _NOTE_EVERY_S = 5.0
 
@@ -114,7 +112,7 @@ def train(
     """
     check_name(model, options.get("weights"))
     entry = tasks.entry(task)
-    base = _plan(plan, model, options, entry.num_classes if takes_option(model, "num_classes") else None)
+    base = _plan(plan, model, options, entry.num_classes if has_option(model, "num_classes") else None)
     if devices is not None:
         base = _on_devices(base, parse_devices(devices))
     chosen = [base.seed] if seeds is None else list(dict.fromkeys(seeds))

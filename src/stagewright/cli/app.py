@@ -33,8 +33,6 @@ from stagewright.cli.study import study
 from stagewright.cli.usage import is_usage_error, usage_sentence
 from stagewright.errors import StagewrightError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="stagewright",
     help="Parallelize a PyTorch model on the devices you have: plan, run, verify, and see where the time goes.",
@@ -107,6 +105,6 @@ def _out_of_memory(error: Exception) -> StagewrightError | None:
     """Return an out-of-memory error of torch as a StagewrightError; None for any other error."""
     if "torch" not in sys.modules:
         return None
-    from stagewright.machine.out_of_memory import refusal_of
+    from stagewright.machine.out_of_memory import oom_error
 
-    return refusal_of(error, who="stagewright", doing=" ".join(sys.argv[1:2]))
+    return oom_error(error, who="stagewright", doing=" ".join(sys.argv[1:2]))

@@ -12,35 +12,11 @@ import typer
 from stagewright.cli.screen import note
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
-from stagewright.zoo.check import check_name
+from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
     from stagewright.graph import UnitGraph
     from stagewright.zoo import Model
-
-__all__ = [
-    "Batch",
-    "CacheDir",
-    "DeviceName",
-    "Dtype",
-    "ImageSize",
-    "Inference",
-    "Json",
-    "ModelChoice",
-    "ModelName",
-    "NoCache",
-    "NumClasses",
-    "Repeats",
-    "RunDtype",
-    "Seed",
-    "SequenceLength",
-    "Units",
-    "Weights",
-    "begin",
-    "check_output",
-    "check_output_folder",
-    "numbers",
-]
 
 _MODEL = "Model"
 _MEASURE = "How it is measured"

@@ -17,8 +17,6 @@ from stagewright.api.progress import Progress
 if TYPE_CHECKING:
     from stagewright.table import Table
 
-__all__ = ["SCREEN", "note", "note_coverage", "print_json", "print_lines", "print_table", "progress", "screen"]
-
 LEAST_WIDTH = 112  # a narrow terminal wraps lines, but no cell is cut
 PLAIN_WIDTH = 200  # where output is not a terminal: wide enough that no cell of a table is cut
 

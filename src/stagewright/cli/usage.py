@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["is_usage_error", "usage_sentence"]
-
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "yes or no"}
 
 

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from stagewright.errors import UsageError
 
-__all__ = ["Cluster", "DeviceGroup", "Link", "Links"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:

@@ -27,8 +27,6 @@ from stagewright.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Device", "available_cores", "can_pin", "has_gpu", "keep_freed_memory", "pin_process", "usable_cores"]
-
 # Read by the libraries under torch and numpy once, when they are loaded.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _ARM_PARTS = {

@@ -38,8 +38,6 @@ from stagewright.files.toml_table import (
     write_size,
 )
 
-__all__ = ["cluster_to_toml", "read_cluster", "write_cluster"]
-
 Value = TypeVar("Value")
 
 _DEVICES: dict[str, Reader] = {

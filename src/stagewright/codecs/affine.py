@@ -19,8 +19,6 @@ import torch
 
 from stagewright.codecs.packing import BLOCK
 
-__all__ = ["MAGIC", "SMALLEST", "Affine", "dequantize", "quantize", "step_bound"]
-
 MAGIC = 12582912.0  # 1.5 · 2^23: a small number added to it is rounded to an integer in the low bits
 SMALLEST = 2.0**-100
 _HIGH = -65536  # 0xFFFF0000: the bits of a float32 that bf16 keeps

@@ -22,8 +22,6 @@ import torch
 from stagewright.codecs.header import build_header, check_header, header_bytes, write_checksum
 from stagewright.errors import CorruptMessage, UsageError
 
-__all__ = ["Codec", "aligned", "header_tensor", "num_values", "rounding_error"]
-
 _headers: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
 

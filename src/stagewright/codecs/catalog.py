@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["BUILTIN_CODECS", "EXAMPLES", "BuiltinCodec"]
-
 
 @dataclass(frozen=True, slots=True)
 class BuiltinCodec:

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["MAX_ERROR", "CodecCost", "cheapest"]
-
 MAX_ERROR = {False: 0.1, True: 0.03}
 """Largest relative error that `auto` allows in forward (False) and in backward (True): gradients are more sensitive."""
 

@@ -21,8 +21,6 @@ import torch
 
 from stagewright.errors import CorruptMessage, UsageError
 
-__all__ = ["DTYPES", "build_header", "check_header", "checksum", "header_bytes", "write_checksum"]
-
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The dtypes that codecs accept, with their number in the header."""
 

@@ -11,8 +11,6 @@ import torch
 from stagewright.codecs.cost import CodecCost
 from stagewright.codecs.registry import get
 
-__all__ = ["measure_codec", "measure_copy"]
-
 
 def measure_codec(name: str, values: torch.Tensor, repeats: int = 5) -> CodecCost:
     """Measure a codec on a tensor, with preallocated buffers, as on a link that is set up."""

@@ -18,8 +18,6 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.user_code import is_user_defined, split_name
 
-__all__ = ["AUTO", "CodecName"]
-
 AUTO = "auto"
 """In a plan: the codec is chosen on the first batch."""
 

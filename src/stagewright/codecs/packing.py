@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["BLOCK", "num_blocks", "pack", "packed_bytes", "planes", "unpack"]
-
 BLOCK = 64
 
 

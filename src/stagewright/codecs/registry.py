@@ -23,8 +23,6 @@ from stagewright.user_code import describe, find, one_line
 if TYPE_CHECKING:
     from stagewright.codecs.base import Codec
 
-__all__ = ["build_codec", "check_codec", "codec_names", "get", "register"]
-
 _Factory = TypeVar("_Factory", bound=Callable[[CodecName], "Codec"])
 
 _FACTORIES: dict[str, Callable[[CodecName], Codec]] = {}

@@ -16,8 +16,6 @@ import torch
 
 from stagewright.codecs.packing import BLOCK
 
-__all__ = ["SIGN_BITS", "hadamard", "rotate", "rotate_back", "signs"]
-
 SIGN_BITS = 0x3C6EF372FE94F82A  # 2^65 / golden ratio mod 2^64; bit i set: value i changes its sign (value 0 does not)
 
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from stagewright.errors import RunError, UsageError
 
-__all__ = ["TrialTable", "read_trials", "row_type", "step_type", "write_trials"]
-
 
 def row_type(num_ranks: int) -> np.dtype[Any]:
     """Return the dtype of a rank's row."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from stagewright.errors import UsageError
 
-__all__ = ["replace_text", "save_text"]
-
 
 def save_text(content: str, path: str | Path) -> None:
     """Write a text file atomically; UsageError where it can't be written."""

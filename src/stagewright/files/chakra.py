@@ -17,8 +17,6 @@ from typing import IO, Any
 
 from stagewright.errors import UsageError
 
-__all__ = ["add_attributes", "check_chakra", "find_ranks", "read_nodes", "write_ranks"]
-
 _VERSION = "0.0.4"
 _MOST_NODE_BYTES = 64 * 2**20
 

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["from_json", "to_json"]
-
 T = TypeVar("T")
 
 

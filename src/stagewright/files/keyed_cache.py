@@ -24,8 +24,6 @@ from typing import Any
 from stagewright.errors import CacheError
 from stagewright.files.atomic import replace_text
 
-__all__ = ["NAME_KEYS", "CacheEntry", "KeyedCache", "default_cache_folder"]
-
 NAME_KEYS = ("model", "mode", "inputs", "device", "threads", "training", "units", "weights", "part")
 
 

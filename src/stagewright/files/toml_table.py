@@ -18,26 +18,6 @@ from typing import Any, TypeAlias
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
-__all__ = [
-    "Reader",
-    "choice",
-    "either",
-    "flag",
-    "integer",
-    "list_of",
-    "load_toml",
-    "number",
-    "rate",
-    "read_table",
-    "seconds",
-    "size",
-    "text",
-    "to_toml",
-    "write_rate",
-    "write_seconds",
-    "write_size",
-]
-
 Reader: TypeAlias = Callable[[object, str], Any]
 
 

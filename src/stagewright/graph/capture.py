@@ -42,8 +42,6 @@ from stagewright.graph.unit_selection import (
 )
 from stagewright.machine.cpu_offload import offloaded
 
-__all__ = ["StageList", "capture"]
-
 _MAX_RETRIES = 12
 
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Autocast", "GradMode", "enter_context", "exit_all_contexts", "exit_context"]
-
 
 @dataclass(frozen=True, slots=True)
 class GradMode:

@@ -22,8 +22,6 @@ from stagewright.errors import CaptureError
 from stagewright.graph.glue import Glue
 from stagewright.graph.symbolic_shapes import num_bytes
 
-__all__ = ["find_crossings"]
-
 _INFINITE = 1 << 62
 
 

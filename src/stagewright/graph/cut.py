@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["Crossing", "Cut", "UnitCall"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCall:

@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 
 from stagewright.graph.preserve import preserved
 
-__all__ = ["find_difference", "is_repeatable", "mix_samples"]
-
 
 def find_difference(
     model: nn.Module,

@@ -21,8 +21,6 @@ from torch.utils.flop_counter import flop_registry
 from stagewright.graph.contexts import GradMode
 from stagewright.graph.symbolic_shapes import depends_only_on_batch, has_known_shape
 
-__all__ = ["Glue", "analyze_glue", "is_view"]
-
 _RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal", "poisson", "exponential", "rrelu", "uniform")
 _HEAVY = ("matmul", "linear", "einsum", "conv", "attention", "lstm", "gru", "rnn", "fft", "bilinear", "tensordot")
 _MAY_ALIAS = ("dropout", "alpha_dropout", "feature_dropout")  # return their input in eval mode

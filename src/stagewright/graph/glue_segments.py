@@ -19,8 +19,6 @@ from torch import fx, nn
 
 from stagewright.graph.glue import Glue, is_view
 
-__all__ = ["RecordedGlue", "record_glue"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedGlue:

@@ -19,8 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stagewright.graph.preserve import preserved
 
-__all__ = ["MacCounter", "count_macs"]
-
 Shape = Sequence[int]
 
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-__all__ = ["preserved"]
-
 # Attributes that may grow in a forward: caches, hooks, the registries of submodules and buffers.
 _CONTAINERS = (list, dict, set)
 

@@ -25,8 +25,6 @@ from stagewright.graph.cut import Crossing, UnitCall
 from stagewright.graph.glue import Glue
 from stagewright.graph.symbolic_shapes import as_linear
 
-__all__ = ["Stage", "build_stage"]
-
 _numbers = itertools.count()
 
 

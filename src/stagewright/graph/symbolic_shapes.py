@@ -14,18 +14,6 @@ from typing import Any
 import torch
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-__all__ = [
-    "as_linear",
-    "batch_dim",
-    "depends_only_on_batch",
-    "evaluate_condition",
-    "has_known_shape",
-    "is_constant",
-    "num_bytes",
-    "shape_at",
-    "size_at",
-]
-
 _UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 _SAMPLE_BATCHES = (2, 3, 4, 11)
 

@@ -30,8 +30,6 @@ from stagewright.graph.tracing.guards import BatchSizeGuard
 from stagewright.quantity import format_bytes, format_count
 from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["RecordedCall", "UnitGraph"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:

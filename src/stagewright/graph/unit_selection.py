@@ -21,8 +21,6 @@ from torch import nn
 from stagewright.errors import UnknownName, UsageError
 from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec
 
-__all__ = ["UnitSelection", "choose_units", "has_backward_hooks", "outermost_calls", "repeated_blocks"]
-
 NUM_PIECES = 16  # a module is opened if it costs more than 1 / NUM_PIECES of the model …
 CHILDREN_SHARE = 0.8  # … and its children account for at least this share of its cost
 

@@ -27,17 +27,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "ROOM",
-    "is_offloaded",
-    "is_temporary",
-    "move_or_offload",
-    "offloaded",
-    "resident",
-    "room_of",
-    "was_offloaded",
-]
-
 ROOM = 4
 """A model is moved to a device with this many times its bytes: weights, gradients twice (capture compares those of the
 graph with the model's), and an example batch."""

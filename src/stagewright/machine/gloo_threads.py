@@ -15,8 +15,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-__all__ = ["sched_batch_threads"]
-
 
 @contextlib.contextmanager
 def sched_batch_threads() -> Iterator[None]:

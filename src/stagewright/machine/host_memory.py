@@ -12,8 +12,6 @@ from pathlib import Path
 from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes
 
-__all__ = ["available_bytes", "check_model_memory", "oom_kills"]
-
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from stagewright.cluster.cluster import Link
 
-__all__ = ["LinkPoint", "MeasuredLink", "fit_collective", "fit_link"]
-
 _LARGE_BYTES = 256 * 1024  # above this size bandwidth dominates
 
 

@@ -29,8 +29,6 @@ from stagewright.machine.gloo_threads import sched_batch_threads
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["measure", "quartiles"]
-
 SIZES_BYTES = (8, 4 * 2**10, 64 * 2**10, 256 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 _ROUNDS = 10  # about this many fit into the time
 _LEAST_ROUNDS = 3

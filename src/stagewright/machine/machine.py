@@ -18,8 +18,6 @@ from typing import Any
 from stagewright.cluster.device import Device, can_pin, usable_cores
 from stagewright.errors import UsageError
 
-__all__ = ["Gpu", "Machine", "default_devices", "probe_machine", "separate_cores", "spread_cores"]
-
 _PACKAGES = ("stagewright", "torch", "transformers", "numpy", "pyarrow", "safetensors")
 _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")

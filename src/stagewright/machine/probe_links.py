@@ -23,8 +23,6 @@ from stagewright.errors import RunError
 from stagewright.machine.link_fit import LinkPoint, MeasuredLink, fit_collective, fit_link
 from stagewright.machine.machine import Machine
 
-__all__ = ["cluster_of", "measure_link"]
-
 _MIB = 2**20
 
 

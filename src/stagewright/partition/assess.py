@@ -11,8 +11,6 @@ from stagewright.partition.memory import StageMemory
 from stagewright.partition.split_result import DeviceCost, Split, StageCost
 from stagewright.profiler.profile import Profile, amount_of
 
-__all__ = ["assess", "is_training", "unit_times"]
-
 
 def is_training(profile: Profile, conditions: Conditions) -> bool:
     """Whether the split is for training; raise an error if the profile has no backward times."""

@@ -21,8 +21,6 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Allowed", "Chain", "best_cuts"]
-
 Integers: TypeAlias = npt.NDArray[np.int64]
 # allowed(stage, ends, width)[row, column]: may `stage` hold the units ends[row] - width + column … ends[row] - 1?
 # The ends are consecutive; columns that start before the first unit may have any value.

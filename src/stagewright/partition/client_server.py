@@ -17,8 +17,6 @@ from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import PlacedCuts
 from stagewright.profiler.profile import Profile
 
-__all__ = ["client_server"]
-
 
 def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> PlacedCuts:
     """First and last units on one device (the client), the rest on another: three stages on two devices."""

@@ -12,8 +12,6 @@ from typing import Literal, TypeAlias
 
 from stagewright.errors import UsageError
 
-__all__ = ["Conditions", "Schedule"]
-
 # Schedules whose memory a split can compute.
 Schedule: TypeAlias = Literal["1f1b", "gpipe"]
 

@@ -24,8 +24,6 @@ import numpy.typing as npt
 from stagewright.partition.conditions import Conditions
 from stagewright.profiler.profile import Amount, Profile, amount_of
 
-__all__ = ["StageMemory", "amount_table"]
-
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from stagewright.errors import SplitError, UnknownName
 from stagewright.profiler.profile import Profile
 
-__all__ = ["cuts_by_name"]
-
 
 def cuts_by_name(profile: Profile, names: Sequence[str]) -> tuple[int, ...]:
     """Return the indices of the units to cut after, in order; the names may be in any order."""

@@ -19,8 +19,6 @@ from stagewright.partition.conditions import Conditions
 from stagewright.partition.memory import StageMemory
 from stagewright.profiler.profile import Profile
 
-__all__ = ["optimal"]
-
 # Times are counted in integer ticks, so that sums are exact. The longest possible latency has 2**43 to 2**44 ticks, far
 # finer than any clock. A tick is a power of two of a second, so equal times stay equal.
 _TICK_BITS = 44

@@ -20,8 +20,6 @@ from stagewright.partition.optimal import optimal
 from stagewright.partition.registry import policy
 from stagewright.profiler.profile import Profile, UnitProfile
 
-__all__ = ["block_runs"]
-
 
 @policy("parameters")
 def parameters(profile: Profile, num_stages: int, conditions: Conditions) -> Sequence[int]:

@@ -20,8 +20,6 @@ from stagewright.partition.conditions import Conditions
 from stagewright.profiler.profile import Profile
 from stagewright.user_code import describe, find, is_user_defined, one_line
 
-__all__ = ["PlacedCuts", "RegisteredPolicy", "SplitPolicy", "find_policy", "policy", "policy_names"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedCuts:

@@ -12,8 +12,6 @@ from stagewright.partition.registry import PlacedCuts, find_policy, policy_names
 from stagewright.partition.split_result import Comparison, SkippedPolicy, Split
 from stagewright.profiler.profile import Profile
 
-__all__ = ["compare", "split", "split_at"]
-
 _DEFAULTS = Conditions()
 
 

@@ -11,8 +11,6 @@ from stagewright.profiler.profile import StageTime
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.table import Cell, Column, Table, number_columns
 
-__all__ = ["Comparison", "DeviceCost", "SkippedPolicy", "Split", "StageCost"]
-
 MeasuredStages: TypeAlias = Sequence[Sequence[StageTime]] | None
 
 

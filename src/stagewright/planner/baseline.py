@@ -17,8 +17,6 @@ from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["baseline_plan", "fastest_baseline", "microbatch_counts"]
-
 _MAX_MICROBATCHES = 1024
 _MIN_GAIN = 0.05  # worth measuring another size
 

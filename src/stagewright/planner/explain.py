@@ -29,8 +29,6 @@ from stagewright.simulator.simulate import predict, step_seconds
 from stagewright.simulator.what_if import SpeedupBreakdown, explain_speedup
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["Change", "Explanation", "baseline_step_s", "explain_plan", "explain_run", "rank_changes"]
-
 _MIN_GAIN = 0.01
 _HALVES = ("backward-input", "backward-weight")
 _TIMED = ("forward", "backward", *_HALVES)

@@ -28,8 +28,6 @@ from stagewright.spec.activation_checkpointing import checkpoint_by_block
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["MEMORY", "SizeKind", "SizeLimit", "StrategyFit", "fit_strategies", "peak_bytes"]
-
 SizeKind: TypeAlias = Literal["batch", "layers", "sequence"]
 MEMORY = "memory"  # the bound if nothing else limits the size
 # Maps a plan and a number of layers, samples or tokens to the plan and model costs at that size.

@@ -23,8 +23,6 @@ from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["PreparedPlan", "check_kind", "prepare_plan", "profiled_size"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPlan:

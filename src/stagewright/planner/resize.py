@@ -10,8 +10,6 @@ from stagewright.planner.forecast import PreparedPlan
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["resize_plan", "resize_prepared"]
-
 
 def resize_prepared(prepared: PreparedPlan, num_devices: int | None) -> PreparedPlan:
     """Return the plan on another number of devices, all like the first; None: as many as it can use."""

@@ -17,8 +17,6 @@ from stagewright.spec.plan import ModelSpec, Plan
 from stagewright.zoo.named.catalog import MAX_LAYERS
 from stagewright.zoo.named.language import longest_sequence
 
-__all__ = ["scaled_models", "size_limit"]
-
 _LENGTHS = (64, 128)  # measured sequence lengths
 # Opens a progress display for measuring a plan's model at a size.
 ProgressFactory: TypeAlias = Callable[[Plan, int], AbstractContextManager[Callable[[int, int, str], None] | None]]

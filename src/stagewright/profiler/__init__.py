@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stagewright.profiler.cache import ProfileCache, default_cache_folder
+from stagewright.files.keyed_cache import default_cache_folder
+from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.measure import profile
 from stagewright.profiler.profile import Amount, Profile, StageTime, Time, UnitProfile, amount_of
 from stagewright.profiler.stage_times import measure_stages

@@ -10,8 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.profiler.storage import tensors_in
 
-__all__ = ["AllocationCounter"]
-
 
 class AllocationCounter(TorchDispatchMode):
     """The peak bytes of tensors allocated inside ``with``; ``on_change`` gets the live bytes after each operation."""

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from stagewright.files.keyed_cache import KeyedCache, default_cache_folder
+from stagewright.files.keyed_cache import KeyedCache
 from stagewright.profiler.profile import Profile
-
-__all__ = ["ProfileCache", "default_cache_folder"]
 
 _FORMAT = 2
 

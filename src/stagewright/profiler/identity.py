@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stagewright.cluster.device import Device
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["class_without_source", "library_versions", "profile_key", "structure_digest"]
-
 # How units are measured: a different method gives different numbers. Changing this text invalidates cached profiles.
 _METHOD = "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference"
 _LIBRARIES = ("stagewright", "torch", "transformers")

@@ -37,8 +37,6 @@ from stagewright.profiler.storage import model_storages, tensors_in
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["profile"]
-
 Progress = Callable[[int, int, str], None]
 
 

@@ -18,8 +18,6 @@ from typing import Any
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.table import Cell, Table, number_columns, text_columns
 
-__all__ = ["Amount", "Profile", "StageTime", "Time", "UnitProfile", "amount_of", "amounts_with_shares"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:

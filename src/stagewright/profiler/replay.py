@@ -23,8 +23,6 @@ from stagewright.profiler.allocations import AllocationCounter
 from stagewright.profiler.profile import Time
 from stagewright.profiler.storage import copy_with_tensors, storages_of, tensor_bytes, tensors_in
 
-__all__ = ["Replay", "Stopwatch", "add_times", "peak_memory_increase", "summarize"]
-
 Result = TypeVar("Result")
 
 # A shorter call is sampled several times per round, because a single sample would be mostly noise.

@@ -23,8 +23,6 @@ from stagewright.profiler.storage import model_storages, storage_of, tensors_in
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["SavedActivations", "measure_saved_activations"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedActivations:

@@ -22,8 +22,6 @@ from stagewright.profiler.replay import Replay, Stopwatch
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["measure_stages"]
-
 UnitRange = tuple[int, int]
 
 

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["copy_with_tensors", "model_storages", "storage_of", "storages_of", "tensor_bytes", "tensors_in"]
-
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """List the tensors in nested tuples, lists, dictionaries and registered classes, in order."""

@@ -6,8 +6,6 @@ The eight colors of Okabe and Ito (2008), most distinct first. Pages refer to th
 
 from __future__ import annotations
 
-__all__ = ["GRID", "INK", "MUTED", "color", "color_names", "readable_on", "stage_color", "strategy_paint", "tint"]
-
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _RED, _YELLOW, _GRAY = _STAGES = (
     "#0072B2",
     "#E69F00",

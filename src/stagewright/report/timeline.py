@@ -15,8 +15,6 @@ from stagewright.trace.events import Trace, TraceEvent
 if TYPE_CHECKING:  # forecasts import torch, which traces do not need
     from stagewright.simulator.forecast import Forecast
 
-__all__ = ["Bar", "MemoryLine", "Timeline", "forecast_timeline", "trace_timeline"]
-
 _NAMES = {
     "forward": "F",
     "backward": "B",

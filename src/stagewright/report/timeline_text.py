@@ -14,8 +14,6 @@ from stagewright.quantity import format_s
 from stagewright.report.palette import stage_color
 from stagewright.report.timeline import Bar, Timeline
 
-__all__ = ["timeline_text"]
-
 _LEGEND = "    digits: micro-batch, forward plain, backward filled; + collective, o optimizer, c codec, · idle"
 
 

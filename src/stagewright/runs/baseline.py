@@ -16,11 +16,6 @@ from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
-__all__ = [
-    *("BaselineRun", "baseline_runs", "begun_s", "choose_baseline"),
-    *("find_baseline", "is_comparable", "sibling_folders"),
-]
-
 _EQUAL_FIELDS = ("model", "batch", "dtype", "training", "optimizer")
 
 

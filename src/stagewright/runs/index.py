@@ -20,8 +20,6 @@ from stagewright.errors import UsageError
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
-__all__ = ["INDEX_NAME", "RunIndex", "RunRow"]
-
 INDEX_NAME = ".stagewright-runs.sqlite"
 _VERSION = 2  # of the table below; another version is rebuilt
 # The file is valid, but not writable or locked by another process.

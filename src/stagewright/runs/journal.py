@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["Journal", "JournalEvent", "RecordedStep", "journal_paths", "read_journal", "remove_journal", "rows_of"]
-
 JournalEvent: TypeAlias = tuple[
     str, str, int | None, int | None, float, float, int | None, int | None, str | None
 ]  # kind, stream, stage, micro-batch, begin, end, bytes, peer, note; times in seconds of the worker's clock

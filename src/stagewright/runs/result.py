@@ -21,8 +21,6 @@ from stagewright.quantity import format_bytes
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
-__all__ = ["EpochResult", "MemoryUse", "ParityReport", "RunResult", "Status", "TrainingHistory", "WholeBatchLoss"]
-
 Status: TypeAlias = Literal["done", "failed", "refused", "interrupted"]
 
 

@@ -33,8 +33,6 @@ from stagewright.runs.worker_folder import WorkerFolder
 from stagewright.spec.plan import AXES, Plan
 from stagewright.spec.plan_file import plan_to_toml, read_plan, write_plan
 
-__all__ = ["RunFolder", "Status", "run_name"]
-
 _CREATE_ONE = "`stagewright runs` lists runs, `stagewright compare mlp-mnist --devices 2` creates some"
 
 

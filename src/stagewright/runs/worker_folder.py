@@ -18,8 +18,6 @@ from stagewright.errors import RunError
 from stagewright.files.atomic import save_text
 from stagewright.runs.journal import read_journal, remove_journal, rows_of
 
-__all__ = ["UNFINISHED", "WorkerFolder"]
-
 UNFINISHED = "unfinished"
 """Note of a step that a fault interrupted, and of its last event."""
 

@@ -24,8 +24,6 @@ from typing import Any
 
 from stagewright.errors import UsageError
 
-__all__ = ["Action", "Actions", "Kind", "forward_actions", "forward_stream", "schedule_actions"]
-
 
 class Kind(Enum):
     """Kind of an action."""
@@ -92,7 +90,7 @@ def forward_actions(stage_workers: tuple[int, ...], num_microbatches: int) -> Ac
 
 
 def forward_stream(stage_workers: tuple[int, ...], worker: int, exists: Callable[[int], bool]) -> Iterator[Action]:
-    """Yield one worker's forwards of a stream: stage s runs micro-batch k at tick s + k, never waiting for a later tick.
+    """Yield one worker's forwards of a stream: stage s runs micro-batch k at tick s + k and waits for no later tick.
 
     ``exists(k)`` tells whether the stream has a k-th micro-batch; it is called when that micro-batch is due.
     """

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["PLACEMENTS", "SCHEDULES", "Placement", "ScheduleName", "ScheduleRule"]
-
 ScheduleName: TypeAlias = Literal[
     "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
 ]

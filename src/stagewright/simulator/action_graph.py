@@ -22,18 +22,6 @@ import numpy.typing as npt
 
 from stagewright.schedules.actions import Action, Actions, Kind, forward_actions, schedule_actions
 
-__all__ = [
-    "AHEAD",
-    "IN_FLIGHT_BYTES",
-    "KINDS",
-    "ActionGraph",
-    "Floats",
-    "Integers",
-    "build_graph",
-    "inference_graph",
-    "training_graph",
-]
-
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 

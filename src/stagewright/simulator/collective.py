@@ -22,8 +22,6 @@ from typing import Literal, TypeAlias
 from stagewright.cluster.cluster import FREE, Link
 from stagewright.errors import UsageError
 
-__all__ = ["Algorithm", "Group", "all_gather_s", "all_reduce_s", "reduce_scatter_s", "ring_bytes"]
-
 Algorithm: TypeAlias = Literal["ring", "tree", "hierarchical", "best"]
 
 

@@ -8,8 +8,6 @@ from typing import Any, Literal, TypeAlias
 from stagewright.display import Displayed
 from stagewright.simulator.memory import WorkerMemory
 
-__all__ = ["CollectiveUse", "Forecast", "LinkUse", "Segment", "Stream", "WorkerForecast"]
-
 Stream: TypeAlias = Literal["compute", "tensor", "data", "send", "receive"]
 
 

@@ -22,14 +22,6 @@ from stagewright.simulator.collective import Group, all_reduce_s
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.step_times import StepTimes
 
-__all__ = [
-    "BUCKET_BYTES",
-    "AllReduceTimes",
-    "min_exposed_allreduce_s",
-    "predict_gradient_allreduce",
-    "statistics_bytes",
-]
-
 BUCKET_BYTES = 8 << 20  # as in the engine
 _MAX_ITERATIONS = 16
 _MAX_BUCKETS = 64  # more buckets are merged into groups

@@ -33,8 +33,6 @@ from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 from stagewright.simulator.step_times import StepTimes
 from stagewright.spec.plan import Plan
 
-__all__ = ["WorkerMemory", "num_optimizer_states", "worker_memory"]
-
 # Optimizer states, each as large as the parameters; momentum adds one.
 _STATES = {"sgd": 0, "adam": 2, "adamw": 2}
 # Fields of StageWorkingMemory that `_ActionRows.rises` reads.

@@ -19,8 +19,6 @@ from stagewright.simulator.gradient_allreduce import AllReduceTimes, predict_gra
 from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.step_times import StepTimes, pipeline_times, worker_ends_s
 
-__all__ = ["MAX_SEGMENTS", "predict", "step_end_s", "step_seconds"]
-
 MAX_SEGMENTS = 20_000  # longer timelines are left out
 
 

@@ -18,8 +18,6 @@ from stagewright.simulator.action_graph import (
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.wavefront import WavefrontTimes, simulate_wavefront
 
-__all__ = ["StepTimes", "pipeline_times", "step_graph", "worker_ends_s"]
-
 _MAX_NODES = 60_000  # larger GPipe and 1F1B pipelines use the wavefront
 
 

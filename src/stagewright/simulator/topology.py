@@ -21,8 +21,6 @@ from stagewright.simulator.action_graph import Integers
 from stagewright.simulator.collective import Group
 from stagewright.spec.plan import AXES, Axis, Mesh
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Topology:

@@ -19,8 +19,6 @@ import numpy as np
 
 from stagewright.simulator.action_graph import AHEAD, Floats
 
-__all__ = ["WavefrontTimes", "simulate_wavefront"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WavefrontTimes:

@@ -16,16 +16,6 @@ from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.simulate import optimizer_s, step_seconds
 from stagewright.simulator.topology import Topology
 
-__all__ = [
-    "LOSSES",
-    "SpeedupBreakdown",
-    "SpeedupLoss",
-    "explain_speedup",
-    "with_links",
-    "with_perfect_balance",
-    "without_communication",
-]
-
 LOSSES: dict[str, str] = {
     "imbalance": "the bottleneck stage's worker computes longer than the mean of all workers",
     "bubble": "pipeline warm-up and drain: workers wait for the first micro-batch and are idle after the last",

@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from stagewright.spec.plan import Plan
 
-__all__ = ["checkpoint_by_block"]
-
 
 def checkpoint_by_block(plan: Plan, block_ends: Sequence[str]) -> Plan:
     """Cut the plan after each block except the last, if it recomputes without a pipeline."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stagewright.spec.plan import Plan
 
-__all__ = ["bubble_bound"]
-
 
 def bubble_bound(plan: Plan) -> float:
     """Compute the best speed-up over one device, with perfect load balance and free communication.

@@ -18,8 +18,6 @@ from stagewright.zoo.validation import check_model, check_name
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint
 
-__all__ = ["check_devices", "check_names_exist", "check_on_this_machine"]
-
 
 def check_names_exist(model: ModelSpec, device: str | None = None) -> None:
     """Raise UsageError if the model or its weights folder is unknown, or if a GPU is requested and there is none."""

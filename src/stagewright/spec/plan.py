@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from stagewright.zoo import Model
 
-__all__ = ["AXES", "AXIS_ALIASES", "Axis", "Mesh", "ModelSpec", "OptimizerSpec", "Plan", "Recompute"]
-
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
 AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "tp": "tensor", "pp": "pipeline"}

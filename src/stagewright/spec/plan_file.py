@@ -38,8 +38,6 @@ from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, OPTIMIZERS, RECOMPUTES, check_plan
 
-__all__ = ["plan_from_table", "plan_to_table", "plan_to_toml", "read_plan", "write_plan"]
-
 _MODEL: dict[str, Reader] = {
     "name": text,
     "weights": text,

@@ -17,8 +17,6 @@ from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.user_code import is_user_defined
 
-__all__ = ["BATCH_NORMS", "DTYPES", "OPTIMIZERS", "POLICIES", "RECOMPUTES", "check_choice", "check_plan"]
-
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DTYPES = ("float32", "bfloat16")

@@ -24,8 +24,6 @@ from typing import Any, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.trace.events import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
 
-__all__ = ["PARTS", "WorkerShare", "breakdown", "check_step", "message_of", "schedule_idle", "self_times"]
-
 PARTS = ("compute", "transfer", "collective", "wait", "bubble", "overhead")
 _TRANSFER = ("send", "encode", "decode")
 

@@ -19,8 +19,6 @@ from typing import Any, Literal, TypeAlias
 from stagewright.runs.worker_folder import UNFINISHED
 from stagewright.spec.plan import Mesh
 
-__all__ = ["COMPUTE_KINDS", "KINDS", "STREAMS", "EventKind", "Stream", "Trace", "TraceEvent", "WorkerTrace"]
-
 EventKind: TypeAlias = Literal[
     "forward",
     "backward",

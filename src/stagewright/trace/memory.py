@@ -13,8 +13,6 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.read import read_clock
 
-__all__ = ["CATEGORIES", "MemoryMoment", "WorkerMemory", "peak_sentence", "read_memory"]
-
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
 
 

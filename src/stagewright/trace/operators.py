@@ -20,15 +20,6 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.trace.read import read_clock
 
-__all__ = [
-    "Comparison",
-    "Operator",
-    "PartComparison",
-    "WorkerOperators",
-    "compare_workers",
-    "read_operators",
-]
-
 _MOST = 2000  # maximum number of operators of one part that are aligned
 _COLLECTIVES = ("allreduce", "all_reduce", "allgather", "all_gather", "reduce_scatter", "broadcast", "barrier")
 

@@ -19,8 +19,6 @@ from stagewright.trace.breakdown import message_of
 from stagewright.trace.events import STREAMS, Trace, TraceEvent, WorkerTrace
 from stagewright.trace.operators import WorkerOperators
 
-__all__ = ["operator_events", "perfetto_events", "write_perfetto"]
-
 
 def perfetto_events(trace: Trace, steps: Iterable[int] | None = None) -> list[dict[str, Any]]:
     """Return the events of some steps, or of all, after the names of processes and tracks."""

@@ -18,8 +18,6 @@ from stagewright.runs.worker_folder import UNFINISHED, WorkerFolder
 from stagewright.spec.plan import Plan
 from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
 
-__all__ = ["WorkerClock", "read_clock", "read_trace"]
-
 _COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note")
 
 

@@ -12,8 +12,6 @@ from stagewright.zoo.named.catalog import is_factory
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.validation import check_model
 
-__all__ = ["built_bytes"]
-
 
 def built_bytes(name: str, *, image_size: int | None = None, num_classes: int | None = None) -> int | None:
     """Return the bytes of a model's parameters and buffers in float32; None for a user's factory."""

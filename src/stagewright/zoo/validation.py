@@ -20,8 +20,6 @@ from stagewright.zoo.sources.folder import check_folder, local_model
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint, Options
 
-__all__ = ["check_model", "check_name", "has_option"]
-
 
 def check_name(name: str, weights: str | None = None) -> None:
     """Raise UsageError if no model has this name, or if the folder of weights does not exist."""

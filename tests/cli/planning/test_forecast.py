@@ -151,7 +151,7 @@ def test_fit(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("forecast", "none.toml"), "there is no plan none.toml"),
+        (("forecast", "none.toml"), "no plan none.toml"),
         (("forecast", "plan.toml", "--cluster", "one.toml"), "has 2 workers, but the cluster has 1 devices"),
         (("forecast", "plan.toml", "--cluster", "hosts.toml"), "no link between hosts is given"),
         (("forecast", "plan.toml", "--cluster", "cuda.toml", "--repeats", "1"), "use --rescale"),

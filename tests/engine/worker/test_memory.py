@@ -15,9 +15,9 @@ from torch import nn
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.worker import memory
 from stagewright.engine.worker.memory import MemoryTracker, process_peak_bytes, reset_process_peak
-from stagewright.runs.result import MemoryUse
 from stagewright.errors import RunError
 from stagewright.graph import capture
+from stagewright.runs.result import MemoryUse
 
 BATCH, IN, HIDDEN, OUT = 5, 8, 16, 4
 FLOAT_BYTES = 4

@@ -154,9 +154,7 @@ def test_the_hardware_by_name() -> None:
 
     assert device_peak(cluster("NVIDIA H100 80GB HBM3")) == HARDWARE["H100"]
     for name in ("GTX 480", None):
-        with pytest.raises(
-            UsageError, match=f"hardware {name or ''!r} is unknown: set hardware to one of V100"
-        ):
+        with pytest.raises(UsageError, match=f"hardware {name or ''!r} is unknown: set hardware to one of V100"):
             device_peak(cluster(name))
 
 

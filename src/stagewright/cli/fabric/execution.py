@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import Measurements, RankLocation, Settings
     from stagewright.fabric.traffic.workload import Workload
 
-__all__ = ["measure", "measure_floor", "print_result", "show_progress"]
-
 _FLOOR_TRIALS = 30
 
 

@@ -15,8 +15,6 @@ from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
 from stagewright.quantity import parse_bytes, parse_s
 
-__all__ = ["fabric"]
-
 fabric = typer.Typer(
     name="fabric",
     help="Benchmark a model's collectives on this network: tail latency, bus bandwidth, stragglers and slow links.",

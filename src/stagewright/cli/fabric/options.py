@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import RankLocation
     from stagewright.fabric.traffic.workload import Workload
 
-__all__ = ["add_delays", "build_workload", "rank_locations", "read_token"]
-
 
 def rank_locations(hosts: str | None, lab: Any) -> list[RankLocation]:
     """Return the locations of the ranks: the lab's hosts, the named hosts, or none (this machine)."""

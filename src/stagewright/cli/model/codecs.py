@@ -27,8 +27,6 @@ from stagewright.cli.screen import note, print_json, print_table, progress
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
 
-__all__ = ["codecs"]
-
 codecs = typer.Typer(
     name="codecs",
     help="Compressed links: list the codecs, and measure them on a model's tensors.",
@@ -115,7 +113,7 @@ def bench(
         },
     )
     from stagewright.engine.jobs.codec_bench import bench_codecs, even_cuts
-    from stagewright.engine.parallel.replica import cut_indices
+    from stagewright.engine.parallel.model import cut_indices
 
     loaded, graph = choice.capture(target)
     indices = even_cuts(graph, stages)

@@ -10,8 +10,6 @@ import typer
 from stagewright.cli.options import Json, check_output
 from stagewright.cli.screen import note, print_json, print_table, screen
 
-__all__ = ["doctor"]
-
 
 def doctor(
     output: Annotated[

@@ -5,8 +5,6 @@ from __future__ import annotations
 from stagewright.cli.options import Json
 from stagewright.cli.screen import print_json, print_lines, print_table
 
-__all__ = ["models"]
-
 
 def models(json: Json = False) -> None:
     """List the built-in models and tasks."""

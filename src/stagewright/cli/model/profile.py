@@ -23,8 +23,6 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 
-__all__ = ["profile"]
-
 
 def profile(
     model: ModelName,

@@ -31,8 +31,6 @@ from stagewright.cli.screen import note, note_coverage, print_json, print_table,
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
-__all__ = ["split"]
-
 _WHERE = "Where to cut"
 _WHAT_FOR = "Conditions"
 

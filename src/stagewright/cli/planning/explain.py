@@ -25,8 +25,6 @@ from stagewright.cli.planning.options import (
 )
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
-__all__ = ["explain"]
-
 
 def explain(
     target: Annotated[

@@ -20,8 +20,6 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
-__all__ = ["fit"]
-
 
 def fit(
     model: ModelName,

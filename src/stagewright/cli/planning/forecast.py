@@ -26,8 +26,6 @@ from stagewright.cli.planning.options import (
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
 
-__all__ = ["forecast"]
-
 _OUT = "What to write"
 
 
@@ -71,7 +69,7 @@ def forecast(
 
         check_figure_path(plot)
     if chakra is not None:
-        from stagewright.simulator.export.chakra import check_chakra
+        from stagewright.files.chakra import check_chakra
 
         check_chakra()
     from stagewright.api.forecast import measure_plan

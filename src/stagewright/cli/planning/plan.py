@@ -26,8 +26,6 @@ from stagewright.zoo.named import catalog
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
 
-__all__ = ["plan"]
-
 _SEARCH = "Search space"
 
 

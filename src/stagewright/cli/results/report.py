@@ -11,8 +11,6 @@ from stagewright.cli.options import CacheDir, Json, check_output, check_output_f
 from stagewright.cli.screen import note, print_json
 from stagewright.quantity import format_bytes
 
-__all__ = ["report"]
-
 
 def report(
     runs: Annotated[

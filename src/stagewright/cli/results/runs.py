@@ -11,8 +11,6 @@ from stagewright.cli.options import Json
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.errors import UsageError
 
-__all__ = ["runs"]
-
 
 def runs(
     root: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")] = Path("runs"),

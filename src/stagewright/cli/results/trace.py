@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stagewright.trace.events import Trace
     from stagewright.trace.operators import Comparison, WorkerOperators
 
-__all__ = ["trace"]
-
 _WHAT = "What to show"
 _OUT = "What to write"
 

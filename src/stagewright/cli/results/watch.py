@@ -20,8 +20,6 @@ from stagewright.errors import UsageError
 if TYPE_CHECKING:
     from stagewright.report.live.server import Watcher
 
-__all__ = ["watch"]
-
 _PAGE = "Page"
 _ENDED = ("done", "failed", "refused", "interrupted", "killed")
 _VIEW_S = 0.2  # between two frames in the terminal

@@ -20,14 +20,12 @@ from stagewright.cli.options import (
 )
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.codecs.registry import check_codec
-from stagewright.engine.launch.fork_server import begin_importing
+from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice
-from stagewright.zoo.check import check_name
 from stagewright.zoo.named import catalog
-
-__all__ = ["compare"]
+from stagewright.zoo.validation import check_name
 
 _RUN = "How it runs"
 _BATCH = 32
@@ -103,7 +101,7 @@ def compare(
     for name in (codec, codec_backward):
         if name is not None:
             check_codec(name)
-    begin_importing()
+    start_fork_server()
     from stagewright.api.compare import compare as run
     from stagewright.report.tables.compare import compare_remarks, failure_tracebacks
 

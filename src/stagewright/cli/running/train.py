@@ -9,12 +9,10 @@ import typer
 
 from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights
 from stagewright.cli.screen import SCREEN, print_json, print_table
-from stagewright.engine.launch.fork_server import begin_importing
+from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.errors import UsageError
 from stagewright.zoo import tasks
-from stagewright.zoo.check import check_name
-
-__all__ = ["train"]
+from stagewright.zoo.validation import check_name
 
 _HOW = "How it runs"
 _LEARN = "Training"
@@ -114,7 +112,7 @@ def train(
     """Train a model on a task, with checkpoints and an evaluation after each epoch."""
     check_name(model, weights)
     tasks.entry(task)
-    begin_importing()
+    start_fork_server()
     from stagewright.api.train import train as run
 
     result = run(

@@ -12,8 +12,6 @@ import typer
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
-__all__ = ["worker"]
-
 
 def worker(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
@@ -46,10 +44,10 @@ def worker(
 def _check(plan: Plan) -> None:
     """Refuse a model or a device that this machine does not have before there is a run folder."""
     from stagewright.cluster.device import pin_process
-    from stagewright.engine.worker.worker import Place, choose_device
+    from stagewright.engine.worker.placement import RankPlacement, choose_device
     from stagewright.spec.local_check import check_names_exist, check_on_this_machine
 
-    place = Place.of(os.environ)
+    place = RankPlacement.from_environment(os.environ)
     if plan.devices and place.rank >= len(plan.devices):
         return  # the worker reports how many there must be
     check_names_exist(plan.model, plan.devices[place.rank] if plan.devices else None)

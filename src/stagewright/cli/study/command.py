@@ -18,8 +18,6 @@ from stagewright.cli.study.conduct import conduct
 from stagewright.studies.framework.options import OptionInfo, declared_options, help_of
 from stagewright.studies.runner.load import options_class
 
-__all__ = ["study_command"]
-
 _EXECUTION = "Execution"
 _SHARED: dict[str, tuple[Any, Any]] = {
     "quick": (

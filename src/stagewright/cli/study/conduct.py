@@ -13,8 +13,6 @@ import typer
 from stagewright.cli.screen import note, print_json, screen
 from stagewright.errors import UsageError
 
-__all__ = ["conduct"]
-
 SLOW_CORES = 2.5  # a slow core takes this many times the expected duration
 
 

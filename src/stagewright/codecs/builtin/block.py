@@ -19,8 +19,6 @@ from stagewright.codecs.packing import BLOCK, num_blocks, pack, packed_bytes, un
 from stagewright.codecs.registry import register
 from stagewright.codecs.rotation import rotate, rotate_back
 
-__all__ = ["BlockCodec", "padded_rows", "spread", "to_dtype"]
-
 _MAX_FLOAT16 = 65504.0
 
 

@@ -18,8 +18,6 @@ from stagewright.codecs.name import CodecName
 from stagewright.codecs.packing import BLOCK, num_blocks
 from stagewright.codecs.registry import register
 
-__all__ = ["Bf16", "Fp8", "NoCodec"]
-
 
 @register("none")
 class NoCodec(Codec):

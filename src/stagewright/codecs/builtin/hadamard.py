@@ -10,8 +10,6 @@ from stagewright.codecs.builtin.block import BlockCodec
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import register
 
-__all__ = ["HadamardCodec"]
-
 
 @register("hadamard")
 class HadamardCodec(BlockCodec):

@@ -20,8 +20,6 @@ from stagewright.codecs.packing import BLOCK, num_blocks, pack, packed_bytes, un
 from stagewright.codecs.registry import register
 from stagewright.codecs.rotation import rotate, rotate_back
 
-__all__ = ["LloydCodec"]
-
 # Upper half of the tables in Max, "Quantizing for minimum distortion" (1960), recomputed to six digits.
 _LEVELS = {
     2: (0.452780, 1.510418),

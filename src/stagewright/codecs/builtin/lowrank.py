@@ -19,8 +19,6 @@ from stagewright.codecs.builtin.block import to_dtype
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import register
 
-__all__ = ["LowRank"]
-
 _ITERATIONS = 2
 
 

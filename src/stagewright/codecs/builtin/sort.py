@@ -21,8 +21,6 @@ from stagewright.codecs.name import CodecName
 from stagewright.codecs.packing import BLOCK, num_blocks, pack, packed_bytes, unpack
 from stagewright.codecs.registry import register
 
-__all__ = ["SortCodec"]
-
 
 @register("sort")
 class SortCodec(Codec):

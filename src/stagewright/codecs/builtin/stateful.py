@@ -21,8 +21,6 @@ from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import build_codec, register
 from stagewright.quantity import format_bytes, parse_bytes
 
-__all__ = ["Channel", "Delta", "Feedback", "PlainChannel", "StatefulCodec", "open_channel"]
-
 _MAX_STATE_BYTES = 2**30  # of one tensor at one end of a link, unless the codec's name sets it
 
 

@@ -18,8 +18,6 @@ from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import register
 from stagewright.errors import CorruptMessage
 
-__all__ = ["TopK"]
-
 
 @register("topk")
 class TopK(Codec):

@@ -20,8 +20,6 @@ from stagewright.codecs.affine import MAGIC, SMALLEST
 from stagewright.codecs.packing import BLOCK
 from stagewright.codecs.rotation import SIGN_BITS
 
-__all__ = ["decode", "encode"]
-
 _F = np.float32
 _MAGIC, _SMALLEST, _ZERO, _ONE = _F(MAGIC), _F(SMALLEST), _F(0), _F(1)
 _EIGHTH = _F(0.125)

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["decoder", "encoder", "kernel_names", "plain_torch"]
-
 VARIABLE = "STAGEWRIGHT_CODEC_KERNELS"
 _disabled = 0
 

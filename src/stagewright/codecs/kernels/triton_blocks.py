@@ -11,19 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = [
-    "block_scale",
-    "decode_value",
-    "encode_raised",
-    "encode_value",
-    "extremes",
-    "greatest",
-    "least",
-    "load_columns",
-    "store_columns",
-    "write_header",
-]
-
 MAGIC = tl.constexpr(12582912.0)
 SMALLEST = tl.constexpr(2.0**-100)
 

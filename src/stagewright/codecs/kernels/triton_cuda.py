@@ -19,8 +19,6 @@ import triton
 from stagewright.codecs.kernels.triton_rows import decode_rows, encode_rows
 from stagewright.codecs.kernels.triton_tiles import decode_tiles, encode_tiles
 
-__all__ = ["decode", "encode"]
-
 PLAIN_ENCODE = {"rows": 64, "num_warps": 4}
 PLAIN_DECODE = {"rows": 0, "num_warps": 1, "width": 64}
 ROTATED_ENCODE = {2: {"num_warps": 4, "width": 0}, 4: {"num_warps": 1, "width": 64}}

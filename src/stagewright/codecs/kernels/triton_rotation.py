@@ -13,8 +13,6 @@ import triton.language as tl
 
 from stagewright.codecs.rotation import SIGN_BITS
 
-__all__ = ["NEGATED", "rotate", "rotate_back"]
-
 
 def _sign_differences() -> list[bool]:
     """Return, for stage h and value i at 64 · log2(h) + i, whether the signs of its pair differ before that stage.

@@ -23,8 +23,6 @@ from stagewright.codecs.kernels.triton_blocks import (
 )
 from stagewright.codecs.kernels.triton_rotation import NEGATED, rotate, rotate_back
 
-__all__ = ["decode_rows", "encode_rows"]
-
 
 def _magic_sum(bits: int) -> int:
     """Return the sum of MAGIC's bits over all codes of a word, as an int32."""

@@ -23,8 +23,6 @@ from stagewright.codecs.kernels.triton_blocks import (
     write_header,
 )
 
-__all__ = ["decode_tiles", "encode_tiles"]
-
 
 @triton.jit
 def encode_tiles(

@@ -30,14 +30,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from stagewright.engine.batch.random_key import current_key
 from stagewright.errors import UsageError
 
-__all__ = [
-    "DeferredBatchNorm",
-    "check_split_norms",
-    "find_tracked_norms",
-    "freeze_statistics",
-    "reject_sync_batch_norm",
-]
-
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

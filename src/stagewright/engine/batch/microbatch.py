@@ -26,17 +26,6 @@ from stagewright.graph.symbolic_shapes import batch_dim
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = [
-    "MicroBatch",
-    "find_batch_dims",
-    "find_input_batch_dims",
-    "guess_batch_dims",
-    "make_slicer",
-    "microbatch_layout",
-    "microbatch_sizes",
-    "split_sizes",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:

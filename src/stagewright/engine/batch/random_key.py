@@ -27,20 +27,6 @@ from torch import fx
 
 from stagewright.graph.stage import Stage
 
-__all__ = [
-    "RandomKey",
-    "current_key",
-    "device_generators",
-    "is_keyed",
-    "key_stage",
-    "make_key",
-    "preserve_generators",
-    "random_key",
-    "reseed",
-    "set_key",
-    "use_key",
-]
-
 _MASK = (1 << 64) - 1
 
 

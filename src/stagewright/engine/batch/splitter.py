@@ -23,8 +23,6 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["BatchSplitter", "count_microbatches"]
-
 
 def count_microbatches(num_samples: int, plan: Plan) -> int:
     """Return the number of micro-batches of each replica for a batch of any size.

@@ -23,8 +23,6 @@ from torch.distributed.tensor import DTensor
 
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["GradientClipper"]
-
 _EPSILON = 1e-6  # as in torch: avoids a division by 0
 
 

@@ -14,8 +14,6 @@ from stagewright.engine.data.gradient_allreduce import bucket_parameters
 from stagewright.engine.tensor.axis import Traffic
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["DataParallelReplica"]
-
 
 class DataParallelReplica:
     """One replica: call it like the module, run backward, then ``synchronize``."""

@@ -15,8 +15,6 @@ from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.keep_differentiable import keep_outputs_differentiable
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["DDPReplica"]
-
 
 class DDPReplica(DataParallelReplica):
     """A replica that wraps its module in DistributedDataParallel after the first step."""

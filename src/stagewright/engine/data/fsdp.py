@@ -29,8 +29,6 @@ from stagewright.engine.data.keep_differentiable import any_requires_grad, keep_
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.stage import Stage
 
-__all__ = ["FSDPReplica"]
-
 NEW_FSDP = TorchVersion(torch.__version__) >= "2.13"
 """Whether FSDP2 accepts module containers that define a forward."""
 

@@ -23,8 +23,6 @@ from torch import nn
 
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["BUCKET_BYTES", "GradientAllReduce", "bucket_parameters", "tied_weight_holders"]
-
 BUCKET_BYTES = 8 << 20  # large enough to saturate a link, small enough to start early
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["any_requires_grad", "keep_loss_differentiable", "keep_outputs_differentiable"]
-
 
 def any_requires_grad(values: Any) -> bool:
     """Return whether any of these tensors requires a gradient."""

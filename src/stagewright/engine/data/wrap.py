@@ -36,8 +36,6 @@ from stagewright.engine.tensor.axis import process_group_of
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.errors import UsageError
 
-__all__ = ["wrap_data_parallel"]
-
 
 def wrap_data_parallel(
     module: nn.Module,

@@ -20,8 +20,6 @@ from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["CodecBench", "CodecRow", "bench_codecs", "even_cuts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecRow:

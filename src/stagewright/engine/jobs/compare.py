@@ -21,8 +21,6 @@ from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["compare", "median_rows", "run_plan", "strategy_plans"]
-
 Progress = Callable[[str], None]
 
 

@@ -36,8 +36,6 @@ from stagewright.spec.bubble_bound import bubble_bound
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch
 
-__all__ = ["merge_results", "run_job"]
-
 STREAM_REPEATS = 3
 
 

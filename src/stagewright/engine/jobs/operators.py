@@ -35,8 +35,6 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch
 
-__all__ = ["record_operators", "run_operators"]
-
 JOB = "stagewright.engine.jobs.operators:run_operators"
 _MARK = "stagewright mark"
 _WARM_UP = 2

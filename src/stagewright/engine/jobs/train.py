@@ -35,19 +35,6 @@ from stagewright.zoo.model import Batch, Model
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
 
-__all__ = [
-    "JOB",
-    "TrainingOptions",
-    "find_checkpoint",
-    "load_training_model",
-    "loss_worker",
-    "options_file",
-    "run_training",
-    "train",
-    "with_samples",
-    "write_options",
-]
-
 JOB = "stagewright.engine.jobs.train:run_training"
 _OPTIONS = "training.json"
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
     from stagewright.zoo.tasks.task import Task
 
-__all__ = ["Progress", "TrainingLoop", "require_same_training", "training_settings"]
-
 RECORDED_STEPS = 50  # the last ones of a run: events of a long run would fill the memory
 
 

@@ -32,8 +32,6 @@ from stagewright.engine.worker.watchdog import STARTING, ProgressClock, blame
 from stagewright.machine.host_memory import oom_kills
 from stagewright.spec.plan import Plan
 
-__all__ = ["LOOPBACK", "POLL_S", "Agent", "Loopback"]
-
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 _SETTLE_S = 1.0  # how long a lost connection waits for the fault that caused it

@@ -23,8 +23,6 @@ import types
 from collections.abc import Iterator
 from multiprocessing import forkserver
 
-__all__ = ["forked_workers", "start_fork_server", "stop_fork_server"]
-
 _PRELOADED = (
     "stagewright.engine.jobs.measure",
     "stagewright.engine.jobs.train",

@@ -28,8 +28,6 @@ from stagewright.errors import RunError, StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
-__all__ = ["launch"]
-
 _LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn")
 
 

@@ -31,8 +31,6 @@ from stagewright.machine.cpu_offload import offloaded
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["CANDIDATES", "choose_codecs"]
-
 CANDIDATES = ("bf16", "block8", "block6", "block4", "hadamard8", "hadamard4")
 ROUND_TRIPS = 4  # over a link; the first is not counted
 

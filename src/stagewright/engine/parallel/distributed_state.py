@@ -28,8 +28,6 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 
-__all__ = ["DistributedState"]
-
 _HOST = torch.device("cpu")
 
 

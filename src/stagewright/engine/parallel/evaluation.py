@@ -25,8 +25,6 @@ from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
 
-__all__ = ["Evaluation", "Evaluator", "in_eval_mode"]
-
 _END = object()
 
 

@@ -26,8 +26,6 @@ from stagewright.errors import UsageError
 from stagewright.machine.gloo_threads import sched_batch_threads
 from stagewright.schedules.catalog import SCHEDULES
 
-__all__ = ["GradientSync"]
-
 
 class GradientSync:
     """Synchronization of one worker's part of the model with other workers."""

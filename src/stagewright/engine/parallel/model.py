@@ -16,8 +16,6 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["capture_for", "cut_indices", "load_model", "move_batch"]
-
 CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
 
 

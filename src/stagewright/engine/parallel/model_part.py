@@ -23,8 +23,6 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
-__all__ = ["ModelPart"]
-
 
 class ModelPart:
     """The stages of one worker."""

@@ -10,8 +10,6 @@ from torch import nn
 
 from stagewright.spec.plan import OptimizerSpec
 
-__all__ = ["MakeOptimizer", "make_optimizer"]
-
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes an optimizer for the parameters of one worker."""
 

@@ -41,8 +41,6 @@ from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo.loss import model_loss
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["parallelize"]
-
 
 def parallelize(
     model: nn.Module,

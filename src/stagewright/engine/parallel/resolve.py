@@ -29,8 +29,6 @@ from stagewright.spec.plan import Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["check_cuts", "finalize_plan", "resolve_plan"]
-
 
 def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = None) -> Plan:
     """Choose devices and cuts, and check that the plan can run here; profile the model if the split policy needs it."""

@@ -41,8 +41,6 @@ from stagewright.schedules.actions import Action, Kind
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["ActivityHooks", "StepRunner"]
-
 _ACTION_NAMES = {kind: f"backward ({kind.value})" for kind in Kind}
 _ACTION_NAMES |= {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 

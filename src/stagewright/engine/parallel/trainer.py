@@ -40,8 +40,6 @@ from stagewright.machine.out_of_memory import explain_oom
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["StepResult", "Trainer", "as_batch"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

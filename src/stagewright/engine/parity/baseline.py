@@ -27,8 +27,6 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.loss import loss_source
 from stagewright.zoo.model import LossSource
 
-__all__ = ["Baseline", "make_baseline", "running_statistics"]
-
 _Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 _Runner: TypeAlias = Callable[[MicroBatch], tuple[Any, Any]]
 """Returns the output and the loss of a micro-batch, with the random state of that micro-batch."""

@@ -34,8 +34,6 @@ from stagewright.runs.result import ParityReport, WholeBatchLoss
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.zoo.model import Batch, Model
 
-__all__ = ["baseline_of", "check_parity", "whole_batch_of"]
-
 
 def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Baseline:
     """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches."""

@@ -19,8 +19,6 @@ from stagewright.engine.parity.rounding import MAX_SENSITIVITY
 from stagewright.engine.worker.broadcast import broadcast, gather_ragged
 from stagewright.runs.result import ParityReport
 
-__all__ = ["compare_with_baseline", "worst_of_all_workers"]
-
 
 def compare_with_baseline(
     baseline: Baseline | None,

@@ -27,8 +27,6 @@ from stagewright.engine.parity.comparison import worst_of_all_workers
 from stagewright.engine.parity.relative_error import SMALLEST, relative_error, to_float64
 from stagewright.engine.worker.broadcast import broadcast
 
-__all__ = ["compare_optimizer_step"]
-
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 ROUNDINGS = 4  # in units in the last place of a parameter: kernels multiply and add in different orders
 EPSILON = 1e-6  # added to the norm, as in torch

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-__all__ = ["SMALLEST", "equal_or_nan", "label", "name_outputs", "relative_error", "scales", "to_float64"]
-
 SMALLEST = 1e-8
 """Smallest scale: below it, the absolute error counts."""
 

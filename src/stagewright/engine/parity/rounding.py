@@ -22,8 +22,6 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
-__all__ = ["MAX_SENSITIVITY", "TOLERANCES", "choose_perturbation", "full_precision", "measure_sensitivity"]
-
 MAX_SENSITIVITY = 0.1
 """Upper bound of the relative error allowed for rounding: a larger one would make the check meaningless."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}

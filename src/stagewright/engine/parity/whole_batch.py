@@ -34,8 +34,6 @@ from stagewright.profiler.allocations import AllocationCounter
 from stagewright.profiler.replay import peak_memory_increase
 from stagewright.runs.result import WholeBatchLoss
 
-__all__ = ["THRESHOLDS", "compare_whole_batch"]
-
 THRESHOLDS = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 1e-2, "float64": 1e-8}
 """A larger relative difference is not rounding: the loss depends on which samples share a batch."""
 

@@ -33,8 +33,6 @@ from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 
-__all__ = ["CheckpointedForward", "RecomputePolicy", "find_mutated_inputs", "is_recomputed"]
-
 RecomputePolicy: TypeAlias = Literal["none", "always", "except-last"] | Sequence[bool]
 """Which micro-batches of which stages are recomputed."""
 

@@ -18,8 +18,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-__all__ = ["BackwardState", "run_backward", "run_input_backward", "run_weight_backward"]
-
 
 @dataclass(slots=True)
 class BackwardState:

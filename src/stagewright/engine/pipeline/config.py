@@ -13,8 +13,6 @@ from stagewright.engine.pipeline.link_codec import LinkCodecs
 from stagewright.engine.pipeline.links import Links
 from stagewright.schedules.actions import Action
 
-__all__ = ["PipelineConfig", "PipelineHooks", "PipelineResult", "StageForward"]
-
 StageForward: TypeAlias = Callable[[tuple[Any, ...], int], tuple[Any, ...]]
 """``forward(inputs, microbatch)``: the outputs of a stage."""
 

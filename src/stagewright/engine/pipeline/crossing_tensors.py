@@ -12,8 +12,6 @@ from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
 
-__all__ = ["collect_crossing_tensors"]
-
 
 def collect_crossing_tensors(
     graph: UnitGraph, cuts: Sequence[int], batch: Batch, loss: Callable[[Any, Any], torch.Tensor] | None

@@ -23,8 +23,6 @@ from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.schedules.actions import Actions, forward_actions, forward_stream, schedule_actions
 
-__all__ = ["PipelineExecutor"]
-
 _streaming: WeakSet[Any] = WeakSet()
 """Process groups of streams that have not ended."""
 

@@ -30,8 +30,6 @@ from stagewright.engine.worker.recorder import recorder
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
-__all__ = ["CHECK", "FakeLink", "LinkCodecs", "fake_link_codecs", "make_link_codecs", "round_trip"]
-
 CHECK = "STAGEWRIGHT_CODEC_CHECK"
 """The environment variable that turns on verification of every transfer."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Links", "TensorShape"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShape:

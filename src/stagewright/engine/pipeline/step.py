@@ -30,8 +30,6 @@ from stagewright.graph.stage import Stage
 from stagewright.schedules.actions import Action, Kind
 from stagewright.schedules.catalog import SCHEDULES
 
-__all__ = ["MicroBatches", "PipelineStep", "WorkerStages"]
-
 
 class MicroBatches(Protocol):
     """Micro-batches by number: a list, or a window on a stream."""

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from stagewright.schedules.actions import Action, Actions, Kind
 
-__all__ = ["ReceivePlan", "Transfer", "link_directions", "plan_receives"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -36,8 +36,6 @@ from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import Transfer
 from stagewright.engine.worker.recorder import recorder
 
-__all__ = ["AHEAD", "AHEAD_IN_SCHEDULES", "Receiver", "Sender"]
-
 AHEAD = 2  # receives posted before they are needed, per peer and direction
 AHEAD_IN_SCHEDULES = 1  # the same in a training step on CPUs: the next arrives while this one is computed
 MAX_TENSORS = 64  # tensors in one transfer with its flags, for tags

@@ -29,8 +29,6 @@ import torch
 
 from stagewright.errors import DataMissing, RunError, UsageError
 
-__all__ = ["Checkpoint", "checkpoint_name", "latest", "prune", "write_checkpoint", "write_safetensors"]
-
 FORMAT = "stagewright checkpoint 1"
 _NAME = re.compile(r"step-(\d+)")
 

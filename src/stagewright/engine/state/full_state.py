@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
 
-__all__ = ["full_tensor", "full_tensors"]
-
 
 def full_tensors(
     model: nn.Module, held: Mapping[str, torch.Tensor], device: torch.device | None = None

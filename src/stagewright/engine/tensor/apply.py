@@ -23,14 +23,6 @@ from stagewright.engine.tensor.layers import Region, shard_layer, shard_layouts
 from stagewright.engine.tensor.regions import RegionPlan, find_regions, layer_sizes
 from stagewright.errors import UsageError
 
-__all__ = [
-    "TensorPlan",
-    "apply_tensor_parallel",
-    "modules_to_keep_whole",
-    "plan_tensor_parallel",
-    "require_whole_regions",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:

@@ -19,8 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 
-__all__ = ["TensorAxis", "Traffic", "process_group_of"]
-
 
 @dataclass(slots=True)
 class Traffic:

@@ -18,8 +18,6 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["ShardedDropout"]
-
 
 class ShardedDropout(TorchFunctionMode):
     """Dropout and attention dropout that draw the full mask and apply one worker's shard while a region is open."""

@@ -21,8 +21,6 @@ from torch.nn import functional
 from stagewright.engine.tensor.axis import TensorAxis
 from stagewright.engine.tensor.dropout import ShardedDropout
 
-__all__ = ["Region", "ShardLayout", "shard_layer", "shard_layouts"]
-
 _LAYOUTS = "_stagewright_shards"
 
 

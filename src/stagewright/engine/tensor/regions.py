@@ -16,8 +16,6 @@ from torch import nn
 
 from stagewright.errors import UsageError
 
-__all__ = ["RegionPlan", "find_regions", "layer_sizes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["broadcast", "gather_ragged"]
-
 BUCKET_BYTES = 4 * 2**20  # maximum size of a bucket, which is also the extra memory it needs
 _ALIGN_BYTES = 16  # of the widest dtype
 

@@ -23,8 +23,6 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.files.atomic import save_text
 from stagewright.runs.worker_folder import WorkerFolder
 
-__all__ = ["best_offset", "clock_identity", "exchange", "write_clock"]
-
 _ROUND_TRIPS = 12
 _IDENTITY_BYTES = 256
 

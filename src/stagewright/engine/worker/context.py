@@ -16,8 +16,6 @@ from stagewright.cluster.device import Device
 from stagewright.machine.gloo_threads import sched_batch_threads
 from stagewright.spec.plan import Mesh
 
-__all__ = ["BACKENDS", "WorkerContext", "make_context"]
-
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 """Backends by device type: NCCL between GPUs, with Gloo for host tensors."""
 

@@ -21,8 +21,6 @@ from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.runs.worker_folder import WorkerFolder
 
-__all__ = ["FaultRecord", "record_faults"]
-
 SAVE_S = 1.5
 """Time limit for writing events on failure: the launcher waits two seconds before it kills a worker."""
 

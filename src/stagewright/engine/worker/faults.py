@@ -25,19 +25,6 @@ from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import from_json
 
-__all__ = [
-    "Activity",
-    "Doing",
-    "Fault",
-    "FaultKind",
-    "activity",
-    "describe_shapes",
-    "parse_doing",
-    "read_doing",
-    "root_cause",
-    "worker_folder",
-]
-
 RECORD_BYTES = 1024
 
 # raised: an exception; lost-peer: another worker is gone; killed: by a signal that the launcher did not send;

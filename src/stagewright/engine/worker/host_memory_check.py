@@ -12,8 +12,6 @@ from stagewright.errors import UsageError
 from stagewright.machine import host_memory
 from stagewright.spec.plan import ModelSpec
 
-__all__ = ["check_host_memory"]
-
 
 def check_host_memory(model: ModelSpec, num_workers: int) -> None:
     """Refuse a model that does not fit in host memory ``num_workers`` times."""

@@ -34,15 +34,6 @@ from stagewright.profiler.allocations import AllocationCounter
 from stagewright.quantity import format_bytes
 from stagewright.runs.result import MemoryUse
 
-__all__ = [
-    "Category",
-    "MemoryReport",
-    "MemoryTracker",
-    "held_bytes",
-    "process_peak_bytes",
-    "reset_process_peak",
-]
-
 Category: TypeAlias = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "other"]
 _CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
 

@@ -10,8 +10,6 @@ from stagewright.errors import UsageError
 from stagewright.machine.machine import spread_cores
 from stagewright.spec.plan import Plan
 
-__all__ = ["LAUNCHER", "RankPlacement", "choose_device"]
-
 LAUNCHER = "STAGEWRIGHT_LAUNCHER"
 """Environment variable with the process id of the local launcher, which watches its workers itself."""
 

@@ -25,8 +25,6 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.files.atomic import save_text
 
-__all__ = ["ProcessMark", "ProcessState", "call_before_sigterm", "end_with_agent", "is_stopped"]
-
 # unknown: the process runs, or ran, on another machine or in another container.
 ProcessState: TypeAlias = Literal["running", "stopped", "gone", "unknown"]
 

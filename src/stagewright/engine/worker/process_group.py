@@ -21,8 +21,6 @@ from stagewright.cluster.device import Device
 from stagewright.engine.worker.context import BACKENDS
 from stagewright.machine.gloo_threads import sched_batch_threads
 
-__all__ = ["join_group"]
-
 
 def join_group(device: Device, *, worker: int, devices: Sequence[str] = (), one_machine: bool, **options: Any) -> None:
     """Initialize the process group; ``devices`` are the plan's, ``options`` are passed to torch."""

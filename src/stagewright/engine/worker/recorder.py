@@ -35,8 +35,6 @@ from stagewright.runs.worker_folder import UNFINISHED
 if TYPE_CHECKING:
     from stagewright.engine.worker.faults import Doing
 
-__all__ = ["Recorder", "recorder"]
-
 _KINDS = {  # by the first words of a worker's action
     "forward": "forward",
     "backward": "backward",

@@ -16,8 +16,6 @@ from stagewright.spec.plan import Plan
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["agree_on_folder", "connect_store", "gather_files"]
-
 _GATHERED_FILES = (
     *("result.json", "metrics.jsonl", "clock.json"),
     *("events.parquet", "events.jsonl", "memory.parquet", "memory.jsonl"),

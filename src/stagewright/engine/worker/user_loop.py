@@ -27,8 +27,6 @@ from stagewright.engine.worker.watchdog import OUTSIDE, StoreWatchdog, report_to
 from stagewright.engine.worker.worker import end_process
 from stagewright.errors import UsageError
 
-__all__ = ["UserLoop"]
-
 T = TypeVar("T")
 
 _watchdog: StoreWatchdog | None = None  # one per process, shared by all trainers

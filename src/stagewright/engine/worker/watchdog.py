@@ -29,18 +29,6 @@ if TYPE_CHECKING:
 
     from stagewright.cluster.device import Device
 
-__all__ = [
-    "HANG_S",
-    "OUTSIDE",
-    "STARTING",
-    "START_S",
-    "ProgressClock",
-    "StoreWatchdog",
-    "blame",
-    "report_to_agent",
-    "start_watchdog",
-]
-
 HANG_S = 300.0
 """Default time without progress after which a run is ended."""
 

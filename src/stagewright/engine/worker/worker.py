@@ -32,8 +32,6 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import read_plan
 
-__all__ = ["DEFAULT_JOB", "end_process", "run_launched_worker", "run_worker", "start_worker"]
-
 DEFAULT_JOB = "stagewright.engine.jobs.measure:run_job"
 """The job of a worker: ``package.module:function`` of plan, context and run folder."""
 

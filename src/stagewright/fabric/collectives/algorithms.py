@@ -16,8 +16,6 @@ from stagewright.fabric.collectives.halving_doubling import halving_doubling
 from stagewright.fabric.collectives.ring import all_gather, bidirectional_ring, reduce_scatter, ring
 from stagewright.fabric.collectives.tree import broadcast, double_tree
 
-__all__ = ["ALGORITHMS", "ALL_REDUCE", "MAX_RANKS", "bus_factor", "collective"]
-
 MAX_RANKS = 256  # all-to-all has n² moves
 
 ALL_REDUCE: dict[str, Callable[[int], Collective]] = {

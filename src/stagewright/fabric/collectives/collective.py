@@ -17,8 +17,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Action", "Collective", "Holding", "Kind", "Move", "chunk_bounds"]
-
 Action: TypeAlias = Literal["reduce", "copy"]
 Kind: TypeAlias = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "pipeline"]
 # (rank, chunk) → the ranks whose values are summed in it, as the bits of an integer.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stagewright.fabric.collectives.collective import Collective, Move
 
-__all__ = ["all_to_all", "pipeline"]
-
 
 def all_to_all(num_ranks: int) -> Collective:
     """Send a chunk from every rank to every peer; in step s each rank sends to the rank s + 1 further on."""

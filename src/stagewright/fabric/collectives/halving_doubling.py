@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from stagewright.fabric.collectives.collective import Collective, Move
 
-__all__ = ["halving_doubling"]
-
 
 def halving_doubling(num_ranks: int) -> Collective:
     """All-reduce in 2·log2(p) steps, two more where n is not a power of two."""

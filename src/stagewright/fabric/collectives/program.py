@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from stagewright.fabric.collectives.collective import Collective
 
-__all__ = ["SLICE_BYTES", "Program", "Transfer", "compile_program", "expected", "item_type", "payload"]
-
 SLICE_BYTES = 256 * 1024
 _MODULUS = 13  # payloads are small integers: their sums are exact in float32
 

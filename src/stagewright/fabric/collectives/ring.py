@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from stagewright.fabric.collectives.collective import Action, Collective, Move
 
-__all__ = ["all_gather", "bidirectional_ring", "reduce_scatter", "ring"]
-
 
 def ring(num_ranks: int) -> Collective:
     """All-reduce in 2(n − 1) steps; every rank sends 2(n − 1)/n of the buffer."""

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from stagewright.fabric.collectives.collective import Collective
 
-__all__ = ["bytes_sent", "execute", "find_errors", "ideal_s"]
-
 
 def find_errors(collective: Collective) -> list[str]:
     """Return the errors of the moves as sentences; empty if the result is correct."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from stagewright.fabric.collectives.collective import Collective, Move
 
-__all__ = ["broadcast", "double_tree"]
-
 
 def double_tree(num_ranks: int) -> Collective:
     """All-reduce in about 4·log2(n) steps; no rank sends more than twice the buffer."""

@@ -16,8 +16,6 @@ from itertools import product
 
 from stagewright.errors import RunError, UsageError
 
-__all__ = ["check_root", "die_with_parent", "disable_offloads", "drop_filter", "has_netem", "in_namespace", "run_tool"]
-
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _SIOCETHTOOL = 0x8946

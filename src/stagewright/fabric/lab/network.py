@@ -9,8 +9,6 @@ from typing import Any
 from stagewright.errors import UsageError
 from stagewright.quantity import format_s, parse_rate, parse_s
 
-__all__ = ["LabNetwork", "parse_loss"]
-
 MAX_DELAY_S = 10.0
 MIN_RATE = 1e3  # bytes/s
 _PACKET_S = 0.5e-3

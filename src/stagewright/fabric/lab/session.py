@@ -43,8 +43,6 @@ from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.ranks.connections import check_congestion
 from stagewright.fabric.trials import TrialTable
 
-__all__ = ["ENVIRONMENT", "Lab", "LabView", "current_lab", "open_lab", "remove_orphans", "run_in_lab"]
-
 ENVIRONMENT = "STAGEWRIGHT_FABRIC_LAB"
 _NAME = re.compile(r"sw-lab-(\d+)-(\d+)(?:-\w+)?")
 _NETNS = Path("/run/netns")

@@ -24,8 +24,6 @@ from collections import deque
 
 from stagewright.fabric.lab.kernel import die_with_parent
 
-__all__ = ["main"]
-
 _SOL_PACKET = 263
 _PACKET_VNET_HDR = 15
 _PACKET_IGNORE_OUTGOING = 23

@@ -17,8 +17,6 @@ from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks.rank import Rank
 from stagewright.fabric.ranks.wire import Channel, authenticate_coordinator
 
-__all__ = ["DEFAULT_PORT", "serve_agent"]
-
 DEFAULT_PORT = 7651
 _PR_SET_PDEATHSIG = 1
 

@@ -20,8 +20,6 @@ from pathlib import Path
 
 from stagewright.errors import RunError, UsageError
 
-__all__ = ["Connections", "check_congestion", "congestion_control", "listen", "receive_exactly"]
-
 _MAGIC = b"SWF1"
 _HELLO = struct.Struct("<4s16sHH")
 _PROOF_BYTES = 32

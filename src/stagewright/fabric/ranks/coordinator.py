@@ -31,8 +31,6 @@ from stagewright.fabric.ranks.wire import TO_COORDINATOR, Channel, Frame, authen
 from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, row_type, step_type
 
-__all__ = ["Coordinator", "Measurements", "RankLocation", "Settings"]
-
 SILENT_S = 6.0  # without a heartbeat a rank counts as dead
 _STOP_S = 3.0  # time for the others to send their remaining rows
 _PREPARE_S = 60.0

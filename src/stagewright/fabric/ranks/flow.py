@@ -13,8 +13,6 @@ import numpy.typing as npt
 from stagewright.fabric.collectives.collective import Collective
 from stagewright.fabric.collectives.program import Program, Transfer, compile_program, expected, payload
 
-__all__ = ["HEADER", "SMALL_BYTES", "Flow", "Link", "Operation"]
-
 HEADER = struct.Struct("<IHHI")  # before each slice: trial, message, 0, size
 SMALL_BYTES = 16 * 1024  # fits into a socket buffer, so a send never waits
 _VARIANTS_UP_TO = 4 * 2**20  # larger messages always carry the same payload, to save memory

@@ -23,8 +23,6 @@ from stagewright.fabric.ranks.connections import Connections, receive_exactly
 from stagewright.fabric.ranks.sockets_engine import SocketEngine
 from stagewright.fabric.ranks.tcp_info import tcp_info
 
-__all__ = ["MAX_PAIR_RANKS", "PairProbe", "alpha_beta", "probe_pairs"]
-
 MAX_PAIR_RANKS = 16  # with more ranks, there are too many pairs
 _TRIPS = 16
 _PING_BYTES = 64

@@ -33,8 +33,6 @@ from stagewright.fabric.ranks.trial_log import TrialLog
 from stagewright.fabric.ranks.wire import TO_RANK, Channel, Frame
 from stagewright.fabric.traffic.workload import Workload
 
-__all__ = ["ALIVE_S", "Rank", "find_peers"]
-
 ALIVE_S = 1.0
 _MAX_STREAMS = 64
 _STOP = 1

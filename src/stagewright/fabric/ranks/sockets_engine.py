@@ -23,8 +23,6 @@ from stagewright.fabric.ranks.connections import Connections
 from stagewright.fabric.ranks.flow import HEADER, SMALL_BYTES, Flow, Link, Operation
 from stagewright.fabric.ranks.tcp_info import retransmits
 
-__all__ = ["SocketEngine"]
-
 _BARRIER = 0xFFFF
 _NO_WAIT = socket.MSG_DONTWAIT
 _WAIT_ALL = socket.MSG_WAITALL

@@ -9,8 +9,6 @@ import socket
 import struct
 from dataclasses import dataclass
 
-__all__ = ["TcpInfo", "retransmits", "tcp_info"]
-
 _TCP_INFO = getattr(socket, "TCP_INFO", 11)
 _SIZE = 248
 _RETRANSMITS = struct.Struct("=I")

@@ -21,8 +21,6 @@ from stagewright.fabric.ranks.flow import Flow
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.machine.gloo_threads import sched_batch_threads
 
-__all__ = ["TorchEngine", "check_sizes", "find_interface"]
-
 _SIOCGIFADDR = 0x8915
 
 

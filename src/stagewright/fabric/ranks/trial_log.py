@@ -13,8 +13,6 @@ from stagewright.fabric.ranks.sockets_engine import SocketEngine
 from stagewright.fabric.ranks.torch_engine import TorchEngine
 from stagewright.fabric.trials import row_type, step_type
 
-__all__ = ["TrialLog"]
-
 _FLUSH_S = 0.5
 _MAX_STEP_ROWS = 200_000  # step times per rank
 

@@ -28,8 +28,6 @@ from typing import Any, NamedTuple
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks.connections import receive_exactly
 
-__all__ = ["Channel", "Frame", "authenticate_agent", "authenticate_coordinator", "check_token"]
-
 TO_RANK = frozenset({"prepare", "connect", "probe", "run", "stop", "finish"})
 TO_COORDINATOR = frozenset({"listening", "connected", "probed", "trials", "steps", "done", "alive", "fault"})
 _LENGTHS = struct.Struct("<II")

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from stagewright.errors import UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
 
-__all__ = ["LayerChange", "compare_runs"]
-
 _RESAMPLES = 1000
 _MAX_SAMPLES = 5000  # per run in a resample
 

@@ -22,8 +22,6 @@ from stagewright.fabric.ranks.probe import PairProbe
 from stagewright.fabric.trials import TrialTable
 from stagewright.quantity import format_s
 
-__all__ = ["Diagnosis", "Symptom", "diagnose", "find_symptoms"]
-
 _LATE_S = 2e-3  # minimum excess of busy time over the others'
 _LATE_SHARE = 0.25  # minimum excess, as a fraction of a trial
 _MAX_IMBALANCE = 1.05  # ranks' bytes must be this equal to compare busy times

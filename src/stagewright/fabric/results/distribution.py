@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from stagewright.errors import UsageError
 
-__all__ = ["PERCENTILES", "Distribution", "Threshold", "distribution_of", "min_samples"]
-
 # name → fraction of samples below it
 PERCENTILES: dict[str, Fraction] = {
     "p50": Fraction(50, 100),

@@ -17,8 +17,6 @@ from stagewright.fabric.results.distribution import Distribution, Threshold, dis
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.fabric.trials import TrialTable
 
-__all__ = ["FabricResult", "LayerResult", "summarize"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:

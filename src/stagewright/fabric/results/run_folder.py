@@ -27,8 +27,6 @@ from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, read_trials, write_trials
 from stagewright.files.atomic import save_text
 
-__all__ = ["FabricFolder"]
-
 
 @dataclass(frozen=True, slots=True)
 class FabricFolder:

@@ -20,8 +20,6 @@ from stagewright.fabric.collectives.algorithms import ALL_REDUCE
 from stagewright.fabric.traffic.workload import Message, Workload
 from stagewright.files.chakra import add_attributes, check_chakra, find_ranks, read_nodes, write_ranks
 
-__all__ = ["from_chakra", "to_chakra"]
-
 # Chakra's name of a collective → ours; the algorithm of an all-reduce is chosen by the user.
 _KINDS = {
     "ALL_REDUCE": "ring",

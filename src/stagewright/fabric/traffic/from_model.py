@@ -19,8 +19,6 @@ from stagewright.fabric.traffic.workload import Message, Workload
 if TYPE_CHECKING:
     from stagewright.zoo import Model
 
-__all__ = ["buckets", "from_model", "gradient_sizes", "num_trials"]
-
 
 def from_model(
     model: Model,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stagewright.profiler.profile import Profile
     from stagewright.spec.plan import Plan
 
-__all__ = ["from_plan", "profile_plan", "stage_ranges"]
-
 _TENSOR_ALLREDUCES = 2  # per block in forward and in backward: after attention and after the feed-forward layer
 _BUCKET_BYTES = 25 * 2**20  # DDP's default
 

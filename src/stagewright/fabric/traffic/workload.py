@@ -20,8 +20,6 @@ from stagewright.errors import UsageError
 from stagewright.fabric.collectives.algorithms import MAX_RANKS, collective
 from stagewright.quantity import parse_bytes
 
-__all__ = ["MAX_BYTES", "MAX_TRIALS", "Message", "Workload", "from_sizes", "parse_nccl_size", "sweep_sizes"]
-
 MAX_BYTES = 2**31  # per message: every rank holds a buffer in memory
 MAX_TOTAL_BYTES = 2**33
 MAX_TRIALS = 10_000_000

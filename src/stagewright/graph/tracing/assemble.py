@@ -30,8 +30,6 @@ from stagewright.graph.symbolic_shapes import depends_only_on_batch
 from stagewright.graph.tracing.observation import TensorSpec
 from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall
 
-__all__ = ["AssembledGraph", "assemble", "pick_leaf"]
-
 ROOT = "model."  # the name under which the traced root holds the user's model
 CONSTANT = "stagewright_constant_"
 _ASSERTIONS = ("_assert_", "sym_constrain_range", "_functional_sym_constrain_range", "_functional_assert_async")

@@ -16,8 +16,6 @@ from torch.utils import _pytree as pytree
 
 from stagewright.errors import UsageError
 
-__all__ = ["Arguments", "BatchLayout", "candidate_layouts", "guess_batch_dims", "normalize_arguments"]
-
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

@@ -20,8 +20,6 @@ from torch import nn
 
 from stagewright.errors import CaptureError
 
-__all__ = ["count_collected", "detect_packing", "patch_for_export", "run_collecting_hooks"]
-
 _MASKS = "transformers.masking_utils"
 _PACKING = "find_packed_sequence_indices"
 _COLLECTING = "transformers.utils.output_capturing"

@@ -21,8 +21,6 @@ import torch
 from stagewright.errors import CaptureError
 from stagewright.graph.symbolic_shapes import depends_only_on_batch, evaluate_condition
 
-__all__ = ["BatchSizeGuard", "collect_guards", "detect_tensor_hooks"]
-
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _STAGEWRIGHT = str(Path(__file__).resolve().parents[1])
 

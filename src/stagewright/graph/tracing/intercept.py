@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["can_intercept", "intercept_calls"]
-
 _SLOT = "_compiled_call_impl"
 
 Call = Callable[..., Any]

@@ -24,8 +24,6 @@ from stagewright.graph.tracing.export_patches import count_collected, detect_pac
 from stagewright.graph.tracing.guards import detect_tensor_hooks
 from stagewright.graph.tracing.intercept import can_intercept, intercept_calls
 
-__all__ = ["CallSpec", "Observation", "TensorSpec", "observe"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:

@@ -29,8 +29,6 @@ from stagewright.graph.tracing.guards import BatchSizeGuard, collect_guards
 from stagewright.graph.tracing.intercept import intercept_calls
 from stagewright.graph.tracing.observation import CallSpec, TensorSpec
 
-__all__ = ["UNIT_OPERATOR", "Trace", "TracedCall", "holds_tensor", "trace"]
-
 _library = torch.library.Library("stagewright", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("unit(int call, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")  # type: ignore[no-untyped-call]
 UNIT_OPERATOR = torch.ops.stagewright.unit.default

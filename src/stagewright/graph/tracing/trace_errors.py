@@ -13,8 +13,6 @@ from torch import nn
 
 from stagewright.errors import CaptureError
 
-__all__ = ["explain_failure", "failure_reason", "find_failing_module"]
-
 _STAGEWRIGHT = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _STANDARD = str(Path(sysconfig.get_paths()["stdlib"]).resolve())

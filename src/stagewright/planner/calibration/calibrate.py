@@ -24,14 +24,12 @@ from stagewright.engine.jobs.compare import run_plan
 from stagewright.engine.launch.launcher import launch
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.keyed_cache import default_cache_folder
 from stagewright.machine.link_fit import LinkPoint, fit_link
 from stagewright.machine.machine import default_devices
-from stagewright.profiler.cache import default_cache_folder
 from stagewright.runs.run_folder import RunFolder
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
-
-__all__ = ["Calibration", "calibrate", "calibrate_from_rounds", "load_calibration"]
 
 # Identifies the method in calibration files; after a change of this text the machine is measured again.
 _METHOD = "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads"

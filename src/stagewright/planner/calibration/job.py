@@ -24,8 +24,6 @@ from stagewright.files.atomic import save_text
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
-__all__ = ["Probe", "gather_rounds", "run"]
-
 P2P_BYTES = (8, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 ALLREDUCE_BYTES = (8, *(64 << 10 << power for power in range(9)))  # 64 KiB … 16 MiB
 _ROUNDS = 12

@@ -33,8 +33,6 @@ from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import ModelSpec
 
-__all__ = ["HARDWARE", "AnalyticModel", "DevicePeak", "TransformerShape", "device_peak"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeak:

@@ -14,8 +14,6 @@ from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
-__all__ = ["interpolate", "interpolate_at", "nearest_sizes"]
-
 # Fields of ModelOverheads that are constants, of which the mean or the maximum is used; the others scale with samples.
 _MEAN = (
     "optimizer_s_per_byte",

@@ -9,8 +9,6 @@ from stagewright.errors import UsageError
 from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, UnitProfile
 
-__all__ = ["with_num_layers"]
-
 
 def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
     """Return the costs with another number of blocks, all like the middle one except the first, next to the stem."""

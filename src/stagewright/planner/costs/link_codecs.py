@@ -16,8 +16,6 @@ from stagewright.profiler.profile import Profile
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.spec.plan import Plan
 
-__all__ = ["link_codecs", "measure_link_codec"]
-
 _MAX_ELEMENTS = 1 << 20  # the cost of more is proportional
 
 

@@ -32,8 +32,6 @@ from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
-__all__ = ["REPEATS", "ModelCosts", "cut_indices", "load_captured", "measure_model", "plan_microbatch_sizes"]
-
 Progress = Callable[[int, int, str], None]
 REPEATS = 5  # default measurement rounds, so that all commands share a cached profile
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from stagewright.files.keyed_cache import NAME_KEYS, KeyedCache
 from stagewright.simulator.costs.overheads import ModelOverheads
 
-__all__ = ["CachedOverheads", "OverheadsCache"]
-
 _FORMAT = 1
 
 

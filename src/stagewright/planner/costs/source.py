@@ -11,8 +11,6 @@ from stagewright.planner.costs.interpolation import interpolate, nearest_sizes
 from stagewright.planner.costs.measure import REPEATS, ModelCosts, measure_model
 from stagewright.spec.plan import Mesh, Plan
 
-__all__ = ["CostSource", "MeasuredCostSource", "source_for_plan"]
-
 
 class CostSource(Protocol):
     """Costs of a model at any micro-batch size and tensor parallel size."""

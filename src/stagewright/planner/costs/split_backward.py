@@ -23,8 +23,6 @@ from stagewright.profiler.profile import Profile, amount_of
 from stagewright.profiler.replay import Stopwatch
 from stagewright.zoo.model import Model
 
-__all__ = ["SplitBackwardCost", "measure_split_backward"]
-
 
 @dataclass(frozen=True, slots=True)
 class SplitBackwardCost:

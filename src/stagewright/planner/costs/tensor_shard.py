@@ -19,8 +19,6 @@ from stagewright.engine.tensor.layers import Region, shard_layer
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
-__all__ = ["RecordingAxis", "record_traffic", "shard_alone"]
-
 
 class RecordingAxis(TensorAxis):
     """A tensor axis without peers that records the bytes of its all-reduces."""

@@ -22,8 +22,6 @@ from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
-__all__ = ["measure_training_overheads", "workspace_bytes"]
-
 
 def measure_training_overheads(
     graph: UnitGraph, model: Model, plan: Plan, repeats: int, device: torch.device

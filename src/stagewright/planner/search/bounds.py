@@ -26,8 +26,6 @@ from stagewright.simulator.simulate import step_end_s
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["lower_bound_s", "max_codec_saving_s", "memory_overflow", "parameter_overflow"]
-
 
 def lower_bound_s(costs: PlanCosts) -> float:
     """Return a lower bound on the step time for any order of the actions."""

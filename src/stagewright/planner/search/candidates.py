@@ -21,8 +21,6 @@ from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Axis, Mesh, Plan
 
-__all__ = ["CandidateBuilder"]
-
 
 class CandidateBuilder:
     """Builds candidates and caches what they share."""

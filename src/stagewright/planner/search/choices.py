@@ -13,8 +13,6 @@ from stagewright.schedules.catalog import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["SearchSpace", "enumerate_plans"]
-
 _MAX_GRAPH_NODES = 40_000  # of a schedule without a wavefront
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
 

@@ -9,8 +9,6 @@ from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.what_if import explain_speedup
 from stagewright.spec.plan import Plan
 
-__all__ = ["Candidate", "RankedPlan", "SearchResult"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:

@@ -33,8 +33,6 @@ from stagewright.simulator.forecast import Forecast
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
-__all__ = ["search"]
-
 _MAX_EXACT = 1000
 _MIN_RANKED = 10
 

@@ -18,8 +18,6 @@ from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import load_calibration
 from stagewright.planner.search.result import RankedPlan
 
-__all__ = ["NUM_VERIFIED", "VerifiedPlan", "VerifiedPlans", "verify"]
-
 NUM_VERIFIED = 3
 _TOLERANCE = 0.1
 

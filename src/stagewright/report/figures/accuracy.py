@@ -18,8 +18,6 @@ from matplotlib.figure import Figure
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
-__all__ = ["AccuracyPoint", "draw_accuracy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyPoint:

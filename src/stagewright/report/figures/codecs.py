@@ -18,8 +18,6 @@ from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 from stagewright.report.tables.codecs import format_link
 
-__all__ = ["codec_figure", "draw_codecs"]
-
 _MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINKS = [10.0**power / 8 for power in (7 + index / 10 for index in range(61))]  # 10 Mb/s to 10 Tb/s
 

@@ -25,8 +25,6 @@ from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 from stagewright.report.tables.fabric import format_size
 
-__all__ = ["draw_fabric", "fabric_figure"]
-
 _MAX_LAYERS = 8  # more lines are not distinguishable
 
 

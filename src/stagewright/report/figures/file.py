@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 
 from stagewright.errors import UsageError
 
-__all__ = ["check_figure_path", "write_figure"]
-
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 

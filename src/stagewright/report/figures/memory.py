@@ -16,8 +16,6 @@ from stagewright.quantity import format_bytes
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
-__all__ = ["MemoryBar", "draw_memory"]
-
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
 _MIB = 2**20
 

@@ -24,8 +24,6 @@ from stagewright.partition import Split, StageCost
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
 
-__all__ = ["draw_split", "plot_split", "split_figure"]
-
 _GAP = 1.1  # between groups, in bar widths
 _BAR = 0.84
 _WIDEST = 28.0  # of a row, in bar widths

@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
-__all__ = ["SpeedupPoint", "draw_speedups"]
-
 _OFFSET = 0.07  # between policies, so that their dots do not overlap
 
 

@@ -17,8 +17,6 @@ from matplotlib.patches import Patch
 from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
-__all__ = ["StrategyBar", "draw_strategies"]
-
 _COLORS = {"data": stage_color(1), "pipeline": stage_color(0)}
 
 

@@ -20,8 +20,6 @@ from stagewright.report.palette import GRID, INK, MUTED, readable_on, stage_colo
 from stagewright.report.timeline import Bar, Timeline, forecast_timeline
 from stagewright.simulator.forecast import Forecast
 
-__all__ = ["draw_timeline", "plot_forecast", "size_unit", "time_unit", "timeline_figure"]
-
 _LANE = 0.62
 _LINK = 0.14
 _MAX_LABELS = 400

@@ -19,8 +19,6 @@ from stagewright.report.figures.timeline import size_unit, time_unit
 from stagewright.report.palette import GRID, INK, MUTED, color
 from stagewright.trace.memory import WorkerMemory
 
-__all__ = ["draw_memory", "memory_figure"]
-
 # From the bottom: persistent memory, then temporary memory.
 _ORDER = ("parameters", "buffers", "optimizer", "other", "gradients", "activations")
 _MAX_WORKERS = 8

@@ -18,8 +18,6 @@ from stagewright.report.figures.file import check_figure_path, write_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
 from stagewright.simulator.what_if import SpeedupBreakdown
 
-__all__ = ["draw_waterfall", "plot_explanation", "waterfall_figure"]
-
 
 def plot_explanation(explanation: Explanation, path: str | Path) -> Path:
     """Draw an explanation's waterfall with its advice as the caption."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from stagewright.errors import UsageError
 
-__all__ = ["MIN_TOKEN_LENGTH", "Access", "choose_access", "is_loopback"]
-
 MIN_TOKEN_LENGTH = 16
 
 

@@ -11,8 +11,6 @@ from stagewright.engine.worker.process import ProcessState
 from stagewright.runs.result import RunResult
 from stagewright.spec.plan import Plan
 
-__all__ = ["ActivitySeen", "Change", "FaultSeen", "MetricsLine", "PlanRead", "ProcessSeen", "ResultRead", "read_number"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRead:

@@ -16,8 +16,6 @@ from stagewright.report.live.changes import (
 )
 from stagewright.report.live.state import LiveState, WorkerState
 
-__all__ = ["fold"]
-
 NUM_RECENT = 20
 """Steps over which throughput, bubble and remaining time are averaged."""
 

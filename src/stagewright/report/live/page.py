@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stagewright.report.render.html import color_variables, render_template, template_text
 
-__all__ = ["page_html"]
-
 
 def page_html(nonce: str, speed: float | None = None) -> str:
     """Render the page; its script and style carry the nonce.

@@ -32,8 +32,6 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.events import Trace, TraceEvent
 from stagewright.trace.read import read_trace
 
-__all__ = ["Moment", "Replay", "make_moments", "read_replay"]
-
 # Which stream is shown when several are active, most important first; sends are not shown.
 _STREAMS = ("receive", "compute", "collective")
 _step = attrgetter("step")

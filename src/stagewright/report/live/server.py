@@ -30,8 +30,6 @@ from stagewright.report.live.replay import Replay, read_replay
 from stagewright.report.live.snapshot import snapshot
 from stagewright.report.live.tail import RunTail
 
-__all__ = ["LiveServer", "Watcher", "replay_dict"]
-
 POLL_S = 0.05
 """Polling interval of the run folder, and minimum interval of events to a viewer."""
 

@@ -10,8 +10,6 @@ from typing import Any, Literal, TypeAlias
 from stagewright.report.live.changes import read_number
 from stagewright.report.live.state import LiveState, WorkerState
 
-__all__ = ["ActionKind", "action_kind", "describe_error", "snapshot"]
-
 # idle: no action; prepare: everything around the steps.
 ActionKind: TypeAlias = Literal["forward", "backward", "wait", "collective", "optimizer", "prepare", "idle"]
 

@@ -23,8 +23,6 @@ from stagewright.report.live.changes import read_number
 from stagewright.runs.result import RunResult
 from stagewright.spec.plan import Plan
 
-__all__ = ["LiveState", "Status", "WorkerState"]
-
 # waiting: no plan yet; starting: no step done; killed: all processes are gone without a result.
 Status: TypeAlias = Literal["waiting", "starting", "running", "done", "failed", "refused", "interrupted", "killed"]
 

@@ -34,8 +34,6 @@ from stagewright.report.live.state import LiveState
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
-__all__ = ["LineTail", "RunTail", "newest_run"]
-
 SLOW_S = 0.5
 """Polling interval of files that seldom change."""
 

@@ -27,8 +27,6 @@ from rich.text import Text
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.palette import color, stage_color
 
-__all__ = ["live_line", "live_view"]
-
 STATUS = {
     "waiting": ("waiting for the run", "dim"),
     "starting": ("starting", "yellow"),

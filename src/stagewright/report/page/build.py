@@ -20,8 +20,6 @@ from stagewright.report.page.content.traffic import traffic_section
 from stagewright.report.page.content.training import training_section
 from stagewright.report.page.sections import Page, Section
 
-__all__ = ["Report", "build_report", "run_sections"]
-
 Forecaster = Callable[[RunData], RunData]
 
 

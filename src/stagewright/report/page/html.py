@@ -27,8 +27,6 @@ from stagewright.report.palette import color, color_names
 from stagewright.report.render.html import render_macro, render_template, script_json, template_text
 from stagewright.table import Table
 
-__all__ = ["page_html"]
-
 
 def page_html(page: Page) -> str:
     """Render the whole file."""

@@ -9,8 +9,6 @@ from stagewright.report.page.sections import BarChart, Code, Fold, Item, Page, P
 from stagewright.report.render.markdown import escape_markdown, table_markdown
 from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["page_markdown"]
-
 
 def page_markdown(page: Page) -> str:
     """Render the whole file."""

@@ -23,24 +23,6 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.table import Table
 
-__all__ = [
-    "Bar",
-    "BarChart",
-    "BarPart",
-    "Code",
-    "Fold",
-    "Item",
-    "Line",
-    "LineChart",
-    "Page",
-    "Picture",
-    "Prose",
-    "Quantity",
-    "Section",
-    "Timeline",
-    "fold_items",
-]
-
 # What an axis counts, which decides how its ticks are written.
 Quantity: TypeAlias = Literal["number", "count", "seconds", "bytes", "times", "share"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["slug"]
-
 
 def slug(text: str) -> str:
     """Reduce text to lower-case letters, digits and dashes; never empty."""

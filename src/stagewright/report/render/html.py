@@ -17,16 +17,6 @@ from markupsafe import Markup
 from stagewright.report.palette import color, color_names
 from stagewright.table import Table
 
-__all__ = [
-    "clean_text",
-    "color_variables",
-    "render_macro",
-    "render_template",
-    "script_json",
-    "table_html",
-    "template_text",
-]
-
 
 def render_template(name: str, /, **values: Any) -> str:
     """Render a template of ``report/templates``."""

@@ -6,8 +6,6 @@ import re
 
 from stagewright.table import Cell, Table
 
-__all__ = ["escape_markdown", "table_markdown"]
-
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 

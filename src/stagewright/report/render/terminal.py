@@ -10,8 +10,6 @@ from rich.text import Text
 
 from stagewright.table import Cell, Column, Table, Tone
 
-__all__ = ["draw_table", "min_table_width"]
-
 _STYLES: dict[Tone, str] = {
     "plain": "",
     "strong": "bold",

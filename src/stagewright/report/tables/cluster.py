@@ -9,8 +9,6 @@ from stagewright.machine.machine import Machine
 from stagewright.quantity import format_bytes, format_s
 from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["link_table", "machine_table", "name_table"]
-
 
 def name_table(kind: str, descriptions: Mapping[str, str]) -> Table:
     """Tabulate names of one kind with a line of description each."""

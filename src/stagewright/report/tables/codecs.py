@@ -8,8 +8,6 @@ from stagewright.engine.jobs.codec_bench import CodecBench, CodecRow
 from stagewright.quantity import format_bytes
 from stagewright.table import Cell, Table, number_columns, text_columns
 
-__all__ = ["bench_tables", "format_link", "list_table"]
-
 
 def list_table(rows: Sequence[tuple[str, str, float]]) -> Table:
     """Tabulate codecs given as name, description and bits per float32 value."""

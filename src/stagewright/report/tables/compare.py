@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from stagewright.api.compare import Comparison
     from stagewright.api.run import Run
 
-__all__ = [
-    "collective_label",
-    "compare_remarks",
-    "compare_table",
-    "comparison_table",
-    "failure_tracebacks",
-    "refusal_reason",
-    "run_table",
-    "strategy_label",
-]
-
 _SHORT_STEP_S, _LONG_STEP_S = 0.05, 0.2
 """A baseline step that overheads dominate, and one that is long enough to parallelize."""
 _WORKER_PREFIX = re.compile(r"worker \d+( \([^)]*\))? (refused|failed): ")

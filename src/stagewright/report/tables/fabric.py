@@ -8,8 +8,6 @@ from typing import Any
 from stagewright.quantity import format_bytes, format_s
 from stagewright.table import Cell, Column, Table, number_columns, text_columns
 
-__all__ = ["change_table", "fabric_remarks", "fabric_table", "format_size", "nccl_lines", "pair_table"]
-
 _PERCENTILES = {"p50": "p50_s", "p90": "p90_s", "p95": "p95_s", "p99": "p99_s", "p99.9": "p999_s", "max": "max_s"}
 _MODES = {
     "retransmission-timeout": "timeouts",

@@ -12,8 +12,6 @@ from stagewright.table import Cell, Table, number_columns, text_columns
 if TYPE_CHECKING:
     from stagewright.api.fit import FitResult
 
-__all__ = ["fit_result_table", "fit_table"]
-
 
 def fit_result_table(result: FitResult) -> Table:
     """Tabulate the result of `stagewright.fit`."""

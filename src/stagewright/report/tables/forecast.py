@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from stagewright.planner.explain import Explanation
     from stagewright.simulator.forecast import CollectiveUse, Forecast
 
-__all__ = [
-    "collective_line",
-    "explanation_table",
-    "forecast_summary",
-    "link_use_table",
-    "waterfall_table",
-    "worker_table",
-]
-
 
 def forecast_summary(forecast: Forecast) -> str:
     """Summarize step time, throughput, speed-up and memory in one line."""

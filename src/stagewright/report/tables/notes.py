@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from stagewright.runs.result import ParityReport, RunResult, WholeBatchLoss
 from stagewright.zoo.model import LOSS_NOTES
 
-__all__ = ["loss_notes", "parity_note"]
-
 
 def parity_note(name: str, parity: ParityReport) -> str:
     """Say why a plan failed the parity check: the worst value, its error and the tolerance; without a full stop."""

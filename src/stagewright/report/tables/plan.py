@@ -12,8 +12,6 @@ from stagewright.table import Cell, Table, number_columns, text_columns
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
 
-__all__ = ["codec_remark", "plan_remarks", "plan_result_table", "plan_table", "verified_table"]
-
 
 def plan_result_table(result: PlanResult) -> Table:
     """Tabulate the result of `stagewright.plan`."""

@@ -14,8 +14,6 @@ from stagewright.table import Cell, Column, Table, Tone, number_columns
 if TYPE_CHECKING:
     from stagewright.api.train import TrainingResult
 
-__all__ = ["runs_table", "summarize_training", "train_table", "training_result_table"]
-
 _TONES: dict[str, Tone] = {
     "done": "good",
     "failed": "bad",

@@ -15,15 +15,6 @@ from stagewright.trace.operators import Comparison, PartComparison, WorkerOperat
 if TYPE_CHECKING:
     from stagewright.simulator.forecast import Forecast
 
-__all__ = [
-    "beside_forecast_table",
-    "comparison_lines",
-    "comparison_table",
-    "memory_table",
-    "operator_table",
-    "share_table",
-]
-
 _CONTEXT_LINES = 2  # common lines around those that differ
 _MAX_LINES = 40
 

@@ -17,8 +17,6 @@ from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.stage_costs import StageCosts
 
-__all__ = ["ActionTimes", "action_times"]
-
 # Fields of StageCosts that `action_times` reads.
 _STAGE_TIMES = (
     "forward_s",

@@ -14,8 +14,6 @@ from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverhead
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["copy_s", "exposed_gather_s", "exposed_reduce_scatter_s", "gathered_bytes", "separately_gathered_bytes"]
-
 
 def separately_gathered_bytes(parameters: Sequence[Amount]) -> list[int]:
     """Return each unit's parameter bytes, or 0 if it shares a parameter with another unit."""

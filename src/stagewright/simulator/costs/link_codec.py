@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from stagewright.errors import UsageError
 
-__all__ = ["NO_CODEC", "LinkCodec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCodec:

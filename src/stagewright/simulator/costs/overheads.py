@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-__all__ = ["EngineOverheads", "ModelOverheads"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOverheads:

@@ -33,8 +33,6 @@ from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["PlanCosts", "plan_costs"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanCosts:

@@ -19,8 +19,6 @@ from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
 
-__all__ = ["SharedParameter", "StageCostBuilder", "StageCosts", "saves_inputs", "shared_between_stages", "time_scales"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from stagewright.profiler.profile import UnitProfile
 from stagewright.simulator.costs.overheads import ModelOverheads
 
-__all__ = ["NO_WORKING_MEMORY", "StageWorkingMemory", "stage_working_memory"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWorkingMemory:

@@ -34,8 +34,6 @@ from stagewright.simulator.gradient_allreduce import statistics_bytes
 from stagewright.simulator.simulate import optimizer_s
 from stagewright.simulator.step_times import step_graph
 
-__all__ = ["check_chakra", "write_chakra"]
-
 _MAX_NODES = 2_000_000
 
 

@@ -17,8 +17,6 @@ from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
 from stagewright.simulator.forecast import Forecast, Segment
 
-__all__ = ["chrome_events", "complete_event", "save_chrome_trace", "track_names", "write_chrome_trace"]
-
 _THREADS = ("compute", "tensor", "data")  # of every worker, before those of its peers
 
 

@@ -12,8 +12,6 @@ from stagewright.studies.framework.phrases import joined, percent, signed, times
 from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 
-__all__ = ["GOAL_POINTS", "GOAL_RATIO", "QUESTIONS", "answers"]
-
 Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 QUESTIONS = (

@@ -13,8 +13,6 @@ from typing import Any
 
 from stagewright.studies.framework.phrases import mean_and_deviation
 
-__all__ = ["BITS", "PUBLISHED", "MeasuredCodec", "measured_codecs", "part_name"]
-
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 """Bits per value, by which the published study names these."""
 

@@ -10,8 +10,6 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.studies.framework.options import option, parse_words, setting
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
 
-__all__ = ["SORT", "Options"]
-
 SORT = ("sort12+4", "sort9+3", "sort6+2", "sort3+1")
 """16, 12, 8 and 4 bits, as published."""
 

@@ -29,8 +29,6 @@ from stagewright.studies.framework.study import Findings, Part, PartContext, Res
 from stagewright.studies.parts.finite import finite
 from stagewright.studies.parts.samples import samples_folder, samples_part
 
-__all__ = ["build_study", "conclude"]
-
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""

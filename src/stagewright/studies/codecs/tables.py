@@ -14,8 +14,6 @@ from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.table import Table
 
-__all__ = ["figures", "shown_link", "shown_rate", "shown_shape", "tables"]
-
 Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 

@@ -23,8 +23,6 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 if TYPE_CHECKING:
     from stagewright.engine.worker.context import WorkerContext
 
-__all__ = ["SIZES_BYTES", "measure_transfers", "one_way", "run"]
-
 SIZES_BYTES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 _REPEATS = 4  # in a round: on a busy machine most of them may be delayed
 _JOB = "stagewright.studies.codecs.transfer_job:run"

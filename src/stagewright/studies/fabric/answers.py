@@ -10,8 +10,6 @@ from stagewright.studies.fabric.measured import is_correct, measured_runs
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results
 
-__all__ = ["QUESTIONS", "answers"]
-
 QUESTIONS = (
     "What is sent, and over which network?",
     "How long does the all-reduce of each layer take?",

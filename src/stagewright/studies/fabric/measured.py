@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["is_correct", "measured_runs"]
-
 
 def measured_runs(
     results: Mapping[str, Any], options: Mapping[str, Any]

@@ -10,8 +10,6 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_rate, parse_s
 from stagewright.studies.framework.options import Note, option, parse_words, setting
 
-__all__ = ["NETWORKS", "Options", "has_lab"]
-
 NETWORKS = ("clean", "slow-link", "lossy-link", "late-host")
 _ON_LOOPBACK = ("clean", "late-host")
 

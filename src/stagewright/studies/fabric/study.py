@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import Measurements, RankLocation, Settings
     from stagewright.fabric.traffic.workload import Workload
 
-__all__ = ["build_study", "conclude"]
-
 _FLOOR_TRIALS = 30
 
 

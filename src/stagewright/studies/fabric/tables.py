@@ -14,8 +14,6 @@ from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.table import Table
 
-__all__ = ["figures", "tables"]
-
 
 def tables(results: Results, options: Mapping[str, Any]) -> tuple[Table, ...]:
     """Latency of each layer, and the diagnosis of each network."""

@@ -15,20 +15,6 @@ from typing import Any, Literal, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes
 
-__all__ = [
-    "Note",
-    "OptionInfo",
-    "declared_options",
-    "gpu_values",
-    "help_of",
-    "option",
-    "parse_numbers",
-    "parse_words",
-    "quick_values",
-    "setting",
-    "show_bytes",
-]
-
 Note: TypeAlias = Callable[[str], None]
 """Shows a line to the user."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["change", "counted", "joined", "mean_and_deviation", "percent", "signed", "spread", "times"]
-
 
 def joined(words: Iterable[str], last: str = "and") -> str:
     """Join words: "a", "a and b", "a, b and c"."""

@@ -8,8 +8,6 @@ from typing import Any
 
 from stagewright.runs.result import RunResult
 
-__all__ = ["median_rate", "read_rounds", "speedups_by_round"]
-
 
 def read_rounds(results: Mapping[str, Any], part: str, rounds: int) -> dict[int, RunResult]:
     """Read the runs PART-1, PART-2, … by round; rounds without a run are left out."""

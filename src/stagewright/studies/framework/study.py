@@ -16,8 +16,6 @@ from stagewright.table import Table
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
-__all__ = ["Answer", "Figure", "Findings", "Part", "PartContext", "Results", "Study"]
-
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+_-]*")
 
 

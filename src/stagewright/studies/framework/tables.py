@@ -7,8 +7,6 @@ from typing import Any
 
 from stagewright.table import Column, Table
 
-__all__ = ["study_table", "table_to_dict"]
-
 
 def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
     """Build a table with one note below it."""

@@ -10,8 +10,6 @@ from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
 
-__all__ = ["QUESTIONS", "answers"]
-
 Variants = Mapping[str, MeasuredVariant]
 
 QUESTIONS = (

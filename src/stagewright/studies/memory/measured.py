@@ -12,8 +12,6 @@ from typing import Any
 
 from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
 
-__all__ = ["MeasuredVariant", "measured_variants", "shown_variant"]
-
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
 
 

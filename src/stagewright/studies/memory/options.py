@@ -14,8 +14,6 @@ from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.studies.framework.options import Note, option, parse_words, setting, show_bytes
 from stagewright.studies.parts.devices import choose_devices
 
-__all__ = ["STRATEGIES", "Options"]
-
 STRATEGIES = ("data", "tensor", "pipeline")
 _BLOCK = "transformer.h."  # name of the family's blocks, before their number
 

@@ -26,8 +26,6 @@ from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 from stagewright.studies.parts.memory_limit import run_or_out_of_memory
 
-__all__ = ["build_study", "conclude", "next_size"]
-
 _MOST_ATTEMPTS = 8  # runs in the search for the most layers; the forecast is rarely off by more than a few
 
 

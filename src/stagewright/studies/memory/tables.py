@@ -14,8 +14,6 @@ from stagewright.studies.framework.tables import study_table
 from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
 from stagewright.table import Table
 
-__all__ = ["figures", "tables"]
-
 Variants = Mapping[str, MeasuredVariant]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["choose_devices"]
-
 
 def choose_devices(most: int) -> tuple[str, ...]:
     """Choose at most `most` devices: GPUs where there are two or more, else CPU cores."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["finite"]
-
 
 def finite(content: Any) -> Any:
     """Replace infinity and NaN by None, in nested dicts and lists."""

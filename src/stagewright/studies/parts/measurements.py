@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.costs.measure import ModelCosts
     from stagewright.planner.forecast import PreparedPlan
 
-__all__ = ["calibration", "load_model_costs", "measure_costs", "prepare_forecast"]
-
 
 def calibration(devices: Sequence[str]) -> Part:
     """Build the part `calibration`: measure what forecasts for such devices need of this machine."""

@@ -8,8 +8,6 @@ from stagewright.errors import RunError
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import PartContext
 
-__all__ = ["run_or_out_of_memory"]
-
 
 def run_or_out_of_memory(plan: Plan, context: PartContext) -> dict[str, Any]:
     """Return the result of a run with `ran`; if it ran out of memory, only `ran` and the first line of the error."""

@@ -11,8 +11,6 @@ from stagewright.zoo import tasks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["samples_folder", "samples_part", "select_samples"]
-
 
 def samples_part(task: str, data: str | None, num_train: int | None, num_judged: int | None) -> Part:
     """Build the part `data-TASK`: it selects the samples."""

@@ -10,8 +10,6 @@ from stagewright.trace.breakdown import breakdown
 from stagewright.trace.operators import compare_workers, read_operators
 from stagewright.trace.read import read_trace
 
-__all__ = ["compare_operators", "read_breakdown", "read_counts"]
-
 
 def read_breakdown(run: str | Path) -> list[dict[str, Any]]:
     """Read where each worker's time went: six categories that add up to its step."""

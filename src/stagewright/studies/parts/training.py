@@ -18,8 +18,6 @@ from typing import Any, TypeAlias
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 
-__all__ = ["client_cuts", "train_by_pipeline", "train_in_one_process"]
-
 Links: TypeAlias = Sequence[tuple[str, str]]
 """The codecs of each cut, forward and backward."""
 

@@ -13,8 +13,6 @@ from stagewright.studies.framework.options import Note, option, parse_numbers, p
 from stagewright.studies.parts.devices import choose_devices
 from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe, data_folder, tasks_in
 
-__all__ = ["TrainingOptions", "choose_tasks", "parse_samples", "samples_option"]
-
 
 def parse_samples(text: str) -> tuple[int, int]:
     """Read `320,300` as training and evaluation samples; one number is used for both."""

@@ -17,8 +17,6 @@ from stagewright.errors import DataMissing, UnknownName, UsageError
 from stagewright.spec.plan import ModelSpec
 from stagewright.zoo import tasks
 
-__all__ = ["RECIPES", "TrainingRecipe", "choose_recipe", "data_folder", "find_weights", "tasks_in"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRecipe:

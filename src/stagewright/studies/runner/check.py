@@ -8,8 +8,6 @@ from __future__ import annotations
 from stagewright.errors import UsageError
 from stagewright.studies.framework.study import Study
 
-__all__ = ["check_study_inputs"]
-
 
 def check_study_inputs(study: Study) -> None:
     """Raise UsageError if something that the study's options name does not exist on this machine."""

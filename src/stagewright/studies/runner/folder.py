@@ -28,8 +28,6 @@ from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
 from stagewright.studies.framework.study import Results, Study
 
-__all__ = ["StudyFolder", "as_json"]
-
 
 @dataclass(frozen=True, slots=True)
 class StudyFolder:

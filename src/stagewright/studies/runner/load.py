@@ -17,8 +17,6 @@ from stagewright.studies.framework.options import gpu_values, quick_values
 from stagewright.studies.framework.study import Study
 from stagewright.studies.runner.folder import StudyFolder
 
-__all__ = ["STUDIES", "choose_study", "load_study", "load_study_of_folder", "options_class"]
-
 STUDIES = ("stages", "strategies", "codecs", "memory", "fabric")
 
 

@@ -12,8 +12,6 @@ from stagewright.report.page.html import page_html
 from stagewright.report.page.sections import Page
 from stagewright.runs.run_folder import RunFolder
 
-__all__ = ["write_page"]
-
 
 def write_page(folder: Path, title: str) -> Path:
     """Write report.html into a study's folder; of more than MAX_RUNS runs it shows the first."""

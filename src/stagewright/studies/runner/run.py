@@ -18,8 +18,6 @@ from stagewright.studies.framework.tables import table_to_dict
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.studies.runner.write import write_findings
 
-__all__ = ["MISSING", "Outcome", "run_study"]
-
 MISSING = "Which parts failed?"
 """The question whose answer lists the failed parts."""
 

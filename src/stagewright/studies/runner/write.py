@@ -10,8 +10,6 @@ from stagewright.studies.framework.study import Answer, Findings, Study
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.table import Table
 
-__all__ = ["answers_markdown", "tables_markdown", "write_findings"]
-
 
 def write_findings(findings: Findings, study: Study, folder: StudyFolder) -> None:
     """Write tables, answers and figures."""

@@ -11,8 +11,6 @@ from stagewright.studies.framework.phrases import change, counted, joined, perce
 from stagewright.studies.framework.study import Answer, Results
 from stagewright.studies.stages.measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
 
-__all__ = ["QUESTIONS", "answers"]
-
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
 QUESTIONS = (

@@ -13,16 +13,6 @@ from typing import Any
 
 from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
 
-__all__ = [
-    "PUBLISHED",
-    "MeasuredRun",
-    "baseline_rate",
-    "forecast_speedup",
-    "forecasts_of",
-    "groups_of",
-    "measured_runs",
-]
-
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
 

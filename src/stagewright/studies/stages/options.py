@@ -11,8 +11,6 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, quick_values, setting
 from stagewright.studies.parts.devices import choose_devices
 
-__all__ = ["Options"]
-
 _MODES = ("inference", "training")
 _QUICK_PIXELS = 128  # image size of the quick model
 

@@ -23,8 +23,6 @@ from stagewright.studies.stages.measured import measured_runs
 from stagewright.studies.stages.options import Options
 from stagewright.studies.stages.tables import figures, tables
 
-__all__ = ["build_study", "conclude"]
-
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""

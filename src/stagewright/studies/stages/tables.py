@@ -21,8 +21,6 @@ from stagewright.studies.stages.measured import (
 )
 from stagewright.table import Table
 
-__all__ = ["figures", "tables"]
-
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
 

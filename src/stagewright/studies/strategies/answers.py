@@ -13,8 +13,6 @@ from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment
 from stagewright.studies.strategies.tables import data_on_2, large_rows
 
-__all__ = ["QUESTIONS", "answers"]
-
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 QUESTIONS = (

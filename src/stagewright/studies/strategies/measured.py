@@ -15,16 +15,6 @@ from typing import Any
 from stagewright.studies.framework.phrases import mean_and_deviation
 from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
 
-__all__ = [
-    "LARGE_KINDS",
-    "PUBLISHED",
-    "PUBLISHED_LARGE",
-    "Experiment",
-    "MeasuredExperiment",
-    "list_experiments",
-    "measured_experiments",
-]
-
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
 

@@ -14,8 +14,6 @@ from stagewright.studies.framework.options import option, parse_numbers, parse_w
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
 from stagewright.studies.strategies.measured import Experiment, list_experiments
 
-__all__ = ["Options"]
-
 CUTS = ("even", "client")
 
 

@@ -29,8 +29,6 @@ from stagewright.studies.strategies.measured import LARGE_KINDS, Experiment, mea
 from stagewright.studies.strategies.options import Options
 from stagewright.studies.strategies.tables import figures, tables
 
-__all__ = ["build_study", "conclude"]
-
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
@@ -165,8 +163,8 @@ def _cuts(context: PartContext, task: str, experiment: Experiment | None) -> tup
 
 def _forecast(options: Options, task: str, context: PartContext) -> dict[str, Any]:
     """Forecast every experiment as if each worker had its own device."""
-    from stagewright.planner.costs.measure import plan_microbatch_sizes
     from stagewright.planner.costs.interpolation import interpolate_at
+    from stagewright.planner.costs.measure import plan_microbatch_sizes
 
     models = [load_model_costs(costs) for costs in context.results[f"profile-{task}"]["measured"]]
 
@@ -202,8 +200,8 @@ def _train(options: Options, task: str, experiment: Experiment, seed: int, conte
 
 def _limit(options: Options, context: PartContext) -> dict[str, Any]:
     """Forecast the memory of each large batch, and choose the limit."""
-    from stagewright.planner.costs.measure import plan_microbatch_sizes
     from stagewright.planner.costs.interpolation import interpolate_at
+    from stagewright.planner.costs.measure import plan_microbatch_sizes
     from stagewright.planner.fit import peak_bytes
 
     saved = context.results[f"profile-{options.tasks[0]}"]

@@ -14,8 +14,6 @@ from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import LARGE_KINDS, PUBLISHED, PUBLISHED_LARGE, MeasuredExperiment
 from stagewright.table import Table
 
-__all__ = ["data_on_2", "figures", "large_rows", "tables"]
-
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from stagewright.errors import UnknownName, UsageError
 
-__all__ = ["ENTRIES", "MAX_LAYERS", "Entry", "describe", "entry", "entry_and_layers", "is_factory", "names"]
-
 # Limit for a family with a variable number of layers.
 MAX_LAYERS = 10_000
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from stagewright.errors import DataMissing, UsageError
 
-__all__ = ["abbreviate", "check_folder", "local_model"]
-
 
 def check_folder(folder: Path, *, config: bool) -> Path:
     """Return `folder`; raise DataMissing with the name of a missing file."""

@@ -7,8 +7,6 @@ import math
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.report.page.sections import Quantity
 
-__all__ = ["format_tick", "log_ticks", "ticks"]
-
 _MAX_DECADES = 6
 
 

@@ -20,8 +20,6 @@ from stagewright.report.page.sections import BarChart, Fold, Item, LineChart, Pa
 from stagewright.report.page.slug import slug
 from stagewright.report.palette import GRID, INK, MUTED, color
 
-__all__ = ["chart_figure", "write_figures"]
-
 _SUFFIXES = (".svg", ".png")
 _THIN = 0.16
 

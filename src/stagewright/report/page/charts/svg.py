@@ -18,8 +18,6 @@ from stagewright.report.page.charts.axis import format_tick, log_ticks, ticks
 from stagewright.report.page.sections import BarChart, Line, LineChart, Quantity
 from stagewright.report.render.html import clean_text
 
-__all__ = ["bar_svg", "clean", "line_svg"]
-
 _ROW_PX = 40
 _TEXT_PX = 17
 _AXIS_PX = 24

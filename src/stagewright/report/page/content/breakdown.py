@@ -11,8 +11,6 @@ from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fo
 from stagewright.report.page.slug import slug
 from stagewright.trace.breakdown import WorkerShare, breakdown
 
-__all__ = ["breakdown_section", "timeline_section"]
-
 
 def timeline_section(runs: Sequence[RunData]) -> Section | None:
     """Show a timeline of each run that recorded events."""

@@ -14,8 +14,6 @@ from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import OptimizerSpec, Plan
 
-__all__ = ["reproduce_command"]
-
 
 def reproduce_command(folder: RunFolder, plan: Plan) -> str:
     """Return the command; the run folder's path in it is as given."""

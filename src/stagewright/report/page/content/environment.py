@@ -12,8 +12,6 @@ from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.sections import Code, Section
 from stagewright.table import Cell, Table, Tone, text_columns
 
-__all__ = ["environment_section", "reproduce_section"]
-
 
 def environment_section(runs: Sequence[RunData]) -> Section | None:
     """Tabulate machines and versions, one column for each distinct environment."""

@@ -13,8 +13,6 @@ from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.report.page.sections import Item, Line, LineChart, Section
 from stagewright.report.tables.fabric import fabric_remarks, fabric_table, format_size
 
-__all__ = ["fabric_sections"]
-
 _MAX_LAYERS = 6  # more curves are not distinguishable
 _MAX_POINTS = 600
 

@@ -9,8 +9,6 @@ from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
 from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["forecast_section"]
-
 _TITLE = "Forecast and measurement"
 
 

@@ -11,8 +11,6 @@ from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line,
 from stagewright.report.page.slug import slug
 from stagewright.trace.memory import CATEGORIES, WorkerMemory, peak_sentence
 
-__all__ = ["memory_section"]
-
 _MAX_LINES = 8  # curves of more workers are not distinguishable
 _MAX_POINTS = 1500
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from stagewright.planner.forecast import PreparedPlan
     from stagewright.spec.plan import Plan
 
-__all__ = ["make_forecaster"]
-
 
 def make_forecaster(prepare: Callable[[Plan], PreparedPlan]) -> Callable[[RunData], RunData]:
     """Return a function that adds forecast and explanation to a run, or the reason why it has none."""

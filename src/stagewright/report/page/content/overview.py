@@ -11,8 +11,6 @@ from stagewright.report.tables.compare import refusal_reason
 from stagewright.report.tables.notes import loss_notes, parity_note
 from stagewright.table import Cell, Column, Table, number_columns, text_columns
 
-__all__ = ["compare_section", "overview_section", "plans_section"]
-
 
 def overview_section(runs: Sequence[RunData]) -> Section:
     """Tabulate the runs with their setup and status."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stagewright.trace.events import Trace
     from stagewright.trace.memory import WorkerMemory
 
-__all__ = ["MAX_RUNS", "ReportFolders", "RunData", "differences", "find_folders", "flat_plan", "read_runs"]
-
 MAX_RUNS = 40
 """Runs on a page by default."""
 

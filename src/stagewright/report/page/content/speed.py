@@ -12,8 +12,6 @@ from stagewright.runs.baseline import is_comparable
 from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, breakdown
 
-__all__ = ["speed_section", "speedup_breakdown_section"]
-
 _PART_DESCRIPTIONS = {
     "compute": "computation beyond the baseline's share: contention, micro-batching overhead, redundant work",
     "transfer": "exposed P2P communication, with codecs",

@@ -17,8 +17,6 @@ from stagewright.report.page.sections import Code, Item, Picture, Prose, Section
 from stagewright.report.page.slug import slug
 from stagewright.table import Column, Table
 
-__all__ = ["study_sections"]
-
 _HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\s*\|", re.MULTILINE)
 _MAX_FIGURE_BYTES = 1_500_000

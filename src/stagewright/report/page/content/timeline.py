@@ -15,8 +15,6 @@ from typing import Any
 from stagewright.report.page.sections import Timeline
 from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
 
-__all__ = ["MAX_EVENTS", "make_timeline", "shown_steps"]
-
 MAX_EVENTS = 120_000  # per page, to limit its size
 _UNITS_PER_S = 1_000_000
 

@@ -9,8 +9,6 @@ from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
 from stagewright.report.tables.compare import collective_label
 
-__all__ = ["traffic_section"]
-
 
 def traffic_section(runs: Sequence[RunData]) -> Section | None:
     """Show the bytes of each link and collective; runs without communication have no bar."""

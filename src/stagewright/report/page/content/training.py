@@ -11,8 +11,6 @@ from stagewright.report.page.sections import Line, LineChart, Section
 from stagewright.runs.result import EpochResult
 from stagewright.table import Table, number_columns, text_columns
 
-__all__ = ["training_section"]
-
 _MAX_POINTS = 400
 
 

@@ -23,11 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "plans.md"
 _ROW = re.compile(r"^\| `(\w+)` \| (?:–|`([^`]+)`) \| [^|]+ \|$", re.MULTILINE)
 TABLES: dict[str, tuple[dict[str, Any], type]] = {
-    "The plan": ({key: one for key, one in plan_file._PLAN.items() if key not in ("model", "mesh", "optimizer")}, Plan),
+    "Plan file": (
+        {key: reader for key, reader in plan_file._PLAN.items() if key not in ("model", "mesh", "optimizer")},
+        Plan,
+    ),
     "model": (plan_file._MODEL, ModelSpec),
     "mesh": (plan_file._MESH, Mesh),
     "optimizer": (plan_file._OPTIMIZER, OptimizerSpec),
-    "The cluster": (cluster_file._DEVICES, DeviceGroup),
+    "Cluster file": (cluster_file._DEVICES, DeviceGroup),
     "links": (cluster_file._LINK, Link),
 }
 

@@ -1,6 +1,6 @@
-"""Figures of benchmarks on the pages are what the records in docs/measured say, and no other figure stands beside them.
+"""Benchmark figures on the pages come from the records in docs/measured; every other figure has a stated source.
 
-docs/measured/NAME.json ──► <!-- measured: … --> a block of a page <!-- end -->     made anew here
+docs/measured/NAME.json ──► <!-- measured: … --> a block of a page <!-- end -->     regenerated here
 every other number with a unit, outside code: in a block of its page, on a measured page that it links to, or STATED
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS))  # as for a script of that folder
 SCRIPT = runpy.run_path(str(DOCS / "make_measured_figures.py"))
 RECORDS = sorted(SCRIPT["RECORDS"].glob("*.json"))
 GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md", "engine-families.md"}
@@ -27,37 +29,37 @@ _FIGURE = re.compile(
 _NOT_PROSE = re.compile(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)|^ {4}[^\n]*$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s#]+\.md)")
 
-# Numbers with units that nobody measured, by page.
+# Numbers with units that are not measurements, by page.
 STATED: dict[str, dict[str, str]] = {
     "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
-    "capture.md": {"80 %": "a rule of capture's"},
+    "capture.md": {"80 %": "a rule of capture"},
     "train.md": {"300 seconds": "a default"},
-    "codecs.md": {"5 %": "a rule of auto's", "100 %": "a whole copy"},
+    "codecs.md": {"5 %": "a rule of auto", "100 %": "a whole copy"},
     "fabric.md": {
         "1 Gbit/s": "the lab's rate",
         "1 %": "the lab's loss",
-        "200 ms": "TCP's least retransmission timeout",
+        "200 ms": "TCP's minimum retransmission timeout",
         "10 minutes": "a default",
         "256 KiB": "a slice",
-        "2 ×": "a rule of the floor's",
+        "2 ×": "a rule of the floor",
         "6 s": "a limit",
     },
     "fabric-lab.md": {
         "3 MiB": "the lab's queue",
         "20 %": "a limit",
         "1 ms": "a limit",
-        "64 KiB": "what an offload sends at once",
+        "64 KiB": "size of an offloaded send",
     },
     "faults.md": {"300 seconds": "a default"},
     "forecast.md": {"16 MiB": "a size", "8 MiB": "a bucket"},
-    "json.md": {"4 %": "an example", "2 ×": "a rule of the floor's", "5 s": "a limit"},
-    "profile.md": {"2 ms": "a limit", "100 %": "all of it", "5 %": "a limit", "100 µs": "a limit"},
-    "report.md": {"16.7 ms": "a frame of a screen with 60 a second"},
+    "json.md": {"4 %": "an example", "2 ×": "a rule of the floor", "5 s": "a limit"},
+    "profile.md": {"2 ms": "a limit", "100 %": "everything", "5 %": "a limit", "100 µs": "a limit"},
+    "report.md": {"16.7 ms": "one frame at 60 Hz"},
     "studies/codecs.md": {"87.1 %": "published", "52.2 %": "published"},
-    "studies/fabric.md": {"25 MiB": "a bucket of DDP's", "20 ms": "published", "12 s": "published"},
+    "studies/fabric.md": {"25 MiB": "a DDP bucket", "20 ms": "published", "12 s": "published"},
     "studies/memory.md": {"1 GiB": "a default on GPUs"},
-    "watch.md": {"10 s": "what the strip shows", "5 s": "a limit"},
-    "where-the-time-goes.md": {"8 MiB": "how far a stage may send ahead"},
+    "watch.md": {"10 s": "length of the strip", "5 s": "a limit"},
+    "where-the-time-goes.md": {"8 MiB": "limit on data in flight"},
 }
 
 
@@ -66,47 +68,47 @@ def prose(text: str) -> str:
 
 
 def figures(text: str) -> set[str]:
-    """Numbers with their units, like "1.99 ×"."""
+    """Return numbers with their units, like "1.99 ×"."""
     return {f"{number} {unit}" for number, unit in _FIGURE.findall(prose(text))}
 
 
 def unsourced(page: Path, text: str) -> list[str]:
-    """Figures of a page that stand neither in its blocks nor on a measured page that it links to, nor are stated."""
+    """Return a page's figures that are neither in its blocks, nor on a measured page that it links to, nor stated."""
     blocks = " ".join(block for _, _, block in SCRIPT["BLOCK"].findall(text))
     linked = [(page.parent / link).resolve() for link in _LINK.findall(text)]
-    sources = [one for one in linked if one.parent.name == "measured"]
-    sources += [one for one in linked if one in SCRIPT["pages"]()]
-    known = figures(blocks).union(*(figures(one.read_text(encoding="utf-8")) for one in sources))
+    sources = [target for target in linked if target.parent.name == "measured"]
+    sources += [target for target in linked if target in SCRIPT["pages"]()]
+    sourced = figures(blocks).union(*(figures(target.read_text(encoding="utf-8")) for target in sources))
     name = page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
-    return sorted(figures(SCRIPT["BLOCK"].sub("", text)) - known - set(STATED.get(name, {})))
+    return sorted(figures(SCRIPT["BLOCK"].sub("", text)) - sourced - set(STATED.get(name, {})))
 
 
 def written_pages() -> list[Path]:
-    """Pages that are written by hand and speak of today: neither made by a script nor history."""
+    """Return pages that are written by hand and up to date: neither generated nor history."""
     pages = [page for page in DOCS.rglob("*.md") if page.name not in GENERATED]
     return [ROOT / "README.md", *sorted(page for page in pages if page.parent.name not in ("decisions", "measured"))]
 
 
 @pytest.mark.parametrize("page", SCRIPT["pages"](), ids=lambda page: page.stem)
-def test_blocks_are_what_the_records_say(page: Path) -> None:
+def test_blocks_match_the_records(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert SCRIPT["filled"](text) == text, "run: python docs/make_measured_figures.py"
+    assert SCRIPT["fill"](text) == text, "run: python docs/make_measured_figures.py"
 
 
-def test_every_block_stands_on_one_page() -> None:
+def test_every_block_is_on_exactly_one_page() -> None:
     names = [name for page in SCRIPT["pages"]() for name, _, _ in SCRIPT["BLOCK"].findall(page.read_text("utf-8"))]
     assert sorted(names) == sorted(SCRIPT["BLOCKS"])
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_records_say_how_and_where_they_were_made(path: Path) -> None:
+def test_records_name_command_machine_and_time(path: Path) -> None:
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     program, script, *_ = record["command"].split()
     assert (program == "python" and (ROOT / script).is_file()) or (program, script) == ("stagewright", "fabric")
     assert re.match(r"\d+ cores of .*; torch \d", record["machine"])
     assert re.match(r"20\d\d-\d\d-\d\dT", record.get("begun") or record["ended"])
     shown = " ".join(page.read_text(encoding="utf-8") for page in SCRIPT["pages"]())
-    assert f"(measured/{path.name})" in shown, "a record that no page shows"
+    assert f"(measured/{path.name})" in shown, "no page shows this record"
 
 
 @pytest.mark.parametrize("page", written_pages(), ids=lambda page: page.stem)
@@ -114,26 +116,26 @@ def test_every_figure_has_a_source(page: Path) -> None:
     assert unsourced(page, page.read_text(encoding="utf-8")) == []
 
 
-def test_nothing_is_stated_that_is_not_there() -> None:
+def test_stated_figures_are_on_their_page() -> None:
     for name, stated in STATED.items():
-        found = figures(SCRIPT["BLOCK"].sub("", (DOCS / name).read_text(encoding="utf-8")))
-        assert set(stated) <= found, name
+        on_page = figures(SCRIPT["BLOCK"].sub("", (DOCS / name).read_text(encoding="utf-8")))
+        assert set(stated) <= on_page, name
 
 
-def test_a_figure_without_a_source_is_found() -> None:
+def test_figures_without_a_source_are_reported() -> None:
     page = DOCS / "where-the-time-goes.md"
     text = page.read_text(encoding="utf-8")
-    known = next(one for one in re.findall(r"\d\.\d\d × \(", text))
-    assert unsourced(page, f"{text}\nBlocks give {known[:-2]} on a good day, `7.77 ×` in code.") == []
+    sourced = next(iter(re.findall(r"\d\.\d\d × \(", text)))
+    assert unsourced(page, f"{text}\nBlocks give {sourced[:-2]} on a good day, `7.77 ×` in code.") == []
     assert unsourced(page, f"{text}\nBlocks give 7.77 × in 12 ms.") == ["12 ms", "7.77 ×"]
-    assert SCRIPT["filled"](text.replace(known, "9.99 × (")) == text
+    assert SCRIPT["fill"](text.replace(sourced, "9.99 × (")) == text
 
 
-def made_row() -> dict[str, Any]:
-    """Two stages whose steps take 10 s, where serial takes 16 s for the same 8 samples."""
-    none = dict.fromkeys(("weights_s", "recompute_s", "codec_s", "sums_s", "until_sent_s", "schedule_idle_s"), 0.0)
-    first = {**none, "forward_s": 3.0, "backward_s": 5.5, "optimizer_s": 0.5, "receive_s": 0.5, "at_the_end_s": 0.0}
-    second = {**none, "forward_s": 2.0, "backward_s": 5.5, "optimizer_s": 0.5, "receive_s": 1.0, "at_the_end_s": 0.5}
+def example_row() -> dict[str, Any]:
+    """Return two stages whose steps take 10 s, where serial takes 16 s for the same 8 samples."""
+    zeros = dict.fromkeys(("weights_s", "recompute_s", "codec_s", "sums_s", "until_sent_s", "schedule_idle_s"), 0.0)
+    first = {**zeros, "forward_s": 3.0, "backward_s": 5.5, "optimizer_s": 0.5, "receive_s": 0.5, "at_the_end_s": 0.0}
+    second = {**zeros, "forward_s": 2.0, "backward_s": 5.5, "optimizer_s": 0.5, "receive_s": 1.0, "at_the_end_s": 0.5}
     rest = {"send_s": 0.2, "between_s": 0.3, "step_s": 10.0}
     threads = {"main_cpu_s": 9.0, "gloo_cpu_s": 0.1, "others_cpu_s": 0.0, "main_ready_s": 0.4, "main_put_off": 7.4}
     return {
@@ -145,26 +147,26 @@ def made_row() -> dict[str, Any]:
     }
 
 
-def test_shares_of_a_step_are_of_that_worker() -> None:
-    head, lines = SCRIPT["core_table"]({"DeiT-S, training": made_row()})
+def test_core_table_shows_shares_of_each_workers_step() -> None:
+    head, lines = SCRIPT["pipeline"].core_table({"DeiT-S, training": example_row()})
     assert head == ["", "DeiT-S, training, stage 0", "DeiT-S, training, stage 1"]
-    cells = {name: (one, other) for name, one, other in lines}
-    assert cells["a step"] == ("10000 ms", "10000 ms")
-    assert cells["computing"] == ("90.0 %", "80.0 %")
-    assert cells["waiting for messages"] == ("5.0 %", "10.0 %")
+    cells = {name: (first, second) for name, first, second in lines}
+    assert cells["step time"] == ("10000 ms", "10000 ms")
+    assert cells["compute"] == ("90.0 %", "80.0 %")
+    assert cells["waiting for receives"] == ("5.0 %", "10.0 %")
     assert cells["Python between actions"] == ("3.0 %", "3.0 %")
-    assert cells["*beside it:* Gloo's threads"] == ("1.0 %", "")  # a machine that does not count
-    assert cells["times that the core was taken away"] == ("7", "")
+    assert cells["*counters:* Gloo's threads"] == ("1.0 %", "")  # a machine without counters
+    assert cells["preemptions"] == ("7", "")
 
 
-def test_what_makes_a_step_longer_than_ideal_adds_up() -> None:
-    """Ideal are 8 s. In the mean computing takes 8.5 s and waiting 1 s; the second's schedule makes 1 s of its 1.5."""
-    head, ((title, longer, *parts),) = SCRIPT["rest_table"]({"DeiT-S, training": made_row()})
-    assert (title, longer) == ("DeiT-S, training", "+25.0 %")
+def test_excess_over_the_ideal_step_adds_up() -> None:
+    """The ideal is 8 s. Compute takes 8.5 s on average and waiting 1 s; the schedule causes 1 s of the second's 1.5 s."""
+    head, ((title, total, *parts),) = SCRIPT["pipeline"].excess_table({"DeiT-S, training": example_row()})
+    assert (title, total) == ("DeiT-S, training", "+25.0 %")
     assert dict(zip(head[2:], parts, strict=True)) == {
-        "computing longer than serial": "+6.2 %",
-        "waiting that the schedule makes": "+6.2 %",
+        "slower compute": "+6.2 %",
+        "bubble": "+6.2 %",
         "other waiting": "+6.2 %",
-        "handing over": "+2.5 %",
+        "send calls": "+2.5 %",
         "Python": "+3.8 %",
     }

@@ -178,7 +178,7 @@ def page(data: dict[str, Any]) -> str:
         f"{tried}: **{count['equal']} are equal, {count['differs']} differ, {count['failed']} failed**, "
         f"{count['refused']} were refused with the reason. {exact} of the equal ones are so to the last bit; {wide} "
         "needed more than 1e-5, as much as rounding alone does to the same tensor of serial "
-        "([why](compare.md#what-equal-means)).",
+        "([why](compare.md#parity-check)).",
         "",
         f"The same tiny models as on [the page of capture](capture-families.md), with {BATCH} samples in a step, in "
         f"float32; torch {versions['torch']}, transformers {versions['transformers']}. Loss, results, every gradient, "

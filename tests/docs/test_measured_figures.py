@@ -160,7 +160,7 @@ def test_core_table_shows_shares_of_each_workers_step() -> None:
 
 
 def test_excess_over_the_ideal_step_adds_up() -> None:
-    """The ideal is 8 s. Compute takes 8.5 s on average and waiting 1 s; the schedule causes 1 s of the second's 1.5 s."""
+    """The ideal is 8 s; compute takes 8.5 s on average, waiting 1 s; the schedule causes 1 s of the second's 1.5 s."""
     head, ((title, total, *parts),) = SCRIPT["pipeline"].excess_table({"DeiT-S, training": example_row()})
     assert (title, total) == ("DeiT-S, training", "+25.0 %")
     assert dict(zip(head[2:], parts, strict=True)) == {

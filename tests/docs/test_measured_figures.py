@@ -43,6 +43,7 @@ STATED: dict[str, dict[str, str]] = {
         "256 KiB": "a slice",
         "2 ×": "a rule of the floor",
         "6 s": "a limit",
+        "95 %": "a confidence level",
     },
     "fabric-lab.md": {
         "3 MiB": "the lab's queue",

@@ -1,6 +1,6 @@
 """Figures that a reader judges by stand on the pages of studies that ran, with the command that made them.
 
-README, docs/index.md   "What it found": a row ──► its page in docs/studies/measured/
+README, docs/index.md   "Results": a row ──► its page in docs/studies/measured/
 docs/studies/NAME.md    "Measured": the section ──► the pages that it links to
 
 Figures of benchmarks: test_measured_figures.py.
@@ -55,7 +55,7 @@ def commands(text: str) -> list[str]:
 
 
 def found_rows(home: Path) -> list[str]:
-    return [line for line in section(home, "What it found").splitlines() if line.startswith("| ")][1:]
+    return [line for line in section(home, "Results").splitlines() if line.startswith("| ")][1:]
 
 
 @pytest.mark.parametrize("row", found_rows(HOMES[0]))

@@ -1,7 +1,7 @@
 """Draw docs/pictures/schedules/ from the actions that the engine executes: `python docs/make_schedule_pictures.py`.
 
-Each schedule is played as docs/make_schedules_page.py does it (ideal workers, free links) and drawn by the figure that
-draws forecasts and traces. All pictures have the same scale: a tick is as wide in each.
+Schedules are simulated by docs/make_schedules_page.py (ideal workers, free links) and drawn by the figure that draws
+forecasts and traces. All pictures have the same scale.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from stagewright.schedules.catalog import SCHEDULES
 
 FOLDER = Path(__file__).with_name("pictures") / "schedules"
 NUM_WORKERS, NUM_MICROBATCHES = 4, 8
-LONGEST = 66  # ticks, of GPipe and 1F1B
-_played: Any = runpy.run_path(str(Path(__file__).with_name("make_schedules_page.py")))["played"]
+MAX_TICKS = 66  # of GPipe and 1F1B
+_simulate: Any = runpy.run_path(str(Path(__file__).with_name("make_schedules_page.py")))["simulate"]
 
 
 def picture(schedule: str) -> Figure:
-    """The timeline of a schedule."""
-    played = _played(schedule, NUM_WORKERS, NUM_MICROBATCHES)
-    assert played.length <= LONGEST
+    """Draw the timeline of a schedule."""
+    simulated = _simulate(schedule, NUM_WORKERS, NUM_MICROBATCHES)
+    assert simulated.ticks <= MAX_TICKS
     timeline = Timeline(
         title=schedule,
-        caption=f"{NUM_WORKERS} workers, {NUM_MICROBATCHES} micro-batches: {played.length} ticks, of which a worker "
-        f"waits {played.waiting:.0%}",
-        step_s=LONGEST,
-        lanes=tuple(_lane(worker, spans) for worker, spans in enumerate(played.spans)),
+        caption=f"{NUM_WORKERS} workers, {NUM_MICROBATCHES} micro-batches: {simulated.ticks} ticks, bubble "
+        f"{simulated.bubble:.0%}",
+        step_s=MAX_TICKS,
+        lanes=tuple(_lane(worker, spans) for worker, spans in enumerate(simulated.spans)),
         bars=tuple(
             Bar(
                 lane=worker,
@@ -41,17 +41,17 @@ def picture(schedule: str) -> Figure:
                 name=action.kind.value,
                 stage=action.stage,
                 microbatch=action.microbatch,
-                start_s=begin,
+                start_s=start,
                 end_s=end,
             )
-            for worker, spans in enumerate(played.spans)
-            for action, begin, end in spans
+            for worker, spans in enumerate(simulated.spans)
+            for action, start, end in spans
         ),
     )
     figure = timeline_figure(timeline)
     (axes,) = figure.axes
     axes.set_xlabel("time in ticks", color=INK)
-    axes.set_xticks(range(0, LONGEST + 1, 6))
+    axes.set_xticks(range(0, MAX_TICKS + 1, 6))
     return figure
 
 
@@ -61,7 +61,7 @@ def _lane(worker: int, spans: Any) -> str:
 
 
 def draw_all(folder: Path) -> list[Path]:
-    """A file for each schedule."""
+    """Write one file per schedule."""
     folder.mkdir(parents=True, exist_ok=True)
     return [write_figure(picture(schedule), folder / f"{schedule}.svg") for schedule in SCHEDULES]
 

@@ -1,9 +1,8 @@
-# ruff: noqa: E501 (a message that must stand in one line)
+# ruff: noqa: E501 (an error message must be on one line)
 """Write docs/schedules.md from the actions that the engine executes: `python docs/make_schedules_page.py`.
 
-Drawings and figures are made by playing the actions of every worker on free links, a forward of half a worker's
-layers taking one tick and a backward two (one for the inputs, one for the weights). The pictures are drawn by
-`python docs/make_schedule_pictures.py`.
+Diagrams and figures come from a simulation with free links: the forward of half a worker's layers takes one tick, its
+backward two (input gradient and weight gradient). `python docs/make_schedule_pictures.py` draws the pictures.
 """
 
 from __future__ import annotations
@@ -21,100 +20,101 @@ TICK = 3  # characters
 HEAD = """\
 # Schedules
 
-A schedule says in which order a worker of a pipeline does the forwards and backwards of its stages. It does not change
-the result: every schedule is [proven equal to serial](compare.md#what-equal-means). It changes how long workers wait
-and how much they hold. `stagewright compare MODEL --schedule NAME` takes one; so does `schedule` in a
-[plan](plans.md#the-plan).
+A schedule is the order in which each pipeline worker runs the forwards and backwards of its stages. It does not change the
+result: every schedule is [verified against the single-device baseline](compare.md#parity-check). It changes how long workers
+wait and how many activations they hold. Select one with `stagewright compare MODEL --schedule NAME`, or with `schedule` in a
+[plan](plans.md#plan-file).
 
-This page is made from the actions that the engine executes, by `python docs/make_schedules_page.py`, and its pictures by
+This page is generated from the actions that the engine executes, by `python docs/make_schedules_page.py`, and its pictures by
 `python docs/make_schedule_pictures.py`.
 
-## Why workers wait
+## Pipeline bubble
 
-The last worker can't begin before a micro-batch has gone through all stages before it, and the first can't end before its
-gradients have come back through all of them. That is the *bubble*: filling and draining the pipeline. A schedule can
-make it smaller in three ways: shorter stages, so that the pipeline fills in smaller steps; a backward that is split in
-two, so that what the worker before waits for comes first and the rest fills gaps; another place for the stages. Each is
-paid for, with messages or with memory.
+The last worker can't start before a micro-batch has passed all earlier stages, and the first can't finish before its
+gradients have come back through all later stages. This idle time in warm-up and drain is the *pipeline bubble*. Schedules
+reduce it in three ways: shorter stages, so that the pipeline fills in smaller steps; a backward split into input gradient,
+which the previous worker waits for, and weight gradient, which fills gaps (zero-bubble schedules); or a different placement
+of the stages. Each costs communication or memory.
 
-## The seven, drawn
+## Schedule diagrams
 
-In letters: two workers, four micro-batches, time to the right, all to the same scale. `F0` is the forward of micro-batch 0,
-`B0` its backward; where a schedule splits the backward, `I0` is the part for the inputs (which the worker before waits for)
-and `W0` the part for the weights (which no one waits for). A worker with two stages has its second one in small
-letters.
+The text diagrams show two workers and four micro-batches, with time to the right. `F0` is the forward of micro-batch 0 and
+`B0` its backward. Where a schedule splits the backward, `I0` is the input gradient, which the previous worker waits for, and
+`W0` the weight gradient, which no worker waits for. Lowercase letters are the second stage of a worker.
 
-In pictures: four workers, eight micro-batches, all to the same scale; a colour is a stage, a number a micro-batch. Forward is
-in full colour, backward paler, the weights' part palest.
+The pictures show four workers and eight micro-batches. Colors are stages, numbers are micro-batches. Forward has the full
+color, backward is paler, weight gradients are palest.
 
-A backward takes twice as long as a forward; links are free; blank is waiting. A *tick* is the forward of half a worker's
-layers: of its only stage a forward takes two, of one of its two stages one.
+A backward takes twice as long as a forward, and links are free. Blanks are idle time. A *tick* is the forward of half a
+worker's layers: the forward of an only stage takes two ticks, that of one of two stages one. All diagrams of a kind have the
+same scale.
 """
 
-WORDS = {
-    "gpipe": "All forwards, then all backwards. Simple, takes any number of micro-batches, and holds all of them.",
-    "1f1b": "The default. Each worker starts as few micro-batches as keep the workers behind it busy, then alternates. "
-    "As long as GPipe, but worker *i* of *p* holds at most *p − i* micro-batches, however many there are.",
-    "interleaved": "Two stages (or more) on each worker, so the pipeline fills in steps half as long. Shorter than "
-    "1F1B, but twice as much crosses the links, and more is held.",
-    "looped-bfs": "Two stages (or more) on each worker, all micro-batches through one before the next: GPipe's memory, "
-    "interleaved's fill.",
-    "interleaved-zero-bubble": "Interleaved with the backward split in two: weights' parts go where a worker would "
-    "wait.",
-    "zbv": "Two stages on each worker in the shape of a V: the first worker has the first and the last stage, so a "
-    "micro-batch's backward begins where its forward ended. The backward is split; no one waits but in fill and drain.",
-    "dualpipev": "ZBV's placement; in the steady phase forwards of one stage and backwards of the other alternate. The "
-    "backward is split only where that fills a wait.",
+DESCRIPTIONS = {
+    "gpipe": "All forwards, then all backwards. Simple; any number of micro-batches, all of them in flight at once.",
+    "1f1b": "One forward, one backward (the default). In warm-up, each worker starts just enough micro-batches to keep "
+    "the later workers busy; then it alternates. As long as GPipe, but worker *i* of *p* has at most *p − i* "
+    "micro-batches in flight, regardless of their total number.",
+    "interleaved": "Two or more stages per worker, so the pipeline fills in steps half as long. Faster than 1F1B, but "
+    "with twice the P2P traffic and more activation memory.",
+    "looped-bfs": "Two or more stages per worker; all micro-batches pass one stage before the next. The memory of "
+    "GPipe with the bubble of interleaved.",
+    "interleaved-zero-bubble": "Interleaved with a split backward: weight gradients fill the bubble.",
+    "zbv": "Zero bubble with V placement: two stages per worker, the first worker holds the first and the last stage, "
+    "so the backward of a micro-batch starts where its forward ended. The backward is split; workers are idle only "
+    "during warm-up and drain.",
+    "dualpipev": "ZBV's placement; in the steady phase, forwards of one stage alternate with backwards of the other. "
+    "The backward is split only where that fills idle time.",
 }
 
-SIDE_BY_SIDE = """\
-## Side by side
+COMPARISON = """\
+## Comparison
 
-Four workers, eight micro-batches, played as above. *Length* is in ticks; 48 would be no waiting at all. *Held* is how
-many micro-batches each worker holds at most between forward and backward (for a split backward: until its weights'
-part), counted in whole shares of a worker: a micro-batch in one of two stages is a half. It is what decides the memory
-for activations.
+Four workers and eight micro-batches, simulated as above. *Ticks* is the length of a step; 48 ticks would be no bubble.
+*Micro-batches in flight* is the maximum number between forward and backward (with a split backward, the weight gradient) on
+each worker, as a share of the worker's layers: a micro-batch in one of two stages counts a half. It determines the memory of
+saved activations.
 
-| schedule | length | waiting | held by each worker | stages on a worker | placement | micro-batches (p workers) |
+| schedule | ticks | bubble | micro-batches in flight, by worker | stages per worker | placement | micro-batches (p workers) |
 |---|---:|---:|---|---|---|---|
 """
 
-IDEAL = """\
-- **Begin with `1f1b`.** It is the default: no other holds less in all or sends less; it asks for one micro-batch a stage.
-- **Waiting shows, and links are quick:** `interleaved`. Its fill is half as long; it sends twice as many messages.
-- **Waiting still shows:** `zbv` or `interleaved-zero-bubble`. No worker holds more than the first does under `1f1b`, but
-  the others hold as much as it.
-- **Not sure:** [`stagewright plan`](plan.md) forecasts them on your cluster, `stagewright compare` runs them.
+ADVICE = """\
+- **Start with `1f1b`**, the default: no schedule has fewer micro-batches in flight in total or less traffic. It needs at least
+  one micro-batch per stage.
+- **The bubble matters, and links are fast:** `interleaved`. Half the bubble, twice as many P2P messages.
+- **The bubble still matters:** `zbv` or `interleaved-zero-bubble`. Every worker has as many micro-batches in flight as the first
+  under `1f1b`.
+- **Not sure:** [`stagewright plan`](plan.md) forecasts all of them on your cluster, `stagewright compare` runs them.
 
-These are orders on ideal workers, not promises: real stages are not equal, a backward is not twice a forward, links
-cost time, and each split backward walks the graph twice. `stagewright compare` measures.
+These figures are for ideal workers. Real stages are unequal, a backward is not exactly twice a forward, links take time, and a
+split backward traverses the autograd graph twice. `stagewright compare` measures.
 """
 
-AFTER = """\
-## Micro-batches: how many
+DETAILS = """\
+## Number of micro-batches
 
-- More micro-batches mean less waiting: the [bound](compare.md#the-bound) is p · m / (m + p − 1). Too many are too small
-  to keep a core or a GPU busy.
-- The batch need not be divisible: 10 samples in 4 micro-batches are 3, 3, 2, 2, and losses are weighted by samples. A
-  batch must have at least one sample for each micro-batch of each replica.
-- A smaller last batch has fewer micro-batches, of about the size of a full batch's
-  ([batch norm](batch-norm-and-dropout.md#batch-norm) depends on it); those that do not exist are left out of the order,
-  which stays valid.
-- What each schedule asks for is in the table; a plan that does not fit is refused with the number that would:
+- More micro-batches shrink the bubble: the [bubble bound](compare.md#bubble-bound) is p · m / (m + p − 1). Too small ones leave a
+  core or GPU underutilized.
+- The batch need not be divisible: 10 samples in 4 micro-batches are 3, 3, 2, 2, and losses are weighted by samples. A batch
+  needs at least one sample for each micro-batch of each replica.
+- A smaller last batch has fewer micro-batches, of about the same size ([batch norm](batch-norm-and-dropout.md#batch-norm)
+  depends on it). The order without the missing ones stays valid.
+- The table lists what each schedule requires. A plan that does not meet it is refused, and the error names the required number:
 
 ```console
 $ stagewright compare mlp-mnist --strategies pipeline --schedule dualpipev --microbatches 3
 stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 micro-batches, not 3: use microbatches = 4, or schedule = "gpipe"
 ```
 
-## Recomputation
+## Activation checkpointing
 
-`--recompute always` keeps a stage's inputs only and runs its forward again before its backward. `except-last` leaves
-the last micro-batch as it is: under GPipe its backward comes at once, so nothing is gained by forgetting it. In a plan
-file `recompute = [true, false]` answers for each stage. Dropout masks and batch norm's statistics are those of the
-first forward: [batch norm and dropout](batch-norm-and-dropout.md#recomputation). Where the backward is split,
-a stage that runs again does all of its backward in the first part: to keep what it ran again until the second would take
-the memory that was to be saved.
+`--recompute always` saves only a stage's inputs and recomputes its forward before its backward. `except-last` does not
+recompute the last micro-batch: under GPipe its backward follows immediately, so checkpointing it saves nothing. In a plan
+file, `recompute = [true, false]` sets it per stage. Dropout masks and batch norm statistics are those of the first forward:
+[batch norm and dropout](batch-norm-and-dropout.md#activation-checkpointing). With a split backward, a recomputed stage runs
+its whole backward in the first half: saving the recomputed activations until the second would take the memory that
+checkpointing saves.
 
 ## Placement
 
@@ -122,131 +122,144 @@ the memory that was to be saved.
     v                                                                          0: s0 s3    1: s1 s2
     client-server    worker 0 (the client): s0 s2    worker 1: s1
 
-`client-server` runs with `gpipe` and `1f1b`: the first and the last stage are at the client, so data and labels never
-leave it.
+`client-server` runs with `gpipe` and `1f1b`. The client holds the first and the last stage, so data and labels never leave it.
 
 ## Evaluation and inference
 
-Forward alone needs no schedule: stage *s* does micro-batch *k* at tick *s + k*, for every placement. With
-`--inference` the batches are one stream: the pipeline fills once for all of them, with two receives posted ahead on
-each link, not once a batch.
+Forward alone needs no schedule: stage *s* runs micro-batch *k* at tick *s + k*, for every placement. With `--inference` the
+batches form one stream. The pipeline fills once instead of once per batch, with two receives posted ahead on each link.
 
-The orders of the last five come from torch's own schedule classes; the engine that executes them is
-[our own](decisions/0007-custom-pipeline-executor.md).
+The orders of the last five schedules come from torch's schedule classes; Stagewright's
+[own executor](decisions/0007-custom-pipeline-executor.md) runs them.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """A schedule in time."""
+class ScheduleTimeline:
+    """A schedule, simulated on ideal workers with free links."""
 
     spans: tuple[tuple[tuple[Action, int, int], ...], ...]
-    """For each worker, its actions with begin and end, in ticks."""
-    held: tuple[float, ...]
-    """For each worker, the most micro-batches that it held at once, in shares of its layers."""
+    """For each worker, its actions with start and end, in ticks."""
+    in_flight: tuple[float, ...]
+    """For each worker, the maximum number of micro-batches in flight, as a share of its layers."""
 
     @property
-    def length(self) -> int:
-        """Ticks until the last worker is done."""
+    def ticks(self) -> int:
+        """Length of the step."""
         return max(end for spans in self.spans for _, _, end in spans)
 
     @property
-    def waiting(self) -> float:
-        """Share of the workers' time in which they do nothing."""
-        busy = sum(end - begin for spans in self.spans for _, begin, end in spans)
-        return 1 - busy / (self.length * len(self.spans))
+    def bubble(self) -> float:
+        """Share of the workers' time in which they are idle."""
+        busy = sum(end - start for spans in self.spans for _, start, end in spans)
+        return 1 - busy / (self.ticks * len(self.spans))
 
 
-def play(actions: Actions, stages_per_worker: int) -> Played:
-    """Begin every action as early as its worker and what it needs allow."""
+def simulate(schedule: str, num_workers: int, num_microbatches: int) -> ScheduleTimeline:
+    """Simulate a schedule with its default number of stages and placement."""
+    rule = SCHEDULES[schedule]
+    stage_workers = PLACEMENTS[rule.placement](rule.stages_per_worker * num_workers, num_workers)
+    actions = schedule_actions(schedule, stage_workers, num_microbatches)
+    return ScheduleTimeline(
+        spans=_spans(actions, rule.stages_per_worker),
+        in_flight=tuple(_max_in_flight(worker, rule.stages_per_worker) for worker in actions),
+    )
+
+
+def _spans(actions: Actions, stages_per_worker: int) -> tuple[tuple[tuple[Action, int, int], ...], ...]:
+    """Start every action as early as its worker and its dependencies allow."""
     unit = 2 // stages_per_worker
-    takes = {Kind.FORWARD: unit, Kind.BACKWARD: 2 * unit, Kind.BACKWARD_INPUT: unit, Kind.BACKWARD_WEIGHT: unit}
+    durations = {Kind.FORWARD: unit, Kind.BACKWARD: 2 * unit, Kind.BACKWARD_INPUT: unit, Kind.BACKWARD_WEIGHT: unit}
     num_stages = 1 + max(action.stage for worker in actions for action in worker)
     ends: dict[Action, int] = {}
-    left = [list(worker) for worker in actions]
+    queues = [list(worker) for worker in actions]
     spans: list[list[tuple[Action, int, int]]] = [[] for _ in actions]
-    while any(left):
-        ready = [worker for worker, rest in enumerate(left) if rest and _needs(rest[0], num_stages, ends) is not None]
-        assert ready, "the schedule waits for itself"
+    while any(queues):
+        ready = [
+            worker for worker, queue in enumerate(queues) if queue and _ready_at(queue[0], num_stages, ends) is not None
+        ]
+        assert ready, "the schedule deadlocks"
         for worker in ready:
-            action = left[worker].pop(0)
-            needs = _needs(action, num_stages, ends)
-            assert needs is not None
-            begin = max(needs, spans[worker][-1][2] if spans[worker] else 0)
-            ends[action] = begin + takes[action.kind]
-            spans[worker].append((action, begin, ends[action]))
-    return Played(spans=tuple(map(tuple, spans)), held=tuple(_held(worker, stages_per_worker) for worker in actions))
+            action = queues[worker].pop(0)
+            ready_at = _ready_at(action, num_stages, ends)
+            assert ready_at is not None
+            start = max(ready_at, spans[worker][-1][2] if spans[worker] else 0)
+            ends[action] = start + durations[action.kind]
+            spans[worker].append((action, start, ends[action]))
+    return tuple(map(tuple, spans))
 
 
-def _needs(action: Action, num_stages: int, ends: dict[Action, int]) -> int | None:
-    """When everything that an action needs is there; None where that is not known yet."""
+def _ready_at(action: Action, num_stages: int, ends: dict[Action, int]) -> int | None:
+    """Return when the dependencies of an action are done; None if that is not known yet."""
     stage, number = action.stage, action.microbatch
     if action.kind is Kind.FORWARD:
-        groups = [[Action(Kind.FORWARD, stage - 1, number)]] if stage else []
+        dependencies = [[Action(Kind.FORWARD, stage - 1, number)]] if stage else []
     elif action.kind is Kind.BACKWARD_WEIGHT:
-        groups = [[Action(Kind.BACKWARD_INPUT, stage, number)]]
+        dependencies = [[Action(Kind.BACKWARD_INPUT, stage, number)]]
     else:
-        groups = [[Action(Kind.FORWARD, stage, number)]]
+        dependencies = [[Action(Kind.FORWARD, stage, number)]]
         if stage + 1 < num_stages:
-            groups.append([Action(kind, stage + 1, number) for kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)])
-    times = [next((ends[one] for one in group if one in ends), None) for group in groups]
+            dependencies.append([Action(kind, stage + 1, number) for kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)])
+    times = [next((ends[step] for step in options if step in ends), None) for options in dependencies]
     return None if None in times else max([0, *(time for time in times if time is not None)])
 
 
-def _held(actions: tuple[Action, ...], stages_per_worker: int) -> float:
-    now = most = 0
+def _max_in_flight(actions: tuple[Action, ...], stages_per_worker: int) -> float:
+    current = maximum = 0
     for action in actions:
-        now += action.kind is Kind.FORWARD
-        most = max(most, now)
-        now -= action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
-    return most / stages_per_worker
+        current += action.kind is Kind.FORWARD
+        maximum = max(maximum, current)
+        current -= action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+    return maximum / stages_per_worker
 
 
-def drawing(played: Played) -> str:
-    """One line a worker."""
+def diagram(timeline: ScheduleTimeline) -> str:
+    """Draw one line per worker."""
     lines = []
-    for worker, spans in enumerate(played.spans):
+    for worker, spans in enumerate(timeline.spans):
         first = min(action.stage for action, _, _ in spans)
         line = ""
-        for action, begin, end in spans:
+        for action, start, end in spans:
             kind = action.kind.value if action.stage == first else action.kind.value.lower()
-            word = f"{kind}{action.microbatch}"
-            line = line.ljust(begin * TICK) + word + "─" * ((end - begin) * TICK - len(word) - 1) + " "
+            label = f"{kind}{action.microbatch}"
+            line = line.ljust(start * TICK) + label + "─" * ((end - start) * TICK - len(label) - 1) + " "
         lines.append(f"worker {worker}   {line}".rstrip())
     return "\n".join(lines)
 
 
-def played(schedule: str, num_workers: int, num_microbatches: int) -> Played:
+def microbatch_requirement(schedule: str) -> str:
+    """Describe what a schedule requires of the number of micro-batches."""
     rule = SCHEDULES[schedule]
-    place = PLACEMENTS[rule.placement](rule.stages_per_worker * num_workers, num_workers)
-    return play(schedule_actions(schedule, place, num_microbatches), rule.stages_per_worker)
-
-
-def asks(schedule: str) -> str:
-    """What a schedule asks of the number of micro-batches, in words."""
-    rule = SCHEDULES[schedule]
-    least = [rule.min_microbatches(rule.stages_per_worker * workers, workers) for workers in (3, 4)]
-    words = {(1, 1): "", (3, 4): "at least as many as stages", (6, 8): "at least 2p"}[least[0], least[1]]
-    return " and ".join(filter(None, [words, "a multiple of p" if rule.rounds else ""])) or "any number"
+    three, four = (rule.min_microbatches(rule.stages_per_worker * workers, workers) for workers in (3, 4))
+    minimum = {(1, 1): "", (3, 4): "at least one per stage", (6, 8): "at least 2p"}[three, four]
+    return " and ".join(filter(None, [minimum, "a multiple of p" if rule.rounds else ""])) or "any number"
 
 
 def _row(schedule: str) -> list[str]:
-    rule, one = SCHEDULES[schedule], played(schedule, 4, 8)
+    rule, timeline = SCHEDULES[schedule], simulate(schedule, 4, 8)
     stages = f"{rule.stages_per_worker} or more" if rule.any_number_of_stages else f"{rule.stages_per_worker}"
-    held = ", ".join(f"{value:g}" for value in one.held)
-    return [f"`{schedule}`", f"{one.length}", f"{one.waiting:.0%}", held, stages, rule.placement, asks(schedule)]
+    return [
+        f"`{schedule}`",
+        f"{timeline.ticks}",
+        f"{timeline.bubble:.0%}",
+        ", ".join(f"{value:g}" for value in timeline.in_flight),
+        stages,
+        rule.placement,
+        microbatch_requirement(schedule),
+    ]
 
 
 def schedules_page() -> str:
-    """The whole page."""
+    """Build the whole page."""
     parts = [HEAD]
     for schedule in SCHEDULES:
-        words = textwrap.fill(WORDS[schedule], 120, break_on_hyphens=False)
+        description = textwrap.fill(DESCRIPTIONS[schedule], 120, break_on_hyphens=False)
         picture = f"![{schedule} on four workers](pictures/schedules/{schedule}.svg)"
-        parts.append(f"### {schedule}\n\n{words}\n\n```text\n{drawing(played(schedule, 2, 4))}\n```\n\n{picture}\n")
-    parts.append(SIDE_BY_SIDE + "".join(f"| {' | '.join(_row(schedule))} |\n" for schedule in SCHEDULES))
-    parts.append(IDEAL)
-    parts.append(AFTER)
+        text = diagram(simulate(schedule, 2, 4))
+        parts.append(f"### {schedule}\n\n{description}\n\n```text\n{text}\n```\n\n{picture}\n")
+    parts.append(COMPARISON + "".join(f"| {' | '.join(_row(schedule))} |\n" for schedule in SCHEDULES))
+    parts.append(ADVICE)
+    parts.append(DETAILS)
     return "\n".join(parts)
 
 

@@ -23,24 +23,24 @@ def test_page_is_current(script: dict[str, Any]) -> None:
     assert written == script["schedules_page"](), "run: python docs/make_schedules_page.py"
 
 
-def test_one_forward_one_backward_is_drawn_as_in_textbooks(script: dict[str, Any]) -> None:
-    assert script["drawing"](script["played"]("1f1b", 2, 2)).splitlines() == [
+def test_diagram_of_1f1b(script: dict[str, Any]) -> None:
+    assert script["diagram"](script["simulate"]("1f1b", 2, 2)).splitlines() == [
         "worker 0   F0─── F1───             B0─────────       B1─────────",
         "worker 1         F0─── B0───────── F1─── B1─────────",
     ]
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4])
-def test_lengths_follow_the_formula(script: dict[str, Any], num_workers: int) -> None:
-    """A step of m micro-batches takes (m + (p - 1) / v) · 6 ticks where stages are whole backwards."""
+def test_step_length_follows_the_formula(script: dict[str, Any], num_workers: int) -> None:
+    """A step of m micro-batches takes (m + (p - 1) / v) · 6 ticks with whole backwards."""
     m = 2 * num_workers
     for schedule in ("gpipe", "1f1b", "interleaved", "looped-bfs"):
         rounds = SCHEDULES[schedule].stages_per_worker
-        assert script["played"](schedule, num_workers, m).length == 6 * m + 6 * (num_workers - 1) // rounds
+        assert script["simulate"](schedule, num_workers, m).ticks == 6 * m + 6 * (num_workers - 1) // rounds
     for schedule in ("interleaved-zero-bubble", "zbv", "dualpipev"):
-        assert script["played"](schedule, num_workers, m).length < 6 * m + 3 * (num_workers - 1)
+        assert script["simulate"](schedule, num_workers, m).ticks < 6 * m + 3 * (num_workers - 1)
 
 
-def test_one_forward_one_backward_holds_few(script: dict[str, Any]) -> None:
-    assert script["played"]("1f1b", 4, 16).held == (4, 3, 2, 1)
-    assert script["played"]("gpipe", 4, 16).held == (16, 16, 16, 16)
+def test_micro_batches_in_flight(script: dict[str, Any]) -> None:
+    assert script["simulate"]("1f1b", 4, 16).in_flight == (4, 3, 2, 1)
+    assert script["simulate"]("gpipe", 4, 16).in_flight == (16, 16, 16, 16)

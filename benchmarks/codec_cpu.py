@@ -1,9 +1,9 @@
-"""Codecs on one pinned core, beside memcpy: payload rates, in rounds, so that a slow moment hits all alike.
+"""Payload rates of codecs on one pinned core, relative to memcpy, in rounds so that a slow moment affects all alike.
 
     python benchmarks/codec_cpu.py [--core 0] [--mebibytes 128] [--rounds 7] [--plain] [--output FILE]
 
-A payload is the tensor's own bytes. memcpy is `Tensor.copy_` into a buffer that exists, as are all buffers here. The
-ratio is the median over rounds of memcpy's time over the codec's in the same round. ``--plain`` also times plain torch.
+The payload is the size of the uncompressed tensor. memcpy is `Tensor.copy_` into an existing buffer, like all buffers
+here. The ratio is the median over rounds of memcpy's time / the codec's time. ``--plain`` also times plain torch.
 """
 
 from __future__ import annotations
@@ -54,42 +54,46 @@ def main() -> None:
         target = torch.ones_like(values)
         jobs: dict[tuple[str, str], Callable[[], object]] = {("memcpy", ""): lambda: target.copy_(values)}  # noqa: B023
         for name in NAMES:
-            one = get(name)
-            room = one.encode(values, checked=False)
+            codec = get(name)
+            message = codec.encode(values, checked=False)
 
-            def encode(one: Any = one, room: torch.Tensor = room, values: torch.Tensor = values) -> None:
-                one.encode(values, out=room, checked=False)
+            def encode(codec: Any = codec, message: torch.Tensor = message, values: torch.Tensor = values) -> None:
+                codec.encode(values, out=message, checked=False)
 
             def decode(
-                one: Any = one, room: torch.Tensor = room, values: torch.Tensor = values, target: Any = target
+                codec: Any = codec, message: torch.Tensor = message, values: torch.Tensor = values, target: Any = target
             ) -> None:
-                one.decode(room, values.shape, values.dtype, out=target, checked=False)
+                codec.decode(message, values.shape, values.dtype, out=target, checked=False)
 
             jobs |= {(name, "encode"): encode, (name, "decode"): decode}
             if options.plain and name in ("block4", "hadamard4"):
 
-                def plainly(run: Callable[[], object]) -> Callable[[], object]:
-                    def inside() -> None:
+                def with_plain_torch(run: Callable[[], object]) -> Callable[[], object]:
+                    def wrapped() -> None:
                         with kernels.plain_torch():
                             run()
 
-                    return inside
+                    return wrapped
 
-                jobs |= {(f"{name} plain", "encode"): plainly(encode), (f"{name} plain", "decode"): plainly(decode)}
+                jobs |= {
+                    (f"{name} plain", "encode"): with_plain_torch(encode),
+                    (f"{name} plain", "decode"): with_plain_torch(decode),
+                }
         times: dict[tuple[str, str], list[float]] = {key: [] for key in jobs}
         for _ in range(options.rounds + 1):
             for key, run in jobs.items():
                 times[key].append(seconds(run))
         copies = times["memcpy", ""][1:]
         rows = []
-        for (name, way), every in times.items():
-            ratio = statistics.median(copy / one for copy, one in zip(copies, every[1:], strict=True))
-            rate = size / statistics.median(every[1:]) / 1e9
+        for (name, way), seconds_of_rounds in times.items():
+            timed = seconds_of_rounds[1:]
+            ratio = statistics.median(copy / codec for copy, codec in zip(copies, timed, strict=True))
+            rate = size / statistics.median(timed) / 1e9
             rows.append({"codec": name, "way": way, "gb_per_s": rate, "of_memcpy": ratio})
             goal = GOALS.get((name, way)) if dtype is torch.float32 else None
-            words = f"   goal {goal:.2f}: {'met' if ratio >= goal else 'missed'}" if goal else ""
+            verdict = f"   goal {goal:.2f}: {'met' if ratio >= goal else 'missed'}" if goal else ""
             kind = str(dtype).removeprefix("torch.")
-            print(f"{kind:9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{words}")
+            print(f"{kind:9} {name:16} {way:6} {rate:6.2f} GB/s  {ratio:5.2f} of memcpy{verdict}")
         result["dtypes"][str(dtype).removeprefix("torch.")] = rows
         write_record(options.output, result)
 

@@ -1,16 +1,16 @@
-"""The codecs' CUDA kernels: are their bytes a CPU's, and how near to a copy are they?
+"""CUDA kernels of the codecs: whether their bytes equal those of a CPU, and their rate relative to a copy.
 
-    python benchmarks/codec_cuda.py [--output FILE]       one GPU, a minute; with --variants three
+    python benchmarks/codec_cuda.py [--output FILE]       one GPU, 1 minute; with --variants 3
 
-    1  every kernel is compiled, by several processes at a time
-    2  bytes and values against a CPU's, for many shapes and types, tails, NaN and Inf
-    3  each is timed on 512 MiB of payload beside a device-to-device copy of the same
-    4  and on [32, 128, 768] in a CUDA graph, beside torch's own operations and sort quantisation
+    1  compile every kernel, in several processes
+    2  compare bytes and values with a CPU, for many shapes and dtypes, partial blocks, NaN and Inf
+    3  time each on 512 MiB of payload, and a device-to-device copy of the same size
+    4  time each on [32, 128, 768] in a CUDA graph, and the same in plain torch, and sort quantization
 
-Kernels are those that users get. With --variants other rows and warps are timed too: what is best becomes the choice at
-the top of ``codecs/kernels/triton_cuda.py``.
+The kernels are the ones that users run. With --variants other numbers of rows and warps are timed too; the best ones
+belong at the top of ``codecs/kernels/triton_cuda.py``.
 
-Rates count bytes read and written; a copy of n bytes reads and writes n each. Writes JSON; prints a table last.
+Rates count bytes read and written; a copy of n bytes reads n and writes n. Writes JSON and prints a table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 
 if not torch.cuda.is_available():
-    print("left out: these are kernels for a GPU, and torch sees none here")
+    print("skipped: these kernels need a GPU, and torch finds none here")
     sys.exit(0)
 
 from record import write_record
@@ -50,35 +50,35 @@ ROTATED = {
 SMALL = (32, 128, 768)
 
 
-def used(name: str, way: str, dtype: torch.dtype) -> dict[str, int]:
-    """What users get."""
+def default_variant(name: str, way: str, dtype: torch.dtype) -> dict[str, int]:
+    """Return the launch parameters that users get."""
     if name.startswith("hadamard"):
         return ROTATED_ENCODE[dtype.itemsize] if way == "encode" else ROTATED_DECODE
     return PLAIN_ENCODE if way == "encode" else PLAIN_DECODE
 
 
 def variants(name: str, way: str, dtype: torch.dtype, *, every: bool) -> list[dict[str, int]]:
-    """What users get, and what else is tried."""
-    others = ROTATED[way] if name.startswith("hadamard") else PLAIN
-    mine = used(name, way, dtype)
-    return [mine] + [one for one in others if every and one != mine]
+    """Return the default, and with ``every`` the alternatives."""
+    alternatives = ROTATED[way] if name.startswith("hadamard") else PLAIN
+    default = default_variant(name, way, dtype)
+    return [default] + [variant for variant in alternatives if every and variant != default]
 
 
-def use(name: str, way: str, variant: dict[str, int]) -> None:
+def set_variant(name: str, way: str, variant: dict[str, int]) -> None:
     kind = "ROTATED" if name.startswith("hadamard") else "PLAIN"
-    both = {2: variant, 4: variant}
-    setattr(fast_cuda, f"{kind}_{way.upper()}", both if (kind, way) == ("ROTATED", "encode") else variant)
+    by_itemsize = {2: variant, 4: variant}
+    setattr(fast_cuda, f"{kind}_{way.upper()}", by_itemsize if (kind, way) == ("ROTATED", "encode") else variant)
 
 
-def compile_some(share: list[tuple[str, str, torch.dtype, dict[str, int], int]]) -> None:
+def compile_kernels(jobs: list[tuple[str, str, torch.dtype, dict[str, int], int]]) -> None:
     """Fill Triton's cache."""
-    for name, way, dtype, variant, count in share:
-        use(name, way, variant)
-        one = codecs.get(name)
+    for name, way, dtype, variant, count in jobs:
+        set_variant(name, way, variant)
+        codec = codecs.get(name)
         values = torch.randn(count, device="cuda").to(dtype)
-        message = one.encode(values, checked=False)
+        message = codec.encode(values, checked=False)
         if way == "decode":
-            one.decode(message, values.shape, dtype, checked=False)
+            codec.decode(message, values.shape, dtype, checked=False)
     torch.cuda.synchronize()
 
 
@@ -88,10 +88,10 @@ def compile_all(processes: int, *, every: bool) -> float:
     for name in NAMES:
         for way in ("encode", "decode"):
             for dtype in (torch.bfloat16, torch.float32, torch.float16):
-                jobs += [(name, way, dtype, used(name, way, dtype), count) for count in (2**20, 1001)]
-                jobs += [(name, way, dtype, one, 2**20) for one in variants(name, way, dtype, every=every)[1:]]
+                jobs += [(name, way, dtype, default_variant(name, way, dtype), count) for count in (2**20, 1001)]
+                jobs += [(name, way, dtype, variant, 2**20) for variant in variants(name, way, dtype, every=every)[1:]]
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=compile_some, args=(jobs[at::processes],)) for at in range(processes)]
+    workers = [context.Process(target=compile_kernels, args=(jobs[index::processes],)) for index in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -100,7 +100,7 @@ def compile_all(processes: int, *, every: bool) -> float:
 
 
 def check() -> dict[str, Any]:
-    """Messages and values of a GPU against a CPU's plain torch."""
+    """Compare encoded bytes and decoded values of the GPU with plain torch on a CPU."""
     generator = torch.Generator().manual_seed(0)
     wrong, tried = [], 0
     shapes = [
@@ -117,10 +117,10 @@ def check() -> dict[str, Any]:
         (0, 3),
     ]
     for name in NAMES:
-        one = codecs.get(name)
+        codec = codecs.get(name)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for way in ("encode", "decode"):
-                use(name, way, used(name, way, dtype))
+                set_variant(name, way, default_variant(name, way, dtype))
             for shape in shapes:
                 for kind in ("normal", "heavy", "broken", "tiny", "shifted"):
                     values = torch.randn(shape, generator=generator)
@@ -131,23 +131,23 @@ def check() -> dict[str, Any]:
                         values.view(-1)[:: max(1, values.numel() // 3)] = float("inf")
                         values.view(-1)[-1] = float("nan")
                     with kernels.plain_torch():
-                        expected = one.encode(values)
-                        restored = one.decode(expected, shape, dtype)
-                    message = one.encode(values.cuda())
-                    found = one.decode(message, shape, dtype).cpu()
+                        expected = codec.encode(values)
+                        restored = codec.decode(expected, shape, dtype)
+                    message = codec.encode(values.cuda())
+                    decoded = codec.decode(message, shape, dtype).cpu()
                     tried += 1
-                    same = torch.equal(message.cpu(), expected)
-                    alike = torch.equal(found.isnan(), restored.isnan()) and torch.equal(
-                        found.nan_to_num(), restored.nan_to_num()
+                    same_bytes = torch.equal(message.cpu(), expected)
+                    same_values = torch.equal(decoded.isnan(), restored.isnan()) and torch.equal(
+                        decoded.nan_to_num(), restored.nan_to_num()
                     )
-                    if not (same and alike):
+                    if not (same_bytes and same_values):
                         differ = int((message.cpu() != expected).sum())
-                        wrong.append([name, str(dtype), list(shape), kind, differ, bool(alike)])
+                        wrong.append([name, str(dtype), list(shape), kind, differ, bool(same_values)])
     return {"tried": tried, "wrong": wrong}
 
 
 def median_s(run: Callable[[], object], repeats: int = 25) -> float:
-    """Median of single runs between events, after three to warm up."""
+    """Return the median of single runs between CUDA events, after three warm-up runs."""
     for _ in range(3):
         run()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
@@ -166,72 +166,72 @@ def time_large(dtype: torch.dtype, *, every: bool) -> dict[str, Any]:
     size = values.numel() * values.element_size()
     copy_s = [median_s(lambda: target.copy_(values)) for _ in range(2)]
     copy_rate = 2 * size / min(copy_s)
-    found: dict[str, Any] = {"copy_tb_per_s": copy_rate / 1e12, "copies_s": copy_s, "codecs": {}}
+    result: dict[str, Any] = {"copy_tb_per_s": copy_rate / 1e12, "copies_s": copy_s, "codecs": {}}
     for name in ("block8", "block4", "hadamard8", "hadamard4"):
         if name == "hadamard8" and dtype is torch.float32:
             continue
-        one = codecs.get(name)
-        message = one.encode(values, checked=False)
+        codec = codecs.get(name)
+        message = codec.encode(values, checked=False)
         for way in ("encode", "decode"):
             rows = []
             for variant in variants(name, way, dtype, every=every):
-                use(name, way, variant)
+                set_variant(name, way, variant)
 
-                def run(one: Any = one, way: str = way, message: torch.Tensor = message) -> None:
+                def run(codec: Any = codec, way: str = way, message: torch.Tensor = message) -> None:
                     if way == "encode":
-                        one.encode(values, out=message, checked=False)
+                        codec.encode(values, out=message, checked=False)
                     else:
-                        one.decode(message, values.shape, values.dtype, out=target, checked=False)
+                        codec.decode(message, values.shape, values.dtype, out=target, checked=False)
 
                 seconds = median_s(run)
                 rate = (size + message.numel()) / seconds
                 rows.append({**variant, "seconds": seconds, "share_of_copy": rate / copy_rate})
             rows[1:] = sorted(rows[1:], key=lambda row: row["seconds"])
-            found["codecs"].setdefault(name, {})[way] = rows
-    return found
+            result["codecs"].setdefault(name, {})[way] = rows
+    return result
 
 
 def time_small() -> dict[str, Any]:
-    """Microseconds of one call in a graph of 40 over 40 different tensors, so that no cache holds them."""
-    found: dict[str, Any] = {}
+    """Return microseconds per call, from a graph of 40 calls on 40 tensors, so that none is cached."""
+    result: dict[str, Any] = {}
     inputs = [torch.randn(SMALL, device="cuda").bfloat16() for _ in range(40)]
     for name in ("block8", "block4", "hadamard8", "hadamard4"):
-        one = codecs.get(name)
+        codec = codecs.get(name)
         for way in ("encode", "decode"):
-            use(name, way, used(name, way, torch.bfloat16))
-        messages = [one.encode(x, checked=False) for x in inputs]
+            set_variant(name, way, default_variant(name, way, torch.bfloat16))
+        messages = [codec.encode(x, checked=False) for x in inputs]
         targets = [torch.empty_like(x) for x in inputs]
         for way in ("encode", "decode"):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 for x, message, target in zip(inputs, messages, targets, strict=True):
                     if way == "encode":
-                        one.encode(x, out=message, checked=False)
+                        codec.encode(x, out=message, checked=False)
                     else:
-                        one.decode(message, SMALL, torch.bfloat16, out=target, checked=False)
-            found.setdefault(name, {})[f"{way}_us"] = median_s(graph.replay) / 40 * 1e6
+                        codec.decode(message, SMALL, torch.bfloat16, out=target, checked=False)
+            result.setdefault(name, {})[f"{way}_us"] = median_s(graph.replay) / 40 * 1e6
     copies = torch.cuda.CUDAGraph()
     targets = [torch.empty_like(x) for x in inputs]
     with torch.cuda.graph(copies):
         for x, target in zip(inputs, targets, strict=True):
             target.copy_(x)
-    found["copy"] = {"copy_us": median_s(copies.replay) / 40 * 1e6}
+    result["copy"] = {"copy_us": median_s(copies.replay) / 40 * 1e6}
     for name in ("block4", "sort3+1"):
         with kernels.plain_torch():
-            one = codecs.get(name)
-            message = one.encode(inputs[0], checked=False)
-            found[f"{name} in plain torch"] = {
-                "encode_us": median_s(lambda: one.encode(inputs[0], checked=False)) * 1e6,  # noqa: B023
-                "decode_us": median_s(lambda: one.decode(message, SMALL, torch.bfloat16, checked=False)) * 1e6,  # noqa: B023
+            codec = codecs.get(name)
+            message = codec.encode(inputs[0], checked=False)
+            result[f"{name} in plain torch"] = {
+                "encode_us": median_s(lambda: codec.encode(inputs[0], checked=False)) * 1e6,  # noqa: B023
+                "decode_us": median_s(lambda: codec.decode(message, SMALL, torch.bfloat16, checked=False)) * 1e6,  # noqa: B023
             }
-    return found
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("codec_cuda.json"), help="where to write the figures")
-    parser.add_argument("--variants", action="store_true", help="also time kernels that are not used")
-    parser.add_argument("--processes", type=int, default=8, help="that compile")
+    parser.add_argument("--variants", action="store_true", help="also time other launch parameters")
+    parser.add_argument("--processes", type=int, default=8, help="processes that compile")
     options = parser.parse_args()
     result: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 

@@ -1,10 +1,10 @@
-"""A pipeline's step over links of 0.1, 1 and 10 Gb/s, with and without codecs. Needs root, `ip` and `tc`.
+"""Step time of a pipeline over links of 0.1, 1 and 10 Gb/s, with and without codecs. Needs root, `ip` and `tc`.
 
     python benchmarks/codec_links.py [--model deit-tiny] [--codecs none,bf16,hadamard4/block8,auto]
 
-Two machines are two network namespaces on this one, with a cable (veth) between them whose both ends let through so
-many bits a second (tbf). Each pair of a link and a codec is one run of `torchrun … -m stagewright worker`, proved equal
-to serial under the same quantisation before it is timed. Writes JSON; prints a table last.
+Two network namespaces on this machine act as two machines, with a virtual cable (veth) between them that is limited to
+the rate at both ends (tbf). Each pair of a link and a codec is one run of `torchrun … -m stagewright worker`, verified
+against the baseline under the same quantization before it is timed. Writes JSON and prints a table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def machines(gigabits: float) -> Iterator[None]:
-    """Two namespaces and a slow cable between them; gone afterwards, with all that runs in them."""
+    """Create two namespaces with a slow cable between them; remove them afterwards, with their processes."""
     try:
         for name in NAMES:
             ip("netns", "add", name)
@@ -51,40 +51,40 @@ def machines(gigabits: float) -> Iterator[None]:
         yield
     finally:
         for name in NAMES:
-            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
-            for pid in inside.stdout.split():  # none but those that were started below live in there
+            listing = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            for pid in listing.stdout.split():  # only processes that were started below
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def run(plan: Any, folder: Path) -> dict[str, Any]:
-    """One run on both machines; its workers' results."""
+    """Run a plan on both machines and return its results."""
     from stagewright.spec.plan_file import read_plan, write_plan
 
     folder.mkdir()
-    write_plan(plan, folder / "wanted.toml")
+    write_plan(plan, folder / "requested.toml")
     started = []
     for rank, (name, port) in enumerate(zip(NAMES, PORTS, strict=True)):
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
         command += ["--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--max-restarts", "0"]
         command += ["--master-addr", ADDRESSES[0], "--master-port", "29519"]
-        command += ["-m", "stagewright", "worker", str(folder / "wanted.toml"), "--run-folder", str(folder / "run")]
+        command += ["-m", "stagewright", "worker", str(folder / "requested.toml"), "--run-folder", str(folder / "run")]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": port}
         started.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         )
-    ended = [(process.communicate(timeout=500)[1], process.returncode) for process in started]
-    if any(code for _, code in ended):
-        raise SystemExit("\n".join(text for text, _ in ended))
+    exits = [(process.communicate(timeout=500)[1], process.returncode) for process in started]
+    if any(code for _, code in exits):
+        raise SystemExit("\n".join(text for text, _ in exits))
     workers = [json.loads((folder / "run" / "workers" / str(rank) / "result.json").read_text()) for rank in (0, 1)]
-    steps = [max(times) for times in zip(*(one["step_s"] for one in workers), strict=True)]
+    steps = [max(times) for times in zip(*(worker["step_s"] for worker in workers), strict=True)]
     chosen = read_plan(folder / "run" / "plan.toml")
     return {
         "step_s": statistics.median(steps),
         "steps_s": steps,
         "equal": workers[0]["equality"]["equal"],
-        "sent_bytes": [sum(one["sent_bytes"].values()) for one in workers],
+        "sent_bytes": [sum(worker["sent_bytes"].values()) for worker in workers],
         "codec": [chosen.codec, chosen.codec_backward],
     }
 
@@ -120,17 +120,17 @@ def main() -> None:
                 for name in options.codecs.split(","):
                     forward, _, backward = name.partition("/")
                     plan = dataclasses.replace(base, codec=forward, codec_backward=backward or None)
-                    found = run(plan, Path(root) / f"{gigabits}-{name.replace('/', '-')}")
-                    result["links"].setdefault(str(gigabits), {})[name] = found
+                    measured = run(plan, Path(root) / f"{gigabits}-{name.replace('/', '-')}")
+                    result["links"].setdefault(str(gigabits), {})[name] = measured
                     write_record(options.output, result)
-                    print(f"{gigabits:5} Gb/s {name:20} {found['step_s'] * 1e3:8.1f} ms a step", flush=True)
-    print(f"\n{options.model}, batch {options.batch}, step in ms (bytes there and back, MB)")
+                    print(f"{gigabits:5} Gb/s {name:20} {measured['step_s'] * 1e3:8.1f} ms per step", flush=True)
+    print(f"\n{options.model}, batch {options.batch}, step in ms (MB sent in both directions)")
     for gigabits, codecs in result["links"].items():
-        plain = codecs["none"]["step_s"] if "none" in codecs else float("nan")
-        for name, one in codecs.items():
-            sent = sum(one["sent_bytes"]) / 1e6
-            words = f"{one['step_s'] * 1e3:9.1f} ({sent:.2f})  {plain / one['step_s']:.2f}×  equal: {one['equal']}"
-            print(f"{gigabits:>5} Gb/s {name:18} {words} {one['codec'] if name == 'auto' else ''}")
+        without_s = codecs["none"]["step_s"] if "none" in codecs else float("nan")
+        for name, measured in codecs.items():
+            step_s, sent = measured["step_s"], sum(measured["sent_bytes"]) / 1e6
+            text = f"{step_s * 1e3:9.1f} ({sent:.2f})  {without_s / step_s:.2f}×  parity: {measured['equal']}"
+            print(f"{gigabits:>5} Gb/s {name:18} {text} {measured['codec'] if name == 'auto' else ''}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How much slower a core gets when its neighbours work: the machine's own limit on any speed-up.
+"""Slowdown of a core while other cores are busy: the machine's limit on any speed-up.
 
     python benchmarks/core_scaling.py --model deit-small --copies 1,2,4,6
 
-The same forward (and backward) runs on 1, 2, … cores at once: separate processes, pinned, nothing sent. The figure is
-the time of a micro-batch relative to a core that works alone; no parallel plan on this machine can be better than it.
+The same forward (and backward) runs on 1, 2, … cores at once, in separate pinned processes without communication. The
+figure is the time of a micro-batch relative to a single busy core; no parallel plan on this machine can do better.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from record import write_record
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit-small")
-    parser.add_argument("--copies", default="1,2", help="how many cores work at once, with commas")
-    parser.add_argument("--cores", default=None, help="which cores, in order; default: one a physical core")
+    parser.add_argument("--copies", default="1,2", help="numbers of busy cores, comma-separated")
+    parser.add_argument("--cores", default=None, help="which cores, in order; default: one per physical core")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--modes", default="inference,training")
@@ -29,13 +29,13 @@ def main() -> None:
     options = parser.parse_args()
     from stagewright.machine.machine import separate_cores
 
-    cores = [int(one) for one in options.cores.split(",")] if options.cores else list(separate_cores())
+    cores = [int(core) for core in options.cores.split(",")] if options.cores else list(separate_cores())
     rows = []
     for mode in options.modes.split(","):
         alone = None
         for copies in map(int, options.copies.split(",")):
             if copies > len(cores):
-                raise SystemExit(f"{copies} copies need as many cores, but there are {len(cores)}: {cores}")
+                raise SystemExit(f"{copies} copies need {copies} cores, but there are {len(cores)}: {cores}")
             medians = measure(options, mode, cores[:copies])
             alone = alone or statistics.mean(medians)
             slowdown = statistics.mean(medians) / alone
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, mode: str, cores: list[int]) -> list[float]:
-    """Median seconds of a micro-batch on each core, all at once."""
+    """Return the median time of a micro-batch on each core, with all cores busy."""
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(len(cores)), context.Queue()
     workers = [context.Process(target=work, args=(options, mode, core, barrier, results)) for core in cores]
@@ -74,7 +74,7 @@ def work(options: argparse.Namespace, mode: str, core: int, barrier: Any, result
     training = mode == "training"
     model.module.train(training)
 
-    def once() -> None:
+    def run_microbatch() -> None:
         output = model.module(*model.args, **model.kwargs)
         if training:
             model.module.zero_grad()
@@ -83,12 +83,12 @@ def work(options: argparse.Namespace, mode: str, core: int, barrier: Any, result
     samples = []
     with torch.set_grad_enabled(training):
         for _ in range(2):
-            once()
+            run_microbatch()
         barrier.wait()
         end = time.perf_counter() + options.seconds
         while time.perf_counter() < end:
             start = time.perf_counter()
-            once()
+            run_microbatch()
             samples.append(time.perf_counter() - start)
     results.put(statistics.median(samples))
 

@@ -1,9 +1,9 @@
-"""Is the right one blamed? Seeded lab trials over {slow link, lossy link, late host, none}. Needs root.
+"""Accuracy of the diagnosis: seeded lab networks with a slow link, a lossy link, a late host, or none. Needs root.
 
     python benchmarks/fabric_blame.py [--trials 100] [--first 0] [--output FILE]
 
-Each seed draws a network of 4 hosts, what is wrong with which of them and by how much, makes that lab, sends the
-gradients of mlp-mnist and judges. Right means: the right kind and the right host.
+Each seed draws a network of 4 hosts, a fault, its host and its degree, creates that lab, sends the gradients of
+mlp-mnist and diagnoses. A diagnosis is right if both kind and host are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = [2600, 33024, 131584, 803840]
 
 
 def draw(seed: int) -> dict[str, Any]:
-    """What is wrong in the lab of a seed."""
+    """Draw the fault of a seed."""
     generator = np.random.default_rng(seed)
     kind = KINDS[seed % len(KINDS)]
     return {
@@ -44,7 +44,7 @@ def draw(seed: int) -> dict[str, Any]:
 
 
 def trial(case: dict[str, Any], num_trials: int) -> dict[str, Any]:
-    """Make the lab, run, diagnose."""
+    """Create the lab, run, and diagnose."""
     kind, host = case["kind"], case["host"]
     network = LabNetwork.parse(
         hosts=HOSTS,
@@ -57,10 +57,11 @@ def trial(case: dict[str, Any], num_trials: int) -> dict[str, Any]:
         workload = workload.with_delays({host: case["late_s"]})
     begin = time.monotonic()
     with open_lab(network) as lab:
-        places = [
-            RankLocation(name=f"host {at}", host=network.address(at), namespace=lab.namespace(at)) for at in range(HOSTS)
+        locations = [
+            RankLocation(name=f"host {host}", host=network.address(host), namespace=lab.namespace(host))
+            for host in range(HOSTS)
         ]
-        with Coordinator(replace(workload), places, Settings(steps=False)) as coordinator:
+        with Coordinator(replace(workload), locations, Settings(steps=False)) as coordinator:
             measured = coordinator.run()
     diagnosis = diagnose(measured.trials, measured.pairs, measured.links, same_host=False)
     return {
@@ -83,19 +84,19 @@ def main() -> None:
     parser.add_argument("--collectives", type=int, default=40)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    found = []
+    results = []
     for seed in range(options.first, options.first + options.trials):
-        one = trial(draw(seed), options.collectives)
-        found.append(one)
-        mark = "" if one["right"] else f"   WRONG: {one['found']} {one['found_host']}: {one['evidence']} {one['error']}"
-        print(f"{seed:4d} {one['kind']:10s} host {one['host']}  {one['wall_s']:.1f} s{mark}", flush=True)
-    right = sum(one["right"] for one in found)
-    print(f"right: {right} of {len(found)}")
+        result = trial(draw(seed), options.collectives)
+        results.append(result)
+        wrong = f"   WRONG: {result['found']} {result['found_host']}: {result['evidence']} {result['error']}"
+        text = f"{seed:4d} {result['kind']:10s} host {result['host']}  {result['wall_s']:.1f} s"
+        print(text if result["right"] else text + wrong, flush=True)
+    print(f"right: {sum(result['right'] for result in results)} of {len(results)}")
     for kind in KINDS:
-        own = [one for one in found if one["kind"] == kind]
-        print(f"  {kind:10s} {sum(one['right'] for one in own)} of {len(own)}")
+        of_kind = [result for result in results if result["kind"] == kind]
+        print(f"  {kind:10s} {sum(result['right'] for result in of_kind)} of {len(of_kind)}")
     if options.output:
-        write_record(options.output, {"networks": found})
+        write_record(options.output, {"networks": results})
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How true forecasts are: plans forecast from a profile, and run.
+"""Accuracy of forecasts: forecast plans from a profile, and run them.
 
     python benchmarks/forecast_accuracy.py --json
 
-The executor's own work is measured (every few plans anew), then workers prove the plan equal to serial and take turns:
-one of them measures the model's units, loss and optimiser on its core, both measure links, sums and how they crowd each
-other; then all run some steps. A shared machine may be a third slower some seconds later, and so steps and what
-forecasts are made of are spread over the same minute. Around each step every worker also times the model in one piece,
-without the engine, and the step's forecast has its cores as fast as that. What counts is the mean over turns of the
-median forecast and of the median step: of a core that goes at either of two speeds, a median over all is the speed that
-was a little more frequent. Beside it are the errors by medians over all, and those of forecasts from what was measured
-at the beginning of each turn alone, with the machine's crowding: luck moves these by more.
-`--only 3` or `--only 0-4` runs some. Memory is the peak of the fullest worker.
+Engine overhead is calibrated (again every few plans). Then workers check parity and take turns: one of them measures
+the model's units, loss and optimizer on its core, both measure links, collectives and contention; then all run a few
+steps. A shared machine may be a third slower seconds later, so steps and the measurements behind their forecasts are
+spread over the same minute. Around each step every worker also times the whole model, without the engine, and the
+step's forecast uses cores of that speed (*paired*). The error compares the mean over turns of the median forecast with
+that of the median step: for a core that runs at either of two speeds, a median over all steps would be the slightly
+more frequent speed. Also reported: errors of medians over all steps, and of forecasts from the measurements at the
+start of each turn alone, with the machine's contention (*unpaired*), which vary more by chance.
+`--only 3` or `--only 0-4` selects plans. Memory is the highest peak of any worker.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from record import write_record
 
 JOBS = Path(__file__).resolve().parent / "jobs"
 
-# Model, options of the model, batch, and what makes the plan; three of each strategy at least. `steps`: batches of a
-# stream, in inference.
+# Model, its options, batch and plan; at least three of each strategy. In inference, `steps` are batches of a stream.
 PLANS: tuple[dict[str, Any], ...] = (
     {"model": "bert-minilm", "sequence_length": 64, "batch": 8, "mesh": "serial"},
     {"model": "bert-minilm", "sequence_length": 64, "batch": 8, "mesh": "serial", "microbatches": 4},
@@ -74,34 +73,34 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=6, help="times that a plan is forecast, and run for some steps")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps of a turn")
-    parser.add_argument("--repeats", type=int, default=2, help="rounds of measuring units in a turn")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of measuring the machine in a turn")
-    parser.add_argument("--calibrate-every", type=int, default=2, help="plans after which the machine is measured anew")
-    parser.add_argument("--only", default="", help="one plan or a range of them, from 0")
-    parser.add_argument("--devices", default="", help="devices with semicolons; otherwise the machine's first")
+    parser.add_argument("--turns", type=int, default=6, help="times that a plan is forecast and run for a few steps")
+    parser.add_argument("--steps", type=int, default=4, help="timed steps per turn")
+    parser.add_argument("--repeats", type=int, default=2, help="rounds of measuring units per turn")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of measuring the machine per turn")
+    parser.add_argument("--calibrate-every", type=int, default=2, help="plans between two calibrations of the machine")
+    parser.add_argument("--only", default="", help="index or range of plans, from 0")
+    parser.add_argument("--devices", default="", help="devices, separated by semicolons; default: the machine's first")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", default="")
     options = parser.parse_args()
-    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
+    sys.path.insert(0, str(JOBS))  # workers are forked from this process and import their job from here
     from stagewright.machine.machine import default_devices
     from stagewright.planner.calibration.calibrate import calibrate
 
     low, _, high = options.only.partition("-")
     devices = tuple(options.devices.split(";")) if options.devices else default_devices(2)
     chosen = PLANS[int(low) : int(high or low) + 1] if options.only else PLANS
-    chosen = tuple(one for one in chosen if len(devices) > 1 or one["mesh"] == "serial")
+    chosen = tuple(settings for settings in chosen if len(devices) > 1 or settings["mesh"] == "serial")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as root:
-        for number, about in enumerate(chosen):
+        for number, settings in enumerate(chosen):
             if number % options.calibrate_every == 0:
-                found = calibrate(devices)
+                measured = calibrate(devices)
                 calibration = Path(root) / f"calibration-{number}.json"
-                calibration.write_text(json.dumps(found.to_dict()))
-            rows.append(forecast_and_run(about, make_plan(about, devices), calibration, options, root))
+                calibration.write_text(json.dumps(measured.to_dict()))
+            rows.append(forecast_and_run(settings, make_plan(settings, devices), calibration, options, root))
             print(describe_row(rows[-1]), file=sys.stderr, flush=True)
-            if options.output:  # a benchmark that is ended early leaves what it has
+            if options.output:  # a benchmark that is stopped early leaves its results
                 write_record(options.output, summary(rows))
     if options.json:
         print(json.dumps(summary(rows), indent=2))
@@ -110,44 +109,46 @@ def main() -> None:
 
 
 def forecast_and_run(
-    about: dict[str, Any], plan: Any, calibration: Path, options: argparse.Namespace, root: str
+    settings: dict[str, Any], plan: Any, calibration: Path, options: argparse.Namespace, root: str
 ) -> dict[str, Any]:
-    """One plan."""
+    """Forecast and run one plan."""
     from stagewright.engine.launch.launcher import launch
     from stagewright.runs.run_folder import RunFolder
 
-    settings = {name: getattr(options, name) for name in ("turns", "steps", "repeats", "rounds")}
-    os.environ["FORECAST_TURNS"] = json.dumps(settings | {"calibration": str(calibration)})
+    counts = {name: getattr(options, name) for name in ("turns", "steps", "repeats", "rounds")}
+    os.environ["FORECAST_TURNS"] = json.dumps(counts | {"calibration": str(calibration)})
     folder = RunFolder.create(root, plan)
     launch(plan, folder, job="forecast_turns:run_job")
     workers = [
         json.loads((folder.worker(rank).path / "turns.json").read_text()) for rank in range(plan.mesh.num_workers)
     ]
-    forecasts = sorted((one for worker in workers for one in worker["forecasts"]), key=lambda one: one["turn"])
+    forecasts = sorted(
+        (forecast for worker in workers for forecast in worker["forecasts"]), key=lambda forecast: forecast["turn"]
+    )
     turns = [
         [max(times) for times in zip(*together, strict=True)]
         for together in zip(*(worker["steps_s"] for worker in workers), strict=True)
     ]
-    steps = [taken for turn in turns for taken in turn]
+    steps = [step_s for turn in turns for step_s in turn]
     return {
-        "plan": describe(about),
+        "plan": describe(settings),
         "equal": workers[0]["equality"]["equal"],
-        # One value a turn on both sides, then their mean: both are treated alike.
-        "forecast_s": statistics.mean(statistics.median(one["paired_s"]) for one in forecasts),
+        # One value per turn on both sides, then their mean, so that both are treated alike.
+        "forecast_s": statistics.mean(statistics.median(forecast["paired_s"]) for forecast in forecasts),
         "measured_s": statistics.mean(statistics.median(turn) for turn in turns),
-        "forecast_unpaired_s": statistics.mean(one["step_s"] for one in forecasts),
-        "forecast_median_s": statistics.median(step_s for one in forecasts for step_s in one["paired_s"]),
+        "forecast_unpaired_s": statistics.mean(forecast["step_s"] for forecast in forecasts),
+        "forecast_median_s": statistics.median(step_s for forecast in forecasts for step_s in forecast["paired_s"]),
         "measured_median_s": statistics.median(steps),
-        "forecast_memory_bytes": max(one["memory_bytes"] for one in forecasts),
+        "forecast_memory_bytes": max(forecast["memory_bytes"] for forecast in forecasts),
         "measured_memory_bytes": max(worker["memory_bytes"] for worker in workers),
-        "forecasts_s": [one["paired_s"] for one in forecasts],
-        "unpaired_s": [one["step_s"] for one in forecasts],
+        "forecasts_s": [forecast["paired_s"] for forecast in forecasts],
+        "unpaired_s": [forecast["step_s"] for forecast in forecasts],
         "steps_s": turns,
     }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How far off they are."""
+    """Compute the errors over all plans."""
     errors = [abs(row["forecast_s"] / row["measured_s"] - 1) for row in rows]
     unpaired = [abs(row["forecast_unpaired_s"] / row["measured_s"] - 1) for row in rows]
     medians = [abs(row["forecast_median_s"] / row["measured_median_s"] - 1) for row in rows]
@@ -164,26 +165,26 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def make_plan(about: dict[str, Any], devices: tuple[str, ...]) -> Any:
+def make_plan(settings: dict[str, Any], devices: tuple[str, ...]) -> Any:
     from stagewright.engine.parallel.resolve import resolve_plan
     from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
-    rest = {name: value for name, value in about.items() if name not in ("model", "sequence_length", "image_size")}
+    rest = {name: value for name, value in settings.items() if name not in ("model", "sequence_length", "image_size")}
     mesh = Mesh.parse(rest.pop("mesh"))
     model = ModelSpec(
-        name=about["model"], sequence_length=about.get("sequence_length"), image_size=about.get("image_size")
+        name=settings["model"], sequence_length=settings.get("sequence_length"), image_size=settings.get("image_size")
     )
     return resolve_plan(Plan(model=model, mesh=mesh, devices=devices[: mesh.num_workers], **rest))
 
 
-def describe(about: dict[str, Any]) -> str:
-    words = [about["model"], about["mesh"], f"batch {about['batch']}"]
-    words += [f"{about['microbatches']} micro-batches"] if "microbatches" in about else []
-    words += [about[name] for name in ("schedule",) if name in about]
-    words += ["recomputed"] if about.get("recompute") == "always" else []
-    words += ["sharded"] if about.get("shard") else []
-    words += [f"codec {about['codec']}"] if "codec" in about else []
-    words += ["inference"] if about.get("training") is False else []
+def describe(settings: dict[str, Any]) -> str:
+    words = [settings["model"], settings["mesh"], f"batch {settings['batch']}"]
+    words += [f"{settings['microbatches']} micro-batches"] if "microbatches" in settings else []
+    words += [settings[name] for name in ("schedule",) if name in settings]
+    words += ["activation checkpointing"] if settings.get("recompute") == "always" else []
+    words += ["FSDP"] if settings.get("shard") else []
+    words += [f"codec {settings['codec']}"] if "codec" in settings else []
+    words += ["inference"] if settings.get("training") is False else []
     return ", ".join(words)
 
 
@@ -193,18 +194,18 @@ def describe_row(row: dict[str, Any]) -> str:
     text = (
         f"{row['plan']:60} {row['forecast_s']:8.4f} s {row['measured_s']:8.4f} s {error:+6.1%}, memory {memory:+6.1%}"
     )
-    text += f", by medians {row['forecast_median_s'] / row['measured_median_s'] - 1:+6.1%}"
+    text += f", of medians {row['forecast_median_s'] / row['measured_median_s'] - 1:+6.1%}"
     text += f", unpaired {row['forecast_unpaired_s'] / row['measured_s'] - 1:+6.1%}"
     text += f" ({min(row['unpaired_s']):.3f} to {max(row['unpaired_s']):.3f} s)"
-    return text + ", NOT equal to serial" * (not row["equal"])
+    return text + ", FAILED the parity check" * (not row["equal"])
 
 
 def describe_all(data: dict[str, Any]) -> str:
     return (
         f"mean error {data['mean_error']:.1%}, worst {data['worst_error']:.1%}; "
         f"unpaired {data['mean_error_unpaired']:.1%}, {data['worst_error_unpaired']:.1%}; "
-        f"by medians {data['mean_error_of_medians']:.1%}, {data['worst_error_of_medians']:.1%}; "
-        f"memory at most {data['worst_memory_error']:.1%} off"
+        f"of medians {data['mean_error_of_medians']:.1%}, {data['worst_error_of_medians']:.1%}; "
+        f"worst memory error {data['worst_memory_error']:.1%}"
     )
 
 

@@ -1,10 +1,10 @@
-"""How true forecasts of memory are: the peak of every worker, forecast from a profile and then measured.
+"""Accuracy of memory forecasts: the peak of every worker, forecast from a profile and measured.
 
     python benchmarks/forecast_memory.py --device cuda:0 --at-once 4
 
-Speeds say nothing here, so the workers of a plan share one device and some plans run at once, each in a process of its
-own. On a GPU the measured peak is its allocator's; `--device cpu:0` counts the worker's own tensors. All strategies are
-there, among them shards, inference, backward passes in halves, and models larger than a worker is allowed.
+Speeds do not matter here, so the workers of a plan share one device and several plans run at once, each in a separate
+process. On a GPU the measured peak is the allocator's; `--device cpu:0` counts the worker's own tensors. All strategies
+are covered, including FSDP, inference, split backward passes, and models larger than a worker's memory limit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import sys
 import tempfile
 from typing import Any
 
-from apart import apart_parser, chosen_plans, run_apart
 from forecast_accuracy import describe, make_plan
+from isolated_runs import chosen_plans, isolated_parser, run_isolated
 from record import write_record
 
 BERT = {"model": "bert-minilm", "sequence_length": 64, "batch": 8}
@@ -72,70 +72,71 @@ PLANS: tuple[dict[str, Any], ...] = (
 
 
 def main() -> None:
-    parser = apart_parser(__doc__)
+    parser = isolated_parser(__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", default="")
     options = parser.parse_args()
     chosen = chosen_plans(options, PLANS)
     rows: list[dict[str, Any]] = []
 
-    def take(about: dict[str, Any], found: dict[str, Any]) -> None:
-        rows.append({"plan": describe_plan(about), "about": about, **found})
+    def add_row(settings: dict[str, Any], result: dict[str, Any]) -> None:
+        rows.append({"plan": describe_plan(settings), "settings": settings, **result})
         print(describe_row(rows[-1]), file=sys.stderr, flush=True)
-        if options.output:  # a benchmark that is ended early leaves what it has
+        if options.output:  # a benchmark that is stopped early leaves its results
             write_record(options.output, summary(rows, chosen))
 
-    run_apart(options, PLANS, forecast_and_measure, take)
-    found = summary(rows, chosen)
-    print(json.dumps(found, indent=2) if options.json else f"at most {found['worst_memory_error']:.1%} off")
+    run_isolated(options, PLANS, forecast_and_measure, add_row)
+    data = summary(rows, chosen)
+    print(json.dumps(data, indent=2) if options.json else f"worst error {data['worst_memory_error']:.1%}")
     sys.exit(1 if any("error" in row for row in rows) else 0)
 
 
-def forecast_and_measure(about: dict[str, Any], device: str) -> dict[str, Any]:
-    """The forecast peak of each worker, then what they measure."""
+def forecast_and_measure(settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """Forecast and measure the peak memory of each worker."""
     from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
     from stagewright.engine.jobs.compare import run_plan
     from stagewright.planner.costs.measure import measure_model
     from stagewright.planner.forecast import prepare_plan
     from stagewright.spec.plan import OptimizerSpec
 
-    given = dict(about)
-    if "optimizer" in given:
-        given["optimizer"] = OptimizerSpec(name=given["optimizer"])
-    plan = make_plan({**given, "steps": 2, "warmup": 1}, (device,) * 8)
+    fields = dict(settings)
+    if "optimizer" in fields:
+        fields["optimizer"] = OptimizerSpec(name=fields["optimizer"])
+    plan = make_plan({**fields, "steps": 2, "warmup": 1}, (device,) * 8)
     on_gpu = device.startswith("cuda")
     measured = measure_model(plan, cache=False, repeats=1)
-    # How fast links are moves no byte: stages run in the order of their schedule.
+    # Link speeds do not affect memory: stages run in the order of their schedule.
     link = Link(bandwidth_bytes_per_s=1e11, latency_s=1e-5)
     group = DeviceGroup(kind="cuda" if on_gpu else "cpu", count=plan.mesh.num_workers)
     forecast = prepare_plan(plan, measured, Cluster(devices=(group,), links=Links(intra_host=link))).forecast()
-    along = [one.memory.peak_bytes if on_gpu else one.memory.counted_bytes for one in forecast.workers]
+    memories = [worker.memory for worker in forecast.workers]
+    forecast_bytes = [memory.peak_bytes if on_gpu else memory.counted_bytes for memory in memories]
     with tempfile.TemporaryDirectory() as root:
         row = run_plan(plan, root, hang_s=60).to_dict()
     return {
         "equal": row["equality"]["equal"],
-        "forecast_memory_bytes": max(along),
+        "forecast_memory_bytes": max(forecast_bytes),
         "measured_memory_bytes": max(row["peak_memory_bytes"]),
-        # Along the pipeline; data and tensor peers are alike.
-        "forecast_bytes": along,
+        # One per pipeline rank; data and tensor peers are alike.
+        "forecast_bytes": forecast_bytes,
         "measured_bytes": row["peak_memory_bytes"],
     }
 
 
 def summary(rows: list[dict[str, Any]], order: Any) -> dict[str, Any]:
-    """What is there, in the order of the plans."""
-    placed = sorted(rows, key=lambda row: list(order).index(row["about"]))
-    errors = [row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1 for row in placed if "error" not in row]
+    """Return the rows in the order of the plans, and the worst error."""
+    ordered = sorted(rows, key=lambda row: list(order).index(row["settings"]))
+    errors = [row["forecast_memory_bytes"] / row["measured_memory_bytes"] - 1 for row in ordered if "error" not in row]
     return {
-        "plans": [{name: value for name, value in row.items() if name != "about"} for row in placed],
+        "plans": [{name: value for name, value in row.items() if name != "settings"} for row in ordered],
         "worst_memory_error": max(map(abs, errors), default=0.0),
     }
 
 
-def describe_plan(about: dict[str, Any]) -> str:
-    words = [describe(about)]
-    words += [str(about[name]) for name in ("dtype", "optimizer") if name in about]
-    words += [f"{about['memory_bytes'] >> 20} MiB allowed"] if "memory_bytes" in about else []
+def describe_plan(settings: dict[str, Any]) -> str:
+    words = [describe(settings)]
+    words += [str(settings[name]) for name in ("dtype", "optimizer") if name in settings]
+    words += [f"{settings['memory_bytes'] >> 20} MiB allowed"] if "memory_bytes" in settings else []
     return ", ".join(words)
 
 
@@ -144,7 +145,7 @@ def describe_row(row: dict[str, Any]) -> str:
         return f"{row['plan']}: FAILED {row['error']}"
     forecast, measured = row["forecast_memory_bytes"], row["measured_memory_bytes"]
     text = f"{row['plan']:70} {forecast / 2**20:8.1f} MiB {measured / 2**20:8.1f} MiB {forecast / measured - 1:+6.1%}"
-    return text + ", NOT equal to serial" * (not row["equal"])
+    return text + ", FAILED the parity check" * (not row["equal"])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How fast forecasts are: one very long pipeline, many short ones, and the plan of a model that nobody has built.
+"""Speed of forecasts: one very long pipeline, many short ones, and a search for a model with analytic costs.
 
     python benchmarks/forecast_speed.py --json
 
-Each figure is the median of some repeats after a warm-up, beside what it must not exceed. numpy alone.
+Each figure is the median of several repeats after a warm-up, with its limit. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def main() -> None:
         {"what": "1,000 candidates of 8 stages × 64 micro-batches", "limit_s": 0.2, "call": many_candidates()},
         {"what": "search for 96 layers × 12288 on 4,096 GPUs", "limit_s": 10.0, "call": large_search()},
     ]
-    found = []
+    results = []
     for row in rows:
         seconds = measure(row["call"], options.repeats)
-        found.append({"what": row["what"], "seconds": seconds, "limit_s": row["limit_s"]})
+        results.append({"what": row["what"], "seconds": seconds, "limit_s": row["limit_s"]})
     if options.output:
-        write_record(options.output, {"rows": found})
+        write_record(options.output, {"rows": results})
     if options.json:
-        print(json.dumps({"rows": found}, indent=2))
+        print(json.dumps({"rows": results}, indent=2))
         return
-    for one in found:
-        print(f"{one['what']:50} {one['seconds']:8.3f} s of {one['limit_s']:g} s")
+    for result in results:
+        print(f"{result['what']:50} {result['seconds']:8.3f} s, limit {result['limit_s']:g} s")
 
 
 def measure(call: Callable[[], Any], repeats: int) -> float:
     call()
-    taken = []
+    times_s = []
     for _ in range(repeats):
         start = time.perf_counter()
         call()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        times_s.append(time.perf_counter() - start)
+    return statistics.median(times_s)
 
 
 def long_pipeline() -> Callable[[], Any]:

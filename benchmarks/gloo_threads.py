@@ -1,9 +1,10 @@
-"""What Gloo's threads cost a pinned worker: sums and messages through two groups, of which one has patient threads.
+"""Cost of Gloo's threads for a pinned worker: all-reduces and P2P messages with default and SCHED_BATCH threads.
 
     python benchmarks/gloo_threads.py
 
-Two workers, one core each, compute for a moment before every sum, as layers do. The groups are used in turns in the
-same processes; one was made as always, the other inside `sched_batch_threads` (`stagewright/machine/gloo_threads.py`).
+Two workers, one core each, compute for a moment before every operation, as layers do. The same processes alternate
+between two process groups; one is created normally, the other inside `sched_batch_threads`
+(`stagewright/machine/gloo_threads.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MESSAGE_BYTES = 768 << 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150, help="of each size")
+    parser.add_argument("--rounds", type=int, default=150, help="rounds of each size")
     parser.add_argument("--output", default=None, help="JSON file")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
@@ -36,14 +37,15 @@ def main() -> None:
     for worker in workers:
         worker.join()
     for row in rows:
-        plain, patient = (statistics.median(row[name]) for name in ("plain_s", "patient_s"))
-        print(f"{row['kind']} of {row['bytes']} bytes: {plain * 1e3:.2f} ms as always, {patient * 1e3:.2f} ms patient")
+        default, batch = (statistics.median(row[name]) for name in ("plain_s", "patient_s"))
+        text = f"{default * 1e3:.2f} ms, {batch * 1e3:.2f} ms with SCHED_BATCH threads"
+        print(f"{row['kind']} of {row['bytes']} bytes: {text}")
     if options.output:
         write_record(options.output, {"rows": rows})
 
 
 def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
-    """One worker."""
+    """Run one worker."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -69,7 +71,7 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
         call()
         return time.perf_counter() - start
 
-    def trip(group: Any, message: torch.Tensor) -> None:
+    def round_trip(group: Any, message: torch.Tensor) -> None:
         for sender in (0, 1):
             if rank == sender:
                 dist.send(message, 1 - rank, group=group)
@@ -79,16 +81,16 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
     rows: list[dict[str, Any]] = []
     for size in SIZES_BYTES:
         buffer = torch.zeros(max(1, size // 4))
-        row: dict[str, Any] = {"kind": "a sum", "bytes": size, "plain_s": [], "patient_s": []}
+        row: dict[str, Any] = {"kind": "all-reduce", "bytes": size, "plain_s": [], "patient_s": []}
         for _ in range(rounds):
             for name, group in groups.items():
                 row[f"{name}_s"].append(timed(lambda group=group, buffer=buffer: dist.all_reduce(buffer, group=group)))
         rows.append(row)
     message = torch.zeros(MESSAGE_BYTES // 4)
-    row = {"kind": "a message", "bytes": MESSAGE_BYTES, "plain_s": [], "patient_s": []}
+    row = {"kind": "P2P message", "bytes": MESSAGE_BYTES, "plain_s": [], "patient_s": []}
     for _ in range(rounds):
         for name, group in groups.items():
-            row[f"{name}_s"].append(timed(lambda group=group: trip(group, message)) / 2)
+            row[f"{name}_s"].append(timed(lambda group=group: round_trip(group, message)) / 2)
     rows.append(row)
     if rank == 0:
         results.put(rows)

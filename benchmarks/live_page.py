@@ -1,10 +1,10 @@
-"""What the live page costs while a run is busy: 16 workers, each with 50 updates a second, one viewer.
+"""CPU time of the live page during a busy run: 16 workers, each with 50 updates a second, one viewer.
 
     python benchmarks/live_page.py --json
 
-A process of its own writes a run folder as workers do: of each worker a line of metrics 50 × a second, and what it does
-now 200 ×. `stagewright watch` serves it, and a viewer takes every event. Counted is the processor time of the server's
-process; where a browser is installed, also that of a browser which shows the page. The limit is 20 % of one core.
+A separate process writes a run folder as workers do: for each worker 50 lines of metrics and 200 current actions a
+second. `stagewright watch` serves it, and a viewer receives every event. Measured is the CPU time of the server process
+and, if a browser is installed, of a browser that shows the page. The limit is 20 % of one core.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--updates", type=float, default=50.0, help="lines of metrics a second and worker")
+    parser.add_argument("--updates", type=float, default=50.0, help="lines of metrics per second and worker")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--no-browser", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", default="", help="JSON file")
-    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)  # this process writes the folder
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)  # internal: write the run folder
     options = parser.parse_args()
     if options.write is not None:
         write_run(RunFolder(options.write), options.workers, options.updates)
@@ -48,11 +48,11 @@ def main() -> None:
     program = None if options.no_browser else find_browser()
     if program is not None:
         rows.append(measure(options, browser=True, program=program))
-    found = {"workers": options.workers, "updates_per_s": options.updates, "rows": rows}
+    record = {"workers": options.workers, "updates_per_s": options.updates, "rows": rows}
     if options.output:
-        write_record(options.output, found)
+        write_record(options.output, record)
     if options.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(record, indent=2))
         return
     print(f"{options.workers} workers, each {options.updates:g} lines a second, for {options.seconds:g} s")
     for row in rows:
@@ -60,14 +60,14 @@ def main() -> None:
         line += (
             f", {row['events_per_s']:.1f} events/s of {row['bytes_per_event']:.0f} bytes" if row["events_per_s"] else ""
         )
-        line += f", the browser itself {row['browser']:.0%}" if row["browser"] is not None else ""
-        print(f"{line}; of {row['lines_per_s']:.0f} lines/s it was {row['behind_s'] * 1e3:.0f} ms behind")
+        line += f", the browser {row['browser']:.0%}" if row["browser"] is not None else ""
+        print(f"{line}; {row['lines_per_s']:.0f} lines/s, lag {row['behind_s'] * 1e3:.0f} ms")
 
 
 def measure(options: argparse.Namespace, *, browser: bool, program: str = "") -> dict[str, Any]:
-    """One server and one viewer, while a run is written."""
+    """Measure one server and one viewer while a run is written."""
     with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder.create(root, a_plan(options.workers), environment={})
+        folder = RunFolder.create(root, make_plan(options.workers), environment={})
         words = ["--workers", str(options.workers), "--updates", str(options.updates)]
         writer = subprocess.Popen([sys.executable, __file__, "--write", folder.path, *words])
         server = subprocess.Popen(
@@ -80,12 +80,12 @@ def measure(options: argparse.Namespace, *, browser: bool, program: str = "") ->
         url = server.stdout.readline().strip()
         viewer = Browser(url, program) if browser else Viewer(url)
         try:
-            time.sleep(3)  # until everything goes on evenly
-            before = (processor_s([server.pid]), processor_s(viewer.pids), viewer.counts(), time.monotonic())
+            time.sleep(3)  # until the rate is steady
+            before = (cpu_s([server.pid]), cpu_s(viewer.pids), viewer.counts(), time.monotonic())
             lines = count_lines(folder)
             time.sleep(options.seconds)
             took = time.monotonic() - before[3]
-            used, shown = processor_s([server.pid]) - before[0], processor_s(viewer.pids) - before[1]
+            used, shown = cpu_s([server.pid]) - before[0], cpu_s(viewer.pids) - before[1]
             events, size = (after - first for after, first in zip(viewer.counts(), before[2], strict=True))
             lines = count_lines(folder) - lines
             behind_s = max(0, last_step(folder) - viewer.step()) / options.updates
@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace, *, browser: bool, program: str = "") ->
     }
 
 
-def a_plan(workers: int) -> Plan:
+def make_plan(workers: int) -> Plan:
     return Plan(
         model=ModelSpec(name="digits-vit"),
         batch=64,
@@ -121,7 +121,7 @@ def a_plan(workers: int) -> Plan:
 
 
 def write_run(folder: RunFolder, num_workers: int, updates: float) -> None:
-    """What workers write, from one process: lines and records, on time."""
+    """Write what workers would write, at their rate, from one process."""
     workers = [folder.worker(rank) for rank in range(num_workers)]
     records = [Activity() for _ in workers]
     for worker, record in zip(workers, records, strict=True):
@@ -151,7 +151,7 @@ def write_run(folder: RunFolder, num_workers: int, updates: float) -> None:
 
 
 class Viewer:
-    """Takes every event, as a browser would, and keeps the last step that it has seen."""
+    """A client that receives every event, as a browser would, and keeps the last step."""
 
     def __init__(self, url: str) -> None:
         address = url.removeprefix("http://").rstrip("/")
@@ -220,7 +220,7 @@ def find_browser() -> str | None:
 
 
 def children_of(pid: int, name: str) -> list[int]:
-    """Every process below this one with such a name."""
+    """Return the descendants of a process with this name."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -228,18 +228,18 @@ def children_of(pid: int, name: str) -> list[int]:
                 text = (entry / "stat").read_text()
             except OSError:
                 continue
-            own, _, rest = text.partition(" (")
+            process_id, _, rest = text.partition(" (")
             title, _, rest = rest.rpartition(") ")
-            parents[int(own)] = (int(rest.split()[1]), title)
-    found, edge = [], {pid}
-    while edge:
-        edge = {one for one, (parent, _) in parents.items() if parent in edge}
-        found += [one for one in edge if name in parents[one][1]]
-    return found
+            parents[int(process_id)] = (int(rest.split()[1]), title)
+    matching, generation = [], {pid}
+    while generation:
+        generation = {child for child, (parent, _) in parents.items() if parent in generation}
+        matching += [child for child in generation if name in parents[child][1]]
+    return matching
 
 
-def processor_s(pids: list[int]) -> float:
-    """Seconds of processor time that these processes have used."""
+def cpu_s(pids: list[int]) -> float:
+    """Return the CPU time of these processes in seconds."""
     total = 0
     for pid in pids:
         try:
@@ -251,7 +251,7 @@ def processor_s(pids: list[int]) -> float:
 
 
 def last_step(folder: RunFolder) -> int:
-    """The step that is in the file now."""
+    """Return the last step in the metrics file."""
     *_, line = folder.metrics(0)
     return int(line["step"])
 

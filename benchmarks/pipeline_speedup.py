@@ -1,21 +1,21 @@
-"""Speed-up of a pipeline (or of replicas, or of divided layers) over serial on pinned cores.
+"""Speed-up of pipeline, data or tensor parallelism over the single-device baseline on pinned cores.
 
     python benchmarks/pipeline_speedup.py --model deit-small --stages 2,3,4,6
     python benchmarks/pipeline_speedup.py --model bert-minilm --stages 2 --no-stock
     python benchmarks/pipeline_speedup.py --model mobilenet-v2 --axis data --microbatches 1 --microbatch-size 16
     python benchmarks/pipeline_speedup.py --model bert-minilm --axis tensor --microbatches 1 --microbatch-size 16
 
-Every figure is a ratio within one round of one run: serial (the user's own model on one of the pipeline's cores), our
-pipeline and stock torch.distributed.pipelining with one core a stage, the same micro-batches, one after the other. The
-plan is first proven equal to serial; what is printed is the median over the rounds, with the lowest and the highest.
-Neighbouring cores slow each other down: serial runs on all of them at once, too, and the share of the bound is also
-told against that. Where others slow cores down for seconds, compare the quickest rounds of each, of many short ones
-(`--rounds 12 --stream 24 --serial 3`).
-Inference is one stream of `--stream` micro-batches a stage (torch: one step of as many, forward only); training is one
-step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead; stock torch cut so is always among the
-rivals where that is another split. Late is the share of a kind's time beyond its median. Where each worker's step of
-ours went is in `parts` (see `step_parts`), what its threads took of its core in `threads` (`jobs/threads.py`); both are
-means over the rounds.
+Every figure is a ratio within one round of one run: serial (the user's model on one of the pipeline's cores),
+Stagewright's pipeline and stock torch.distributed.pipelining with one core per stage and the same micro-batches, one
+after the other. The plan is first verified against the baseline; printed is the median over the rounds, with the lowest
+and the highest. Neighboring cores slow each other down, so serial also runs on all of them at once, and the share of
+the bound is also given relative to that. Where other programs slow cores down for seconds, compare the fastest of many
+short rounds (`--rounds 12 --stream 24 --serial 3`).
+Inference is one stream of `--stream` micro-batches per stage (torch: one forward-only step with as many); training is
+one step of 1F1B, with SGD. `--split parameters` cuts by equal parameters instead; stock torch with that split is always
+among the competitors if it differs. Late is the share of a kind's time beyond its median. The breakdown of each
+worker's step is in `parts` (see `step_parts`), the counters of its threads in `threads` (`jobs/thread_counters.py`);
+both are means over the rounds.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ JOBS = Path(__file__).resolve().parent / "jobs"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit-small")
-    parser.add_argument("--stages", default="2", help="numbers of stages (or workers on another axis), with commas")
+    parser.add_argument("--stages", default="2", help="numbers of stages (or workers on another axis), comma-separated")
     parser.add_argument("--axis", default="pipeline", choices=("pipeline", "data", "tensor"))
     parser.add_argument("--microbatches", type=int, default=24)
     parser.add_argument("--microbatch-size", type=int, default=2)
-    parser.add_argument("--stream", type=int, default=48, help="micro-batches a stage in an inference stream")
-    parser.add_argument("--serial", type=int, default=12, help="micro-batches that serial takes in a round, at most")
+    parser.add_argument("--stream", type=int, default=48, help="micro-batches per stage in an inference stream")
+    parser.add_argument("--serial", type=int, default=12, help="maximum number of micro-batches of serial per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", default="inference,training")
     parser.add_argument("--split", default="optimal")
     parser.add_argument("--units", default="auto")
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--schedule", default="1f1b")
-    parser.add_argument("--no-stock", action="store_true", help="leave the comparison with stock torch out")
-    parser.add_argument("--no-parameters", action="store_true", help="leave stock torch cut by equal parameters out")
-    parser.add_argument("--peers", default="", help="torchgpipe, prepare_pippy (the extra `peers`), with commas")
+    parser.add_argument("--no-stock", action="store_true", help="skip stock torch")
+    parser.add_argument("--no-parameters", action="store_true", help="skip stock torch cut by equal parameters")
+    parser.add_argument("--peers", default="", help="torchgpipe, prepare_pippy (the extra `peers`), comma-separated")
     parser.add_argument("--output", default="pipeline_speedup.json")
-    parser.add_argument("--devices", default="", help="with commas; otherwise the machine's first")
-    parser.add_argument("--cuts", default="", help="unit names with commas: cut there, without a profile")
+    parser.add_argument("--devices", default="", help="comma-separated; default: the machine's first")
+    parser.add_argument("--cuts", default="", help="unit names, comma-separated: cut there, without a profile")
     options = parser.parse_args()
-    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
+    sys.path.insert(0, str(JOBS))  # workers are forked from this process and import their job from here
     from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
     rows: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]:
-    """One row: a plan against serial and stock torch."""
+    """Measure one row: a plan, serial and stock torch."""
     from stagewright.engine.launch.launcher import launch
     from stagewright.engine.parallel.resolve import resolve_plan
     from stagewright.runs.run_folder import RunFolder
@@ -94,11 +94,11 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     num_workers = plan.mesh.num_workers
     repeats = max(1, -(-options.stream * num_stages // plan.microbatches))
     settings = {"stream": repeats * plan.microbatches, "rounds": options.rounds}
-    compared = not options.no_stock and options.axis == "pipeline"
-    by_parameters = compared and not options.no_parameters
+    with_stock = not options.no_stock and options.axis == "pipeline"
+    by_parameters = with_stock and not options.no_parameters
     equal_parameters = resolve_plan(replace(plan, split="parameters", cuts=())).cuts if by_parameters else ()
     settings |= {
-        "stock": compared,
+        "stock": with_stock,
         "parameters": equal_parameters if equal_parameters != plan.cuts else (),
         "serial": options.serial,
         "peers": options.peers.split(","),
@@ -112,7 +112,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
     equal = workers[0]["equality"]["equal"]
     count = workers[0]["count"]
     slowest = [
-        {name: max(one["rounds"][number][name] for one in workers) for name in workers[0]["rounds"][number]}
+        {name: max(worker["rounds"][number][name] for worker in workers) for name in workers[0]["rounds"][number]}
         for number in range(options.rounds)
     ]
     parts = step_parts(read_trace(folder))
@@ -127,45 +127,45 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "bound": num_workers * count / (count + num_stages - 1),
         "rounds": slowest,
         "samples": workers[0]["samples"],
-        "speedups": [one["serial"] / one["ours"] for one in slowest] if equal else None,
-        "ceilings": [num_workers * one["serial"] / one["together"] for one in slowest],
+        "speedups": [times["serial"] / times["ours"] for times in slowest] if equal else None,
+        "ceilings": [num_workers * times["serial"] / times["together"] for times in slowest],
         "peers": {
-            name: [one["serial"] / one[name] for one in slowest]
+            name: [times["serial"] / times[name] for times in slowest]
             for name in ("prepare_pippy", "torchgpipe")
             if name in slowest[0]
         },
-        "stock_speedups": [one["serial"] / one["stock"] for one in slowest if "stock" in one],
-        "parameters_speedups": [one["serial"] / one["parameters"] for one in slowest if "parameters" in one],
-        "late": [one["late"] for one in workers],
-        "busy": [sum(one[f"{name}_s"] for name in COMPUTING) / one["step_s"] for one in parts],
-        "compute": [one["compute"] for one in workers],
+        "stock_speedups": [times["serial"] / times["stock"] for times in slowest if "stock" in times],
+        "parameters_speedups": [times["serial"] / times["parameters"] for times in slowest if "parameters" in times],
+        "late": [worker["late"] for worker in workers],
+        "busy": [sum(share[f"{name}_s"] for name in COMPUTING) / share["step_s"] for share in parts],
+        "compute": [worker["compute"] for worker in workers],
         "parts": parts,
-        "threads": [one["threads"] for one in workers],
+        "threads": [worker["threads"] for worker in workers],
     }
 
 
 def describe(row: dict[str, Any]) -> str:
-    """The row as text: the rivals, then each worker's medians."""
+    """Format the row: all competitors, then each worker's medians."""
     what = f"{row['stages']} stages ({row['split']})" if row["axis"] == "pipeline" else f"{row['axis']} {row['stages']}"
-    text = f"{row['mode']}, {what}, at best {row['bound']:.2f}: "
+    text = f"{row['mode']}, {what}, bound {row['bound']:.2f}: "
     if row["equal"]:
-        middle = statistics.median(row["speedups"])
-        text += f"{spread(row['speedups'])}, {middle / row['bound']:.0%} of the bound"
-        text += f", {middle / row['stages']:.0%} of the ideal {row['stages']} ×"
-        text += f"; on cores that are all busy {spread_percent(of_busy_cores(row))} of the bound"
+        median = statistics.median(row["speedups"])
+        text += f"{spread(row['speedups'])}, {median / row['bound']:.0%} of the bound"
+        text += f", {median / row['stages']:.0%} of the ideal {row['stages']} ×"
+        text += f"; relative to busy cores {spread_percent(of_busy_cores(row))} of the bound"
     else:
-        text += "not equal to serial"
+        text += "FAILED the parity check"
     if row["stock_speedups"] and row["equal"]:
         ratios = [ours / stock for ours, stock in zip(row["speedups"], row["stock_speedups"], strict=True)]
-        text += f"; stock {spread(row['stock_speedups'])}; ours over stock {spread(ratios)}"
+        text += f"; stock {spread(row['stock_speedups'])}; Stagewright over stock {spread(ratios)}"
     if row["parameters_speedups"] and row["equal"]:
-        ratios = [ours / other for ours, other in zip(row["speedups"], row["parameters_speedups"], strict=True)]
-        text += f"; stock cut by parameters {spread(row['parameters_speedups'])}, ours over it {spread(ratios)}"
+        ratios = [ours / stock for ours, stock in zip(row["speedups"], row["parameters_speedups"], strict=True)]
+        text += f"; stock cut by parameters {spread(row['parameters_speedups'])}, Stagewright over it {spread(ratios)}"
     for name, ratios in row["peers"].items():
         text += f"; {name} {spread(ratios)}"
-    text += f"\n  serial {statistics.median(one['serial'] for one in row['rounds']) * 1e3:.1f} ms a sample"
-    text += f"; {row['stages']} serial runs at once on these cores give {spread(row['ceilings'])}"
-    text += f"\n  quickest rounds: {describe_quickest(row)}"
+    text += f"\n  serial {statistics.median(times['serial'] for times in row['rounds']) * 1e3:.1f} ms per sample"
+    text += f"; {row['stages']} concurrent serial runs on these cores: {spread(row['ceilings'])}"
+    text += f"\n  fastest rounds: {describe_fastest(row)}"
     for worker, kinds in enumerate(row["compute"]):
         late = row["late"][worker]
         text += f"\n  worker {worker} computes {row['busy'][worker]:.0%} of the time: " + ", ".join(
@@ -176,27 +176,27 @@ def describe(row: dict[str, Any]) -> str:
 
 
 def of_busy_cores(row: dict[str, Any]) -> list[float]:
-    """The share of the bound in each round, where serial, too, has the cores' speed while all of them compute."""
-    return [one["together"] / one["ours"] / row["bound"] for one in row["rounds"]]
+    """Return the share of the bound in each round, relative to serial runs on all cores at once."""
+    return [times["together"] / times["ours"] / row["bound"] for times in row["rounds"]]
 
 
-def describe_quickest(row: dict[str, Any]) -> str:
-    """How much each rival's quickest round is faster than serial's."""
-    least = {name: min(one[name] for one in row["rounds"]) for name in row["rounds"][0]}
+def describe_fastest(row: dict[str, Any]) -> str:
+    """Format the speed-up of each competitor's fastest round over the fastest serial round."""
+    least = {name: min(times[name] for times in row["rounds"]) for name in row["rounds"][0]}
     shown = {"ours": 1, "stock": 1, "parameters": 1, "together": row["stages"]}
-    found = {name: count * least["serial"] / least[name] for name, count in shown.items() if name in least}
-    return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in found.items() if name != "ours" or row["equal"])
+    speedups = {name: count * least["serial"] / least[name] for name, count in shown.items() if name in least}
+    return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in speedups.items() if name != "ours" or row["equal"])
 
 
 def describe_parts(parts: dict[str, float], threads: dict[str, float]) -> str:
-    """A worker's step as shares of it, and what its threads took beside."""
-    whole = parts["step_s"]
-    shares = {"computing": sum(parts[f"{name}_s"] for name in COMPUTING)}
+    """Format the breakdown of a worker's step and the counters of its threads."""
+    step_s = parts["step_s"]
+    shares = {"compute": sum(parts[f"{name}_s"] for name in COMPUTING)}
     shares |= {name[:-2]: seconds for name, seconds in parts.items() if name[:-2] not in (*COMPUTING, "step")}
-    text = ", ".join(f"{name} {seconds / whole:.2%}" for name, seconds in shares.items() if seconds)
+    text = ", ".join(f"{name} {seconds / step_s:.2%}" for name, seconds in shares.items() if seconds)
     if threads:
-        text += "; of its core: " + ", ".join(
-            f"{name[:-2]} {value / whole:.2%}" if name.endswith("_s") else f"{name} {value:.0f}"
+        text += "; counters: " + ", ".join(
+            f"{name[:-2]} {value / step_s:.2%}" if name.endswith("_s") else f"{name} {value:.0f}"
             for name, value in threads.items()
         )
     return text

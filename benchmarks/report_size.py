@@ -1,10 +1,10 @@
-"""How long a page over many events takes to build, and how large it is; the limits are 10 s and 8 MB.
+"""Build time and size of a report page with many events; the limits are 10 s and 8 MB.
 
     python benchmarks/report_size.py [--events 100000] [-o report_size.json]
 
-The run folder is made by hand, by the tests' own maker: four workers, 32 micro-batches, as many steps as it takes.
-Reading, building and writing are timed apart; writing the folder is not counted. With `--browser` the page is opened in
-chromium and the timeline is moved and zoomed: how long a frame's drawing takes there.
+The run folder is synthetic, made by a helper of the tests: four workers, 32 micro-batches, as many steps as needed.
+Reading, building and writing are timed separately; writing the folder is not counted. With `--browser` the page is
+opened in chromium, and the frame time of moving and zooming the timeline is measured.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from record import write_record
 from stagewright.report.page import build_report, page_html
 
 LIMIT_S, LIMIT_BYTES = 10.0, 8_000_000
-EVENTS_A_STEP = 648  # of four workers and 32 micro-batches
+EVENTS_PER_STEP = 648  # of four workers and 32 micro-batches
 
 
 def measure(events: int, keep: Path | None) -> dict[str, float]:
-    """Build the page once."""
+    """Build the page once and return its times and size."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         make_run(root, number=0)
-        folder = make_run(root, "pipeline=4", microbatches=32, steps=max(1, round(events / EVENTS_A_STEP)), number=1)
+        folder = make_run(root, "pipeline=4", microbatches=32, steps=max(1, round(events / EVENTS_PER_STEP)), number=1)
         count = sum(len(folder.worker(rank).events()) for rank in range(4))
         begin = time.perf_counter()
         report = build_report([root])
         built = time.perf_counter()
-        assert all(run.trace is not None for run in report.runs), "every event is to be drawn"
+        assert all(run.trace is not None for run in report.runs), "every event must be drawn"
         content = page_html(report.page)
         written = time.perf_counter()
         if keep is not None:
@@ -50,7 +50,7 @@ def measure(events: int, keep: Path | None) -> dict[str, float]:
 
 
 def frames(page: Path) -> dict[str, float]:
-    """Milliseconds of script and of whole frames while the timeline is dragged and zoomed, in a real browser."""
+    """Measure frame times in a browser while the timeline is zoomed and the page is scrolled."""
     import shutil
 
     from playwright.sync_api import sync_playwright
@@ -66,7 +66,7 @@ def frames(page: Path) -> dict[str, float]:
         tab.locator(".timeline canvas").last.scroll_into_view_if_needed()
         opened = time.perf_counter() - begin
         tab.locator(".timeline").last.get_by_role("button", name="All steps").click()
-        found = tab.evaluate(
+        times = tab.evaluate(
             """async () => {
               const canvas = [...document.querySelectorAll('.timeline canvas')].at(-1);
               const gaps = [];
@@ -89,14 +89,14 @@ def frames(page: Path) -> dict[str, float]:
                 scrolled.push(now - before);
                 before = now;
               }
-              const middle = (list) => list.sort((one, two) => one - two)[Math.floor(list.length / 2)];
+              const middle = (list) => list.sort((a, b) => a - b)[Math.floor(list.length / 2)];
               const worst = (list) => Math.max(...list);
               return {zoom_median_ms: middle(gaps), zoom_worst_ms: worst(gaps), scroll_median_ms: middle(scrolled),
                       scroll_worst_ms: worst(scrolled)};
             }"""
         )
         browser.close()
-    return {"open_s": opened, **found}
+    return {"open_s": opened, **times}
 
 
 def main() -> None:
@@ -107,19 +107,19 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         page = Path(name) / "report.html"
-        found = measure(options.events, page)
+        result = measure(options.events, page)
         if options.browser:
-            found |= frames(page)
-    shares = {"share_of_time": found["total_s"] / LIMIT_S, "share_of_size": found["bytes"] / LIMIT_BYTES}
-    write_record(options.output, {**found, **shares})
+            result |= frames(page)
+    shares = {"share_of_time": result["total_s"] / LIMIT_S, "share_of_size": result["bytes"] / LIMIT_BYTES}
+    write_record(options.output, {**result, **shares})
     print(
-        f"{found['events']} events: {found['total_s']:.2f} s of {LIMIT_S:.0f} ({shares['share_of_time']:.0%}), "
-        f"{found['bytes'] / 1e6:.2f} MB of {LIMIT_BYTES / 1e6:.0f} ({shares['share_of_size']:.0%})"
+        f"{result['events']} events: {result['total_s']:.2f} s of {LIMIT_S:.0f} ({shares['share_of_time']:.0%}), "
+        f"{result['bytes'] / 1e6:.2f} MB of {LIMIT_BYTES / 1e6:.0f} ({shares['share_of_size']:.0%})"
     )
     if options.browser:
         print(
-            f"in the browser: {found['open_s']:.2f} s to open; a frame when zooming {found['zoom_median_ms']:.1f} ms, "
-            f"when scrolling {found['scroll_median_ms']:.1f} ms (medians of 60)"
+            f"in the browser: {result['open_s']:.2f} s to open; frame time when zooming "
+            f"{result['zoom_median_ms']:.1f} ms, when scrolling {result['scroll_median_ms']:.1f} ms (medians of 60)"
         )
 
 

@@ -1,9 +1,10 @@
-"""Plans for several GPUs, proven by workers that share one: each equal to serial, over NCCL?
+"""Parity check over NCCL of plans for several GPUs, with workers that share one GPU.
 
     python benchmarks/shared_gpu.py --at-once 4
 
-Workers of one plan share a GPU (each is a machine of its own for NCCL), so speeds say nothing; loss, results, gradients
-and buffers do. Some plans run at once, since most of a run is starting. `--device cpu:0` tries the benchmark itself.
+Workers of one plan share a GPU (each is a separate machine for NCCL), so speeds mean nothing; loss, outputs, gradients
+and buffers are compared. Several plans run at once, because most of a run is start-up. `--device cpu:0` tests the
+benchmark itself.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import sys
 import tempfile
 from typing import Any
 
-from apart import apart_parser, run_apart
 from forecast_accuracy import make_plan
+from isolated_runs import isolated_parser, run_isolated
 
 GPT = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8}
 VIT = {"model": "digits-vit", "batch": 8}
@@ -51,7 +52,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {"model": "bert-minilm", "sequence_length": 32, "batch": 8, "mesh": "pipeline=3", "microbatches": 4},
     {"model": "llama-tiny", "sequence_length": 32, "batch": 8, "mesh": "tensor=2"},
     {"model": "llama-tiny", "sequence_length": 32, "batch": 7, "mesh": "data=2,pipeline=2", "microbatches": 3},
-    # Larger than the memory that a worker is allowed: parameters stay on the host until each worker has its part.
+    # Larger than a worker's memory limit: parameters stay on the host until each worker has its part.
     {**LARGE, "mesh": "pipeline=2", "microbatches": 4},
     {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "schedule": "zbv", "stages": 4, "recompute": "always"},
     {**LARGE, "mesh": "pipeline=2", "microbatches": 4, "codec": "hadamard4"},
@@ -77,28 +78,28 @@ PLANS: tuple[dict[str, Any], ...] = (
 def main() -> None:
     verdicts: list[bool] = []
 
-    def show(about: dict[str, Any], found: dict[str, Any]) -> None:
-        verdicts.append(bool(found.get("equal")))
-        text = ", ".join(f"{name} {value}" for name, value in about.items())
-        if "error" in found:
-            print(f"FAILED  {text}: {found['error']}", flush=True)
+    def show(settings: dict[str, Any], parity: dict[str, Any]) -> None:
+        verdicts.append(bool(parity.get("equal")))
+        text = ", ".join(f"{name} {value}" for name, value in settings.items())
+        if "error" in parity:
+            print(f"FAILED  {text}: {parity['error']}", flush=True)
             return
-        verdict = "equal  " if found["equal"] else "DIFFERS"
-        print(f"{verdict} {text}: gradients {found['gradients']:.1e}, results {found['outputs']:.1e}", flush=True)
+        verdict = "ok     " if parity["equal"] else "DIFFERS"
+        print(f"{verdict} {text}: gradients {parity['gradients']:.1e}, outputs {parity['outputs']:.1e}", flush=True)
 
-    run_apart(apart_parser(__doc__).parse_args(), PLANS, prove, show)
-    print(f"{sum(verdicts)} of {len(verdicts)} plans are equal to serial")
+    run_isolated(isolated_parser(__doc__).parse_args(), PLANS, check_plan, show)
+    print(f"{sum(verdicts)} of {len(verdicts)} plans pass the parity check")
     sys.exit(0 if all(verdicts) else 1)
 
 
-def prove(about: dict[str, Any], device: str) -> dict[str, Any]:
-    """The proof of one plan whose workers share a device."""
+def check_plan(settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """Run one plan whose workers share a device, and return its parity report."""
     from stagewright.engine.jobs.compare import run_plan
     from stagewright.errors import StagewrightError
 
     with tempfile.TemporaryDirectory() as root:
         try:
-            plan = make_plan({**about, "steps": 2, "warmup": 1}, (device,) * 8)
+            plan = make_plan({**settings, "steps": 2, "warmup": 1}, (device,) * 8)
             return run_plan(plan, root, hang_s=60).to_dict()["equality"]
         except StagewrightError as error:
             return {"error": str(error)}

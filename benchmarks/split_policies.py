@@ -1,9 +1,9 @@
-"""Every policy's stages, built and timed: is the split that is called optimal the fastest?
+"""Measured stage times of every split policy: whether `optimal` has the fastest bottleneck stage.
 
     python benchmarks/split_policies.py --model deit-small --stages 4
 
-Units are profiled, each policy cuts, then all stages of all policies are timed in the same rounds. Printed is each
-policy's slowest stage relative to optimal's: below 1 by more than the spread, another policy was better: a defect.
+Units are profiled, each policy cuts, then all stages of all policies are timed in the same rounds. Each policy's
+slowest stage is printed relative to that of `optimal`; a ratio below 1 by more than the spread is a defect.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ def main() -> None:
     profile = sw.profile(graph, model.args, model.kwargs, name=options.model, cache=False, **common)
     comparison = compare(profile, options.stages)
     times = measure_stages(graph, model.args, model.kwargs, splits=[split.cuts for split in comparison], **common)
-    slowest = {split.policy: max(one.total_s for one in row) for split, row in zip(comparison, times, strict=True)}
-    print(f"{options.model}: units sum to {profile.coverage:.1%} of the whole model's time")
+    slowest = {split.policy: max(stage.total_s for stage in row) for split, row in zip(comparison, times, strict=True)}
+    print(f"{options.model}: units add up to {profile.coverage:.1%} of the whole model's time")
     rows = []
     for split, row in zip(comparison, times, strict=True):
-        spread = max(one.forward.spread_s + one.backward_spread_s for one in row)
+        spread = max(stage.forward.spread_s + stage.backward_spread_s for stage in row)
         rows.append(
             {
                 "policy": split.policy,
                 "cuts": list(split.cut_names),
-                "stage_s": [one.total_s for one in row],
+                "stage_s": [stage.total_s for stage in row],
                 "slowest_over_optimal": slowest[split.policy] / slowest["optimal"],
                 "spread_over_optimal": spread / slowest["optimal"],
                 "predicted_over_optimal": split.bottleneck_s / comparison["optimal"].bottleneck_s,
-                "sum_over_slowest": sum(one.total_s for one in row) / slowest[split.policy],
+                "sum_over_slowest": sum(stage.total_s for stage in row) / slowest[split.policy],
             }
         )
-        one = rows[-1]
+        result = rows[-1]
         print(
-            f"  {split.policy:14} slowest stage {one['slowest_over_optimal']:.3f} × optimal's "
-            f"(±{one['spread_over_optimal'] / 2:.3f}, predicted {one['predicted_over_optimal']:.3f}); "
-            f"speed-up of an endless stream at most {one['sum_over_slowest']:.2f}; "
+            f"  {split.policy:14} slowest stage {result['slowest_over_optimal']:.3f} × that of optimal "
+            f"(±{result['spread_over_optimal'] / 2:.3f}, predicted {result['predicted_over_optimal']:.3f}); "
+            f"speed-up of an endless stream at most {result['sum_over_slowest']:.2f}; "
             f"cut after {', '.join(split.cut_names)}"
         )
     write_record(options.output, {"coverage": profile.coverage, "rows": rows})

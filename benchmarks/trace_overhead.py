@@ -1,10 +1,9 @@
-"""What recording events costs: steps with and without it, in turns, in the same processes.
+"""Cost of recording events: steps with and without it, alternating in the same processes.
 
     python benchmarks/trace_overhead.py --model digits-vit --mesh pipeline=2 --microbatches 8
 
-Each pair of steps gives one ratio, and which of the two comes first changes from pair to pair. What is printed is the
-ratio of the medians over all pairs less 1, with the same for two steps that are both without recording: how far apart
-they are by chance. The clock alone gives a limit: an event reads it twice.
+The order alternates from pair to pair. Printed is the ratio of the medians over all pairs minus 1, and the same for two
+steps without recording: the random difference. Reading the clock is a lower limit: an event reads it twice.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--output", default="trace_overhead.json")
     options = parser.parse_args()
-    sys.path.insert(0, str(JOBS))  # workers are copies of this process, and look for their job here
+    sys.path.insert(0, str(JOBS))  # workers are forked from this process and import their job from here
     os.environ["TRACE_PAIRS"] = str(options.pairs)
     from stagewright.engine.launch.launcher import launch
     from stagewright.engine.parallel.resolve import resolve_plan
@@ -52,27 +51,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(root, plan)
         launch(plan, folder, job="trace_pairs:run_job")
-        found = [json.loads((folder.worker(rank).path / "pairs.json").read_text()) for rank in folder.workers()]
-    row = {"clock_s": clock_s(), "workers": found}
+        workers = [json.loads((folder.worker(rank).path / "pairs.json").read_text()) for rank in folder.workers()]
+    row = {"clock_s": clock_s(), "workers": workers}
     write_record(options.output, row)
-    for rank, one in enumerate(found):
-        print(describe(rank, one, row["clock_s"]))
+    for rank, worker in enumerate(workers):
+        print(describe(rank, worker, row["clock_s"]))
 
 
 def clock_s(repeats: int = 200_000) -> float:
-    """Reading the clock once."""
+    """Return the time to read the clock once."""
     start = time.perf_counter()
     for _ in range(repeats):
         time.perf_counter()
     return (time.perf_counter() - start) / repeats
 
 
-def describe(rank: int, one: dict[str, Any], clock: float) -> str:
-    limit = 2 * clock * one["events"] / one["without_s"]
+def describe(rank: int, worker: dict[str, Any], clock: float) -> str:
+    limit = 2 * clock * worker["events"] / worker["without_s"]
     return (
-        f"worker {rank}: {one['events']} events in a step of {one['without_s'] * 1e3:.2f} ms; recording costs "
-        f"{one['overhead']:+.2%} ({one['by_chance']:+.2%} by chance; the clock alone {limit:.2%}); "
-        f"{one['event_s'] * 1e6:.2f} µs an event"
+        f"worker {rank}: {worker['events']} events in a step of {worker['without_s'] * 1e3:.2f} ms; recording costs "
+        f"{worker['overhead']:+.2%} (random difference {worker['by_chance']:+.2%}; the clock alone {limit:.2%}); "
+        f"{worker['event_s'] * 1e6:.2f} µs per event"
     )
 
 

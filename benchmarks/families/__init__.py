@@ -1,4 +1,4 @@
-"""Model families on which capture is checked: tiny transformers models and plain modules, with random weights."""
+"""Model families for testing capture and the engine: tiny transformers models and plain modules, random weights."""
 
 from families.decoders import DECODERS
 from families.encoders import ENCODERS

@@ -1,6 +1,6 @@
-"""Check one family: capture it, run model, graph and stages alike, and compare what they give.
+"""Check of one family: capture it, run model, graph and stages, and compare their results.
 
-Every run starts from the same seed, the same buffers and its own copy of the inputs.
+Every run starts from the same seed, the same buffers and a copy of the inputs.
 """
 
 from __future__ import annotations
@@ -27,31 +27,30 @@ from stagewright.graph import UnitGraph, capture
 __all__ = ["BATCH_SIZES", "Outcome", "check"]
 
 BATCH_SIZES = (2, 3, 1, 5)
-"""The first is the example's."""
+"""The first is that of the example."""
 GRADIENT_TOLERANCE = 1e-5
-"""Largest relative difference of a gradient through a chain of stages."""
+"""Maximum relative error of gradients through a chain of stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one family gave in one mode at one fineness."""
+    """Result of one family in one mode with one choice of units."""
 
     passed: bool
-    """Whether everything was equal (or, for a model that can't be captured, the error was clear)."""
+    """Whether everything is equal (or, for a model that can't be captured, the error is the expected one)."""
     reason: str
     """Why not; empty if passed."""
     remark: str
-    """What was left out, and notes of capture."""
+    """What was skipped, and notes of capture."""
     num_calls: int
     """Unit calls in the graph."""
     num_crossing: int
-    """Tensors that cross the cut in the middle."""
+    """Tensors that cross the middle cut."""
     crossing_bytes: int
     """Their bytes, for a batch of two."""
     capture_s: float
-    """Seconds that capture took."""
     stages_equal: bool
-    """Whether the gradients through a chain of three stages were equal to the last bit, too."""
+    """Whether gradients through a chain of three stages are bit-identical too."""
 
 
 def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[int] = BATCH_SIZES) -> Outcome:
@@ -60,7 +59,7 @@ def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[i
         try:
             model = family.build().train(training)
             return _check(family, model, units, batch_sizes)
-        except Exception as error:  # a sweep goes on
+        except Exception as error:  # the sweep continues
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             return _failed(f"the model itself fails: {reason}")
 
@@ -82,7 +81,7 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
         return _failed(f"capture raised {type(error).__name__}: {' '.join(str(error).split())}")
     capture_s = time.perf_counter() - start
     stages_equal = True
-    reason = "" if family.fails is None else f"no error, but one with {family.fails!r} was due"
+    reason = "" if family.fails is None else f"no error, but an error with {family.fails!r} was expected"
     try:
         compare_tensors("state after capture", before, _copies(model.state_dict()))
         if modules != [(name, id(module), module.training) for name, module in model.named_modules()]:
@@ -98,7 +97,7 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
             stages_equal &= compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
     except Difference as difference:
         reason = str(difference)
-    except Exception as error:  # whatever the graph raised
+    except Exception as error:  # any error of the graph
         reason = f"the graph raised {type(error).__name__}: {' '.join(str(error).split())}"
     middle = graph.cuts[len(graph.cuts) // 2]
     return Outcome(
@@ -127,7 +126,7 @@ def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
 
 
 def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) -> tuple[dict[int, Run], list[str]]:
-    """The model's own results; a size at which it fails by itself in training (batch norm of one value) is left out."""
+    """Run the original model; skip a size at which it fails in training itself (batch norm of one value)."""
     runs: dict[int, Run] = {}
     remarks: list[str] = []
     for size in batch_sizes:
@@ -137,13 +136,13 @@ def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) ->
             if not (model.training and size == 1 and "more than 1 value per channel" in str(error)):
                 raise
             remarks.append("no batch of 1 in training: batch norm needs more than one value")
-    again = _measure(model, model, family.example(batch_sizes[0]))
-    compare("the model run twice", runs[batch_sizes[0]], again)
+    repeated = _measure(model, model, family.example(batch_sizes[0]))
+    compare("the model run twice", runs[batch_sizes[0]], repeated)
     return runs, remarks
 
 
 def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Run:
-    """One pass from the same seed and buffers; in train mode backward too. Buffers are put back."""
+    """Run one pass from the same seed and buffers, in train mode with backward; restore the buffers."""
     buffers = _copies(dict(model.named_buffers()))
     args, kwargs = pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, arguments)
     model.zero_grad(set_to_none=True)
@@ -173,7 +172,7 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
 
 
 def _projection(leaves: Sequence[Any]) -> torch.Tensor:
-    """A fixed random projection of all outputs that carry a gradient."""
+    """Return a fixed random projection of all differentiable outputs."""
     generator = torch.Generator().manual_seed(7)
     total = torch.zeros(())
     for leaf in leaves:
@@ -183,7 +182,7 @@ def _projection(leaves: Sequence[Any]) -> torch.Tensor:
 
 
 class _Chain:
-    """The graph as stages, each with a backward pass of its own, as on separate workers."""
+    """The graph as stages with separate backward passes, as on separate workers."""
 
     def __init__(self, graph: UnitGraph, cuts: Sequence[int]) -> None:
         self.graph = graph
@@ -200,7 +199,7 @@ class _Chain:
         return self.graph.unflatten(self.stages[-1](*received))
 
     def backward(self) -> None:
-        """After the last stage's backward pass: those of the stages before it, the last one first."""
+        """Run the backward passes of all stages before the last, in reverse order."""
         for sent, received in reversed(self.crossings):
             pairs = [pair for pair in zip(sent, received, strict=True) if pair[1].grad is not None]
             torch.autograd.backward([value for value, _ in pairs], [copy.grad for _, copy in pairs])
@@ -212,7 +211,7 @@ def _copies(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings and no log lines of the models' own."""
+    """Suppress warnings and log lines of the models."""
     import transformers
 
     level = transformers.logging.get_verbosity()

@@ -1,4 +1,4 @@
-"""Two runs compared: outputs and buffers to the last bit, gradients to the last bit or within a tolerance."""
+"""Comparison of two runs: outputs and buffers bit by bit, gradients bit by bit or within a tolerance."""
 
 from __future__ import annotations
 
@@ -12,31 +12,34 @@ __all__ = ["Difference", "Run", "compare", "compare_tensors"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one forward (and backward) pass left behind."""
+    """Result of one forward (and backward) pass."""
 
     leaves: list[Any]
     """The output, flattened."""
     spec: Any
     """The output's structure."""
     gradients: dict[str, torch.Tensor | None]
-    """Per parameter; ``None`` where there is none."""
+    """By parameter; ``None`` without a gradient."""
     buffers: dict[str, torch.Tensor]
-    """Per buffer, after the run."""
+    """By name, after the run."""
 
 
 class Difference(Exception):
-    """Something is not equal."""
+    """Two runs are not equal."""
 
 
 def compare(what: str, plain: Run, run: Run, tolerance: float = 0.0) -> bool:
-    """Raise ``Difference`` unless equal; gradients may differ by ``tolerance``. Returns whether they are equal too."""
+    """Raise ``Difference`` unless gradients are within ``tolerance`` and all else is equal.
+
+    Return whether gradients are bit-identical.
+    """
     if plain.spec != run.spec:
-        raise Difference(f"{what}: the structure of the output is another")
-    for at, (first, second) in enumerate(zip(plain.leaves, run.leaves, strict=True)):
+        raise Difference(f"{what}: the structure of the output differs")
+    for index, (first, second) in enumerate(zip(plain.leaves, run.leaves, strict=True)):
         if isinstance(first, torch.Tensor):
-            compare_tensors(what, {f"output {at}": first}, {f"output {at}": second})
+            compare_tensors(what, {f"output {index}": first}, {f"output {index}": second})
         elif first is not second and first != second:
-            raise Difference(f"{what}: output {at} is {second!r}, not {first!r}")
+            raise Difference(f"{what}: output {index} is {second!r}, not {first!r}")
     compare_tensors(what, plain.buffers, run.buffers)
     missing = [name for name, value in plain.gradients.items() if (value is None) != (run.gradients[name] is None)]
     if missing:
@@ -51,11 +54,11 @@ def compare_tensors(
 ) -> bool:
     """Raise ``Difference`` unless the tensors are equal (NaN equals NaN) or within the tolerance.
 
-    Differences are relative to the largest value among the tensors of the same module: a bias in front of a batch norm
-    has a gradient of zero, of which rounding leaves a different little noise every time.
+    Errors are relative to the largest value among the tensors of the same module: a bias before a batch norm has a
+    gradient of zero plus rounding noise, which differs every time.
     """
     if list(first) != list(second):
-        raise Difference(f"{what}: the names are others")
+        raise Difference(f"{what}: the names differ")
     scales: dict[str, float] = {}
     for name, value in first.items():
         module = name.rpartition(".")[0]
@@ -78,7 +81,7 @@ def _equal(first: torch.Tensor, second: Any) -> bool:
 
 
 def _error(first: torch.Tensor, second: Any, scale: float) -> float:
-    """The largest difference, relative to the scale."""
+    """Return the maximum difference, relative to the scale."""
     if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
         return float("inf")
     error = _largest(first.double() - second.double())

@@ -1,4 +1,4 @@
-"""Text encoders, with padded batches for some."""
+"""Text encoders, some with padded batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which expert computes depends on the data, inside a unit."""
+"""Mixture-of-experts models: data-dependent routing inside a unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family as a factory that a plan can name: ``families.factory:bert``."""
+"""Model factories of all families, for plans: ``families.factory:bert``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A family: how to build one tiny model of a kind and an example batch of any size for it.
+"""A model family: builds one tiny model and example batches of any size for it.
 
 Weights are random with a fixed seed; parameters that start as a constant (biases, norms, class tokens) get a little
-noise, so that one that is left out or taken twice shows in the outputs.
+noise, so that one that is skipped or used twice changes the outputs.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ class Family:
     """One kind of model."""
 
     name: str
-    """Short name, unique."""
+    """Unique short name."""
     group: str
-    """The kind of family: vision, encoder, decoder, …, plain."""
+    """Vision, encoder, decoder, …, plain."""
     model_class: str
-    """Name of the model's class."""
     make: Callable[[], nn.Module]
     """Builds the model; use ``build``."""
     example: Callable[[int], Arguments]
     """Arguments for a batch of the given size."""
     fails: str | None = None
-    """What the clear error must say, for a model that can't be captured by its nature; ``None`` for all others."""
+    """Expected text of the error, for a model that can't be captured; ``None`` for all others."""
     remark: str = ""
-    """What a reader of the table should know."""
+    """Remark in the table."""
 
     def build(self) -> nn.Module:
-        """The model, always with the same weights."""
+        """Build the model, always with the same weights."""
         torch.manual_seed(0)
         model = self.make()
         torch.manual_seed(1)
@@ -62,7 +61,7 @@ def pretrained(
     remark: str = "",
     **config: Any,
 ) -> Family:
-    """A transformers model from a configuration."""
+    """Return the family of a transformers model with this configuration."""
 
     def make() -> nn.Module:
         import transformers
@@ -75,7 +74,7 @@ def pretrained(
 
 
 def images(size: int = 32, channels: int = 3) -> Callable[[int], Arguments]:
-    """A batch of square pictures."""
+    """Return batches of square images."""
 
     def example(batch_size: int) -> Arguments:
         generator = torch.Generator().manual_seed(100 + batch_size)
@@ -87,13 +86,14 @@ def images(size: int = 32, channels: int = 3) -> Callable[[int], Arguments]:
 def tokens(
     length: int = TOKENS, *, padded: bool = False, decoder: bool = False, vocabulary: int = VOCABULARY
 ) -> Callable[[int], Arguments]:
-    """A batch of token numbers; ``padded`` adds a mask with rows of unequal length, ``decoder`` a second sequence."""
+    """Return batches of token ids; ``padded`` adds a padding mask, ``decoder`` a second sequence."""
 
     def example(batch_size: int) -> Arguments:
         generator = torch.Generator().manual_seed(200 + batch_size)
         kwargs = {"input_ids": torch.randint(3, vocabulary, (batch_size, length), generator=generator)}
         if padded:
-            lengths = length - 1 - torch.arange(batch_size) % (length // 2)  # at least one, or models omit it
+            # At least one padded token: models ignore a mask without padding.
+            lengths = length - 1 - torch.arange(batch_size) % (length // 2)
             kwargs["attention_mask"] = (torch.arange(length)[None, :] < lengths[:, None]).long()
         if decoder:
             kwargs["decoder_input_ids"] = torch.randint(3, vocabulary, (batch_size, length - 5), generator=generator)

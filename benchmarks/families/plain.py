@@ -1,4 +1,4 @@
-"""Plain modules with what users' models hold: skips, repeated layers, dictionaries, control flow, buffers."""
+"""Plain modules with features of users' models: skips, repeated layers, dictionaries, control flow, buffers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Shared(nn.Module):
 
 
 class Named(nn.Module):
-    """A unit that takes and returns a dictionary and a number."""
+    """A unit whose inputs and outputs are a dictionary and a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class ControlFlowInside(nn.Module):
 
 
 class ControlFlowBetween(nn.Module):
-    """The model's own code branches on data between its units: this can't be captured."""
+    """Branches on data between its units, so it can't be captured."""
 
     def __init__(self) -> None:
         super().__init__()

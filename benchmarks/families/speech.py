@@ -1,4 +1,4 @@
-"""Speech and sound families, with SpecAugment and layer drop off."""
+"""Speech and audio families, without SpecAugment and layer drop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision families: transformers, convolution networks and mixtures of both."""
+"""Vision families: transformers, convolutional networks and hybrids."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""One worker's part of ``forecast_accuracy.py``: measure a model and run the plan, in turns, in the same processes.
+"""One worker's part of ``forecast_accuracy.py``: measure a model and run the plan, alternating in the same processes.
 
-    load, capture ─► prove ─► memory counted ─► turn: one worker measures the model's units, both the machine ─► steps
-                                                 └──────────────── the next turn, the next worker ◄────────────┘
+    load, capture ─► parity ─► memory ─► turn: one worker measures the model's units, both the machine ─► steps
+                                          └──────────────── next turn, next worker ◄──────────────────────┘
     steps of a turn   whole model ─ step ─ whole model ─ step ─ whole model …        each worker on its own core
-    after all turns   a forecast of each step, with cores as fast as the whole model was around it
-                      a forecast of each turn, with cores as fast as when units were measured, and their crowding
+    after all turns   a forecast of each step, for the speed that the cores had around it (paired)
+                      a forecast of each turn, for the speed while units were measured, with contention (unpaired)
 
-A core may be a third slower some seconds later, and another core not. So what a forecast is made of and the steps that
-it is compared with are spread over the same minute and over the same cores, and each step has a look at both cores'
-speed right before and after it: its model, in one piece and without the engine. Forecasts see no step.
+A core may be a third slower seconds later, independently of other cores. So the measurements behind a forecast and the
+steps that it is compared with are spread over the same minute and the same cores, and the speed of both cores is
+measured right before and after each step, by running the whole model without the engine. Forecasts use no step time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from proven import proven_replica
-from whole_model import WholeModel, WholeTime, with_whole
+from verified import verified_runner
+from whole_model import WholeModel, WholeTime, with_whole_time
 
 from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.files.atomic import save_text
@@ -38,24 +38,25 @@ from stagewright.planner.forecast import prepare_plan
 
 
 def run_job(plan: Any, context: Any, run_folder: Any) -> None:
-    """Prove the plan, then turns; writes turns.json."""
+    """Check parity, then take turns; writes turns.json."""
     settings = json.loads(os.environ["FORECAST_TURNS"])
-    runner, batch, equality = proven_replica(plan, context)
+    runner, batch, parity = verified_runner(plan, context)
     gc.collect()
     gc.freeze()
-    optimizer = make_optimizer(plan.optimizer, [one for one in runner.part.module.parameters() if one.requires_grad])
+    trainable = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(plan.optimizer, trainable)
 
     def step() -> float:
         start = time.perf_counter()
-        if not plan.training:  # a stream, as the engine times it: its pipeline is filled once for some batches
+        if not plan.training:  # as the engine times a stream: the pipeline is filled once for several batches
             for _ in runner.stream(batch, plan.steps):
                 pass
             return (time.perf_counter() - start) / plan.steps
         runner.part.zero_gradients()
         runner.memory.update()
-        outcome = runner.train_step(batch)
+        result = runner.train_step(batch)
         runner.optimizer_step(optimizer)
-        runner.total_loss(outcome)
+        runner.total_loss(result)
         return time.perf_counter() - start
 
     runner.memory.reset_peak()
@@ -69,52 +70,52 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         with runner.memory.tracking():
             runner.memory.begin_rows("loaded")
         step()
-    memory_bytes = runner.memory.report().to_dict()["peak_memory_bytes"]  # before others are measured here
+    memory_bytes = runner.memory.report().to_dict()["peak_memory_bytes"]  # before units are measured here
     calibration = Calibration.from_dict(json.loads(Path(settings["calibration"]).read_text()))
-    own = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
-    several = plan.mesh.num_workers > 1
-    probe = Probe(context) if several else None
-    measured, rounds, steps_s, wholes = [], [], [], []
-    whole = WholeModel(own)
+    own_plan = replace(plan, devices=(plan.devices[context.rank], *plan.devices[1:]))
+    has_peers = plan.mesh.num_workers > 1
+    probe = Probe(context) if has_peers else None
+    measured, rounds, steps_s, model_times = [], [], [], []
+    model = WholeModel(own_plan)
 
-    def together() -> None:
-        if several:
+    def barrier() -> None:
+        if has_peers:
             dist.barrier()
 
-    def sampled() -> WholeTime:
-        """On all workers at once; the step after it begins on all at once, too."""
-        together()
-        taken = whole.sample()
-        together()
-        return taken
+    def sample_model() -> WholeTime:
+        """Time the model on all workers at once; the next step starts on all at once too."""
+        barrier()
+        seconds = model.sample()
+        barrier()
+        return seconds
 
     for turn in range(settings["turns"]):
         if turn % plan.mesh.num_workers == context.rank:
-            measured.append(measure_model(own, cache=False, repeats=settings["repeats"]))
+            measured.append(measure_model(own_plan, cache=False, repeats=settings["repeats"]))
             gc.collect()
         if probe is not None:
             dist.barrier()
-            probe.round()  # caches and pages after somebody else's work
+            probe.round()  # warm up caches and pages
             rounds += [probe.round() for _ in range(settings["rounds"])]
         step()
-        whole.sample()
-        around, taken = [sampled()], []
+        model.sample()
+        samples, turn_steps_s = [sample_model()], []
         for _ in range(settings["steps"]):
-            taken.append(step())
-            around.append(sampled())
-        wholes.append(around)
-        steps_s.append(taken)
-    if several:
+            turn_steps_s.append(step())
+            samples.append(sample_model())
+        model_times.append(samples)
+        steps_s.append(turn_steps_s)
+    if has_peers:
         calibration = calibrate_from_rounds(calibration, gather_rounds(rounds))
-    everyone = of_all(wholes) if several else [wholes]
+    times_of_workers = gather_times(model_times) if has_peers else [model_times]
     forecasts = []
-    for turn, one in zip(range(context.rank, settings["turns"], plan.mesh.num_workers), measured, strict=True):
-        forecast = forecast_of(plan, one, replace(calibration, speeds=()))  # every device is measured in its turn
-        memory = max(held(worker, plan) for worker in forecast.workers)
-        paired = paired_forecasts(plan, one, calibration, [wholes[turn] for wholes in everyone])
+    for turn, costs in zip(range(context.rank, settings["turns"], plan.mesh.num_workers), measured, strict=True):
+        forecast = make_forecast(plan, costs, replace(calibration, speeds=()))  # each device is measured in its turn
+        memory = max(forecast_bytes(worker, plan) for worker in forecast.workers)
+        paired = paired_forecasts(plan, costs, calibration, [times[turn] for times in times_of_workers])
         forecasts.append({"turn": turn, "step_s": forecast.step_s, "paired_s": paired, "memory_bytes": memory})
     result = {
-        "equality": equality.to_dict(),
+        "equality": parity.to_dict(),
         "forecasts": forecasts,
         "steps_s": steps_s,
         "memory_bytes": memory_bytes,
@@ -124,35 +125,35 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     save_text(json.dumps(result) + "\n", folder / "turns.json")
 
 
-def of_all(wholes: list[list[WholeTime]]) -> list[list[list[WholeTime]]]:
-    """Every worker's times of its whole model, by turn and moment; all have as many."""
-    own = torch.tensor(wholes, dtype=torch.float64)
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    return [one.tolist() for one in found]
+def gather_times(model_times: list[list[WholeTime]]) -> list[list[list[WholeTime]]]:
+    """Gather the whole-model times of every worker, by turn and moment; all workers have equally many."""
+    own_times = torch.tensor(model_times, dtype=torch.float64)
+    gathered = [torch.empty_like(own_times) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own_times)
+    return [times.tolist() for times in gathered]
 
 
-def forecast_of(plan: Any, measured: Any, calibration: Calibration) -> Any:
-    """The forecast on the machine as it was measured."""
+def make_forecast(plan: Any, measured: Any, calibration: Calibration) -> Any:
+    """Forecast the plan on the calibrated machine."""
     return prepare_plan(plan, measured, calibration.cluster(plan.mesh.num_workers), calibration.overheads).forecast()
 
 
 def paired_forecasts(
-    plan: Any, measured: Any, calibration: Calibration, wholes: Sequence[Sequence[WholeTime]]
+    plan: Any, measured: Any, calibration: Calibration, times_of_workers: Sequence[Sequence[WholeTime]]
 ) -> list[float]:
-    """A turn's steps, each the mean of two forecasts: with every worker as fast as right before it, and as after it.
+    """Forecast the steps of a turn, each as the mean of two: with the speeds right before it, and right after it.
 
-    Their crowding is in that; which worker is the slower one may change from moment to moment, as it does in steps.
+    These speeds include contention, and the slower worker may change from moment to moment, as it does in steps.
     """
-    terms, moments = replace(calibration.overheads, contention=0.0), []
-    for times in zip(*wholes, strict=True):  # of all workers at one moment
-        speeds = tuple(sum(times[0]) / sum(one) for one in times)
-        at_once = replace(calibration, overheads=terms, speeds=speeds)
-        moments.append(forecast_of(plan, with_whole(measured, times[0]), at_once).step_s)
-    return [statistics.mean(pair) for pair in itertools.pairwise(moments)]
+    overheads, forecasts_s = replace(calibration.overheads, contention=0.0), []
+    for times in zip(*times_of_workers, strict=True):  # of all workers at one moment
+        speeds = tuple(sum(times[0]) / sum(worker_times) for worker_times in times)
+        machine = replace(calibration, overheads=overheads, speeds=speeds)
+        forecasts_s.append(make_forecast(plan, with_whole_time(measured, times[0]), machine).step_s)
+    return [statistics.mean(pair) for pair in itertools.pairwise(forecasts_s)]
 
 
-def held(worker: Any, plan: Any) -> int:
-    """As the engine measures it: a CPU worker counts its own tensors, without posted receives; CUDA's allocator all."""
+def forecast_bytes(worker: Any, plan: Any) -> int:
+    """Return the peak as the engine measures it: on a CPU own tensors without posted receives, on CUDA everything."""
     on_cuda = plan.devices[0].startswith("cuda")
     return int(worker.memory.peak_bytes if on_cuda else worker.memory.counted_bytes)

@@ -1,4 +1,4 @@
-"""One worker's part of ``trace_overhead.py``: three steps in turns, recorded, not recorded, not recorded."""
+"""One worker's part of ``trace_overhead.py``: alternate one recorded step and two that are not recorded."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stagewright.engine.parallel.model import load_model
+from stagewright.engine.parallel.model import capture_for, load_model
 from stagewright.engine.parallel.optimizer import make_optimizer
-from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
@@ -24,13 +23,14 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     runner = StepRunner(plan, model, context, capture_for(plan, model))
-    optimizer = make_optimizer(plan.optimizer, [one for one in runner.part.module.parameters() if one.requires_grad])
+    trainable = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
+    optimizer = make_optimizer(plan.optimizer, trainable)
 
     def step() -> None:
         runner.part.zero_gradients()
-        outcome = runner.train_step(batch)
+        result = runner.train_step(batch)
         runner.optimizer_step(optimizer)
-        runner.total_loss(outcome)
+        runner.total_loss(result)
 
     def timed(*, recorded: bool) -> float:
         dist.barrier()
@@ -51,13 +51,13 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     for number in range(int(os.environ["TRACE_PAIRS"])):
         for name in orders[number % 3]:
             seconds[name].append(timed(recorded=kinds[name]))
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
     result = {
         "events": events,
-        "with_s": middle["with"],
-        "without_s": middle["without"],
-        "overhead": middle["with"] / statistics.median(seconds["without"] + seconds["again"]) - 1,
-        "by_chance": middle["again"] / middle["without"] - 1,
+        "with_s": medians["with"],
+        "without_s": medians["without"],
+        "overhead": medians["with"] / statistics.median(seconds["without"] + seconds["again"]) - 1,
+        "by_chance": medians["again"] / medians["without"] - 1,
         "event_s": event_s(),
         "seconds": seconds,
     }
@@ -67,7 +67,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
 
 
 def event_s(repeats: int = 100_000) -> float:
-    """Recording one event that holds nothing."""
+    """Return the time to record one event."""
     recorder.open()
     with recorder.step(0):
         start = time.perf_counter()

@@ -1,8 +1,9 @@
-"""What a benchmark found, as a file that says where it comes from: its command and its machine beside its figures.
+"""The output file of a benchmark: its figures, with its command and machine.
 
     {"command": "python benchmarks/codec_cpu.py --plain", "machine": "2 cores of …; torch …", "begun": "2026-…", …}
 
-Files in `docs/measured/` are such; figures of pages are made from them (`docs/make_measured_figures.py`).
+The files in `docs/measured/` are such records; figures on pages are generated from them
+(`docs/make_measured_figures.py`).
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ __all__ = ["command_of", "machine_text", "write_record"]
 
 _BEGUN = datetime.now(UTC)
 _CORES = len(available_cores())  # before a benchmark pins itself to some of them
-_PLACES = ("-o", "--out", "--output")  # where a record goes is no part of how it was made
+_OUTPUT_OPTIONS = ("-o", "--out", "--output")
 
 
-def write_record(path: str | Path, found: Mapping[str, Any]) -> None:
-    """Write what was found; again and again, where a benchmark that is ended early is to leave what it has."""
-    about = {
+def write_record(path: str | Path, figures: Mapping[str, Any]) -> None:
+    """Write the record; call it after each result, so that a benchmark that is stopped early leaves its results."""
+    source = {
         "command": command_of(sys.argv),
         "machine": machine_text(),
         "begun": _BEGUN.isoformat(timespec="seconds"),
     }
-    Path(path).write_text(json.dumps({**about, **found}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    Path(path).write_text(json.dumps({**source, **figures}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def command_of(words: Sequence[str]) -> str:
-    """As it is typed in the repository's root, without the file that it writes.
+    """Return the command as typed in the repository root, without its output file.
 
     >>> command_of(["/home/me/benchmarks/codec_cpu.py", "--plain", "--output", "a.json"])
     'python benchmarks/codec_cpu.py --plain'
@@ -43,16 +44,17 @@ def command_of(words: Sequence[str]) -> str:
     script, *rest = words
     kept, skip = [], False
     for word in rest:
-        if not skip and not word.startswith(tuple(f"{place}=" for place in _PLACES)) and word not in _PLACES:
+        is_output = word.partition("=")[0] in _OUTPUT_OPTIONS
+        if not skip and not is_output:
             kept.append(word)
-        skip = word in _PLACES
+        skip = is_output and "=" not in word
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
 
 
 def machine_text() -> str:
-    """This machine and its versions, as studies tell theirs."""
+    """Describe this machine and its versions, as studies do."""
     from stagewright.machine.machine import probe_machine
 
-    found = probe_machine().to_dict()
-    gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"])
-    return f"{_CORES} cores of {found['processor']}{gpus}; torch {found['versions']['torch']}"
+    machine = probe_machine().to_dict()
+    gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
+    return f"{_CORES} cores of {machine['processor']}{gpus}; torch {machine['versions']['torch']}"

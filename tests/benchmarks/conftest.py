@@ -1,4 +1,4 @@
-"""Benchmarks are scripts: what they share lies beside them."""
+"""Benchmarks are scripts; their shared modules are in the same folder."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture(autouse=True)
-def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import as they do."""
+def benchmark_paths(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Import as the scripts do."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(BENCHMARKS / "jobs")
     monkeypatch.syspath_prepend(BENCHMARKS)

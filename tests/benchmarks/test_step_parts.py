@@ -9,7 +9,7 @@ from stagewright.spec.plan import Mesh
 from stagewright.trace.events import Trace, TraceEvent, WorkerTrace
 
 
-def event(kind: Any, start_s: float, end_s: float, *, step: int = 0, **given: Any) -> TraceEvent:
+def event(kind: Any, start_s: float, end_s: float, *, step: int = 0, **fields: Any) -> TraceEvent:
     empty: dict[str, Any] = {
         "stream": "compute",
         "stage": 0,
@@ -18,7 +18,7 @@ def event(kind: Any, start_s: float, end_s: float, *, step: int = 0, **given: An
         "peer": None,
         "note": None,
     }
-    return TraceEvent(step=step, kind=kind, start_s=start_s, end_s=end_s, **{**empty, **given})
+    return TraceEvent(step=step, kind=kind, start_s=start_s, end_s=end_s, **{**empty, **fields})
 
 
 def one_worker(*events: TraceEvent) -> Trace:
@@ -26,14 +26,14 @@ def one_worker(*events: TraceEvent) -> Trace:
     return Trace(run="", mesh=Mesh(), training=True, workers=(worker,), num_steps=1)
 
 
-def test_every_second_of_a_step_is_in_one_part() -> None:
+def test_parts_cover_the_step_exactly_once() -> None:
     step = (
         event("step", 0.0, 20.0),
         event("receive", 1.0, 3.0, stream="receive"),
         event("decode", 3.0, 3.5),
         event("forward", 3.5, 6.0),
-        event("collective", 5.0, 6.0, note="tensor"),  # inside of the forward, which waits for it
-        event("collective", 5.5, 9.0, stream="collective"),  # beside all that
+        event("collective", 5.0, 6.0, note="tensor"),  # inside the forward, which waits for it
+        event("collective", 5.5, 9.0, stream="collective"),  # overlapped
         event("send", 6.5, 7.0, stream="send"),
         event("backward-input", 7.0, 9.0),
         event("backward-weight", 9.0, 10.0),

@@ -38,7 +38,7 @@ DATA = json.loads(engine_families.DATA.read_text(encoding="utf-8"))
 )
 def test_former_failures(name: str, plan: str) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
-    result = engine_families.prove(name, engine_families.PLANS[plan], cores)
+    result = engine_families.check_plan(name, engine_families.PLANS[plan], cores)
     assert result["verdict"] == "equal", result
 
 

@@ -1,8 +1,8 @@
-"""Take what a study found into the docs: docs/studies/measured/NAME.md, and some of its figures.
+"""Copy the results of a study into the docs: docs/studies/measured/NAME.md, and some of its figures.
 
     python docs/take_study.py studies/2026-…-fabric-mlp-mnist fabric --figures mlp-mnist-lossy-link,mlp-mnist-clean
 
-Answers, tables and pictures are the study's own, with its command and its machine; nothing of them is written by hand.
+Answers, tables and figures come from the study's folder, with its command and machine; nothing is written by hand.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PICTURES = DOCS / "pictures" / "studies"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of a study that is done")
-    parser.add_argument("name", help="of the page")
-    parser.add_argument("--figures", default="", help="which are shown, with commas")
+    parser.add_argument("folder", type=Path, help="folder of a finished study")
+    parser.add_argument("name", help="name of the page")
+    parser.add_argument("--figures", default="", help="figures to show, comma-separated")
     options = parser.parse_args()
-    figures = [one for one in options.figures.split(",") if one]
+    figures = [name for name in options.figures.split(",") if name]
     PAGES.mkdir(parents=True, exist_ok=True)
     PICTURES.mkdir(parents=True, exist_ok=True)
     for figure in figures:
@@ -31,11 +31,11 @@ def main() -> None:
 
 
 def page(folder: Path, name: str, figures: list[str]) -> str:
-    """Head, answers, figures, tables; they have the same head."""
+    """Join head, answers, figures and tables; answers and tables start with the same head."""
     answers = (folder / "answers.md").read_text()
     tables = (folder / "table.md").read_text()
     head, _, _ = answers.partition("\n## ")
-    pictures = "".join(f"\n![{one}](../../pictures/studies/{name}-{one}.png)\n" for one in figures)
+    pictures = "".join(f"\n![{figure}](../../pictures/studies/{name}-{figure}.png)\n" for figure in figures)
     pictures = f"\n## Figures\n{pictures}" if pictures else ""
     return answers.rstrip("\n") + "\n" + pictures + tables.removeprefix(head).rstrip("\n") + "\n"
 

@@ -1,4 +1,4 @@
-"""docs/cli.md is what the program says of itself."""
+"""docs/cli.md shows the current help of every command."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def test_cli_page_is_current() -> None:
     assert written == script["cli_page"](), "run: python docs/make_cli_page.py"
 
 
-def test_cli_page_has_every_verb() -> None:
+def test_cli_page_has_every_command() -> None:
     script = runpy.run_path(str(SCRIPT))
     headings = re.findall(r"^## stagewright (\w+)$", script["PAGE"].read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert headings == script["verbs"]()
+    assert headings == script["commands"]()
     assert {"models", "profile", "split"} <= set(headings)

@@ -34,7 +34,7 @@ def over_peers(row: dict[str, Any]) -> str:
     peers = {"stock": row["stock_speedups"], "stock cut by equal parameters": row.get("parameters_speedups")}
     peers |= row["peers"]
     parts = [f"over {name} {spread(ratios(row['speedups'], speedups))}" for name, speedups in peers.items() if speedups]
-    return f"{row['mode']} {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def of_ideal(row: dict[str, Any]) -> str:
@@ -73,7 +73,10 @@ def pipeline_deit_small() -> str:
         + "\n"
         + table(head, rows, right=True)
         + "\n"
-        + paragraph(f"Ratios of each round: {over_peers(inference)}; {over_peers(longer)}; {over_peers(training)}.")
+        + paragraph(
+            f"Speed-up of Stagewright, from the ratios of each round: inference {over_peers(inference)}; longer stream "
+            f"{over_peers(longer)}; training {over_peers(training)}."
+        )
         + "\n"
         + paragraph(
             f"In inference the forwards of both stages take {ms(forwards)} in total (medians), serial takes "
@@ -142,7 +145,10 @@ def pipeline_resnet_50() -> str:
         + "\n"
         + table(list(columns), [list(columns.values())])
         + "\n"
-        + paragraph(f"Ratios of each round: {over_peers(row)}. Stagewright's stages compute {busy} of the time.")
+        + paragraph(
+            f"Speed-up of Stagewright, from the ratios of each round: {over_peers(row)}. Its stages compute {busy} of "
+            "the time."
+        )
     )
 
 

@@ -1,11 +1,11 @@
-"""Run everything that a page shows, in order, in the current folder: `python run_page.py docs/split.md`.
+"""Run all commands and Python blocks of a page, in order, in the current folder: `python run_page.py docs/split.md`.
 
-```console                              $ lines are commands for bash; the lines below them are shown output
-$ stagewright split no-such-model       shown output is not compared (it holds times), except that
+```console                              $ lines are commands for bash; the lines below them are output
+$ stagewright split no-such-model       output is not compared (it contains times), except that
 stagewright: unknown model …            a line that begins with "stagewright: " is an error: the command must
-```                                     fail and say exactly that; what measures does so once, DeiT at its smallest
+```                                     fail with exactly that line; measurements run once, DeiT at its smallest size
 
-```python                               run in one namespace a page; if the first line is "# my_model.py",
+```python                               run in one namespace per page; if the first line is "# my_model.py",
 # my_model.py                           the block is written into that file instead
 ```
 
@@ -13,7 +13,7 @@ stagewright: unknown model …            a line that begins with "stagewright: 
 # plan.toml
 ```
 
-<!-- not run: why -->                   before a block: it is left out; test_pages.py lists all of these
+<!-- not run: why -->                   before a block: it is skipped; test_pages.py lists all of these
 """
 
 import os
@@ -57,8 +57,8 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
-    found: list[Block] = []
+    """Return the fenced blocks of a page, in order."""
+    fenced: list[Block] = []
     opened: tuple[int, str] | None = None
     content: list[str] = []
     reason: str | None = None
@@ -71,37 +71,37 @@ def blocks(page: Path) -> list[Block]:
             elif marker:
                 reason = marker[1]
             elif line.strip():
-                reason = None  # a marker stands right before its block
+                reason = None  # a marker must be right before its block
         elif line == "```":
-            found.append(Block(*opened, "\n".join(content), reason))
+            fenced.append(Block(*opened, "\n".join(content), reason))
             opened, reason = None, None
         else:
             content.append(line)
     if opened is not None:
         raise ValueError(f"{page}:{opened[0]}: the block is never closed")
-    return found
+    return fenced
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands of a console block; a backslash at the end goes on in the next line."""
-    found: list[Command] = []
+    """Return the commands of a console block; a backslash at the end continues on the next line."""
+    parsed: list[Command] = []
     continued = False
     for number, line in enumerate(block.text.splitlines(), start=block.line):
         if continued:
-            found[-1] = found[-1]._replace(text=f"{found[-1].text}\n{line}")
+            parsed[-1] = parsed[-1]._replace(text=f"{parsed[-1].text}\n{line}")
             continued = line.endswith("\\")
         elif line.startswith("$ "):
-            found.append(Command(number, line[2:], []))
+            parsed.append(Command(number, line[2:], []))
             continued = line.endswith("\\")
-        elif found:
-            found[-1].shown.append(line)
+        elif parsed:
+            parsed[-1].shown.append(line)
         elif line.strip():
             raise ValueError(f"line {number}: output is shown before any command")
-    return found
+    return parsed
 
 
 def run(page: Path) -> None:
-    """Run the page's blocks; the first that fails ends the program with its line."""
+    """Run the page's blocks; the first failure ends the program with its line number."""
     namespace: dict[str, Any] = {"__name__": "__page__"}
     sys.path.insert(0, os.getcwd())
     _link_environment()
@@ -124,7 +124,7 @@ def run(page: Path) -> None:
 
 
 def _link_environment() -> None:
-    """Make `.venv/bin` and `make` mean what they do in a clone that is set up."""
+    """Make `.venv/bin` and `make` work as in a clone after set-up."""
     Path(".venv").mkdir()
     Path(".venv/bin").symlink_to(Path(sys.executable).parent)
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
@@ -138,10 +138,14 @@ def _run_command(page: Path, command: Command) -> None:
     text = command.text
     if text == "make demo":
         text = _by_bash("make --no-print-directory --dry-run demo", environment).stdout.strip()
-    text = text.removeprefix(".venv/bin/")  # linked to where this runs
-    # Bash takes quotes away and fills in "$(…)"; our own program then needs no bash.
-    ours = text.startswith("stagewright ") and not _SHELL.search(_QUOTED.sub("", text))
-    done = run_program(_once(_words(text, environment)), env=environment) if ours else _by_bash(text, environment)
+    text = text.removeprefix(".venv/bin/")  # a link to this environment
+    # Bash removes quotes and expands "$(…)"; stagewright itself then runs without bash.
+    is_stagewright = text.startswith("stagewright ") and not _SHELL.search(_QUOTED.sub("", text))
+    done = (
+        run_program(_once(_words(text, environment)), env=environment)
+        if is_stagewright
+        else _by_bash(text, environment)
+    )
     code, out, err = done.returncode, done.stdout, done.stderr
     errors = [line for line in command.shown if line.startswith("stagewright: ")]
     where = f"{page}:{command.line}: {shlex.quote(command.text)}"
@@ -153,7 +157,7 @@ def _run_command(page: Path, command: Command) -> None:
 
 
 def _once(words: list[str]) -> list[str]:
-    """Measure once, and no large model: here nobody looks at times."""
+    """Measure once and use a small model: times do not matter here."""
     few = {} if "--help" in words else _ONCE.get(words[0], {})
     if "deit-small" in words:
         words, few = ["deit-tiny" if word == "deit-small" else word for word in words], {**few, "--batch": "1"}
@@ -161,11 +165,11 @@ def _once(words: list[str]) -> list[str]:
 
 
 def _words(text: str, environment: dict[str, str]) -> list[str]:
-    """The arguments that bash would give to our program."""
-    told = _by_bash(f'stagewright() {{ printf "%s\\0" "$@"; }}; {text}', environment)
-    if told.returncode:
-        sys.exit(f"{text}: {told.stderr}")
-    return told.stdout.split("\0")[:-1]
+    """Return the arguments that bash would pass to stagewright."""
+    printed = _by_bash(f'stagewright() {{ printf "%s\\0" "$@"; }}; {text}', environment)
+    if printed.returncode:
+        sys.exit(f"{text}: {printed.stderr}")
+    return printed.stdout.split("\0")[:-1]
 
 
 def _by_bash(text: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,6 @@
-"""docs/json.md names exactly the fields that the verbs print, with their types.
+"""docs/json.md lists exactly the fields that the commands print, with their types.
 
-Each heading of the page is an object, its table the fields. A type is `string`, `integer`, `number`, `boolean`, a
+Each heading of the page is an object, its table lists the fields. A type is `string`, `integer`, `number`, `boolean`, a
 link to another heading, `list of …`, `map of …`, and may end in `or null`; `(optional)` after a field's name means that
 it may be missing.
 """
@@ -31,18 +31,18 @@ Field = tuple[str, bool]  # its type and whether it is optional
 
 
 def documented() -> dict[str, dict[str, Field]]:
-    """Heading → field → type, as the page says."""
-    found = {}
+    """Read heading → field → type from the page."""
+    objects = {}
     for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, _, body = section.partition("\n")
         rows = {row["field"]: (row["kind"].strip(), bool(row["optional"])) for row in _ROW.finditer(body)}
         assert len(rows) == sum(line.startswith("| `") for line in body.splitlines()), f"a row of {title} is malformed"
-        found[title.strip().strip("`").lower().replace(" ", "-")] = rows
-    return found
+        objects[title.strip().strip("`").lower().replace(" ", "-")] = rows
+    return objects
 
 
 class Checker:
-    """Compares data with the page and remembers which fields it has seen."""
+    """Compares data with the page and collects the fields that it has seen."""
 
     def __init__(self) -> None:
         self.page = documented()
@@ -65,12 +65,12 @@ class Checker:
             kind = kind.removesuffix(" or null")
         if kind.startswith("list of "):
             assert isinstance(value, list), where
-            for at, one in enumerate(value):
-                self.check(kind.removeprefix("list of "), one, f"{where}[{at}]")
+            for index, item in enumerate(value):
+                self.check(kind.removeprefix("list of "), item, f"{where}[{index}]")
         elif kind.startswith("map of "):
             assert isinstance(value, dict), where
-            for key, one in value.items():
-                self.check(kind.removeprefix("map of "), one, f"{where}[{key!r}]")
+            for key, item in value.items():
+                self.check(kind.removeprefix("map of "), item, f"{where}[{key!r}]")
         elif link := re.fullmatch(r"\[[^\]]+\]\(#([\w-]+)\)", kind):
             assert isinstance(value, dict), where
             self.check_object(link[1], value, where)
@@ -128,8 +128,8 @@ def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
-    found = output("doctor", "-o", str(tmp_path / "cluster.toml"), cache=cache)
-    checker.check_object("doctor", found, "doctor")
+    data = output("doctor", "-o", str(tmp_path / "cluster.toml"), cache=cache)
+    checker.check_object("doctor", data, "doctor")
 
 
 @pytest.mark.slow
@@ -142,11 +142,11 @@ def test_codecs(checker: Checker, cache: Path) -> None:
 @pytest.mark.slow
 def test_fabric(checker: Checker, cache: Path, tmp_path: Path) -> None:
     few = ("fabric", "run", "--sizes", "8", "--ranks", "3", "--trials", "20", "--root", str(tmp_path))
-    found = [output(*few, "--late", delay, cache=cache) for delay in ("1:0", "1:20ms")]
-    assert found[1]["layers"][0]["modes"], "a straggler"
-    for one in found:
-        checker.check_object("fabric-run", one, "fabric run")
-    compared = output("fabric", "compare", *(one["folder"] for one in found), cache=cache)
+    runs = [output(*few, "--late", delay, cache=cache) for delay in ("1:0", "1:20ms")]
+    assert runs[1]["layers"][0]["modes"], "a straggler"
+    for run in runs:
+        checker.check_object("fabric-run", run, "fabric run")
+    compared = output("fabric", "compare", *(run["folder"] for run in runs), cache=cache)
     checker.check_object("fabric-compare", compared, "fabric compare")
 
 
@@ -194,7 +194,7 @@ def test_watch(checker: Checker, cache: Path, tmp_path: Path) -> None:
 
 
 def test_study(checker: Checker, tmp_path: Path) -> None:
-    """What the verb prints is the outcome of any study; of one made by hand here, with a part that fails."""
+    """Check the output of a synthetic study with a part that fails; all studies have the same form."""
     study = small_study(lambda name, context: {"one": 1, "three": 1 / 3}[name])
     folder = StudyFolder.create(tmp_path, study, command="stagewright study stages", environment=ENVIRONMENT)
     outcome = run_study(study, folder).to_dict()
@@ -211,12 +211,12 @@ def _ran(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow
-def test_every_field_is_there(checker: Checker, request: pytest.FixtureRequest) -> None:
-    """Runs after all others of this file: what the page documents was printed by one of them."""
-    every = {name for name in vars(request.module) if name.startswith("test_")}
-    if not every <= {name.partition("[")[0] for name in RAN}:
+def test_every_documented_field_is_printed(checker: Checker, request: pytest.FixtureRequest) -> None:
+    """Check, after all other tests of this file, that they printed every documented field."""
+    all_tests = {name for name in vars(request.module) if name.startswith("test_")}
+    if not all_tests <= {name.partition("[")[0] for name in RAN}:
         pytest.skip("the other tests of this file did not all run here: use pytest -p no:xdist on it")
     fields = {(name, field) for name, fields in checker.page.items() for field in fields}
-    # A GPU, and a lab, which needs root.
-    not_here = {(name, field) for name in ("gpu", "lab-network") for field in checker.page[name]}
-    assert fields - not_here - checker.seen == set(), "documented, but not there"
+    # These need a GPU, or a lab and root.
+    unavailable = {(name, field) for name in ("gpu", "lab-network") for field in checker.page[name]}
+    assert fields - unavailable - checker.seen == set(), "documented, but not printed"

@@ -1,9 +1,10 @@
-"""What all tests share."""
+"""Fixtures and selection that all tests share."""
 
 from __future__ import annotations
 
 import random
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,21 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
 
-sys.path.insert(0, str(Path(__file__).parent))  # `program`, also for copies of a process
+sys.path.insert(0, str(Path(__file__).parent))  # `program`, also for forked workers
+
+from long_tests import LONG  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `long_tests.py`."""
+    for item in items:
+        if any(fnmatch(item.nodeid, pattern) for pattern in LONG):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
-    """In every test, whichever were run before it in the same process."""
+    """Seed every test alike, whichever tests ran before it in the same process."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -28,7 +38,7 @@ def _same_random_numbers() -> None:
 
 @pytest.fixture(scope="session")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of profiles and calibrations for a whole run: what two pages show is measured once."""
+    """Return one cache of profiles and calibrations for all tests."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "stagewright-cache"
     folder.mkdir(exist_ok=True)

@@ -57,14 +57,14 @@ def test_version() -> None:
     ("words", "message"),
     [
         (["split", "digits-vti"], "did you mean 'digits-vit'"),
-        (["split", "digits-vit", "--stages", "99"], "99 stages are not possible: 'digits-vit' has 7 units"),
+        (["split", "digits-vit", "--stages", "99"], "99 stages are too many: 'digits-vit' has 7 units"),
         (["split", "digits-vit", "--stages", "0"], "0 stages are not possible"),
         (["split", "digits-vit", "--policy", "tmie"], "did you mean 'time'"),
         (["split", "digits-vit", "--policy", "time", "--all"], "exclude each other"),
         (["split", "digits-vit", "--cut", "vit.layers.9"], "vit.layers."),
         (
             ["split", "digits-vit", "--stages", "3", "--cut", "vit.layers.1"],
-            "--cut is there 1 times and makes 2 stages",
+            "--cut is given 1 times, which makes 2 stages",
         ),
         (["split", "digits-vit", "--memory", "1KiB"], "KiB"),
         (["split", "digits-vit", "--memory", "much"], "'much' is not a size"),

@@ -12,6 +12,7 @@ from stagewright.cli import main
 from stagewright.engine.launch import fork_server as copies
 from stagewright.engine.launch import launcher as launch
 from stagewright.machine import machine
+from stagewright.runs.result import RunResult
 
 PLAN = 'batch = 8\n{keys}\n[model]\nname = "{model}"\n'
 Told = Callable[..., str]
@@ -26,8 +27,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (tmp_path / f"{name}.toml").write_text(PLAN.format(keys=keys, model=model))
     before = {one.name for one in tmp_path.iterdir()}
     for name in ("compare", "train"):
-        monkeypatch.setattr(f"stagewright.cli.{name}.start_fork_server", lambda: None)
-    monkeypatch.setattr(copies, "_serve", lambda: pytest.fail("a process was started"))
+        monkeypatch.setattr(f"stagewright.cli.running.{name}.start_fork_server", lambda: None)
+    monkeypatch.setattr(copies, "_ensure_running", lambda: pytest.fail("a process was started"))
     monkeypatch.setattr(launch, "Agent", lambda *args, **keys: pytest.fail("a worker was started"))
     for module in ("cli.options", "cluster.device"):
         monkeypatch.setattr(f"stagewright.{module}.pin_process", lambda device: False)
@@ -78,7 +79,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("train digits-vit digits --weights nowhere", "the weights folder 'nowhere' does not exist"),
         ("study codecs --quick --weights nowhere", "nowhere' does not exist; give a folder"),
         ("compare digits-vit --devices gpu", "--devices 'gpu': 'gpu' is neither a number of devices nor a device"),
-        ("compare digits-vit --devices -1", "--devices '-1'"),
+        ("compare digits-vit --devices -1", "--devices -1: must be at least 1"),
         ("train digits-vit digits --devices 0", "--devices 0: must be at least 1"),
         ("compare digits-vit --recompute some", "unknown recompute mode 'some'; did you mean 'none'"),
         ("compare digits-vit --seed -1", "seed = -1, but must be from 0"),
@@ -88,7 +89,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("train deit-tiny cifar10", "'cifar10' is not on this machine (STAGEWRIGHT_DATA is not set)"),
         (
             "train digits-vit digits --plan own.toml",
-            "is a plan for 'my_shop:plan', not for 'digits-vit'; name that one",
+            "is a plan for 'my_shop:plan', not for 'digits-vit'; name that model",
         ),
         (
             "train digits-vit digits --plan no.toml",
@@ -104,10 +105,10 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("study stages --resume nowhere", "it has no study.json; name one below studies/"),
         ("trace .", ". is not a run folder: it has no plan.toml"),
         ("explain .", ". is not a run folder: it has no plan.toml"),
-        ("doctor -o .", "-o .: that is a folder; name a file in it"),
-        ("doctor -o no/here.toml", "there is no folder no; make it first: mkdir -p no"),
-        ("fabric run --sizes 1MiB --congestion nope", "can't use congestion control 'nope' here"),
-        ("train digits-vit digits --epochs 0", "--epochs 0: must be at least 1; `stagewright train --help`"),
+        ("doctor -o .", "-o .: it is a folder; name a file in it"),
+        ("doctor -o no/here.toml", "there is no folder no; create it first: mkdir -p no"),
+        ("fabric run --sizes 1MiB --congestion nope", "cannot use congestion control 'nope' here"),
+        ("train digits-vit digits --epochs 0", "--epochs 0: must be at least 1; see `stagewright train --help`"),
         ("train digits-vit digits --seeds 0,-1", "seed = -1, but must be from 0 to 4294967295"),
         ("train digits-vit digits --epochs x", "--epochs x: must be a whole number, at least 1"),
         ("watch --port 70000", "--port 70000: must be from 0 to 65535"),
@@ -116,15 +117,15 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("compare my_shop.plain", "write a factory with a colon: my_shop:plain"),
         ("compare digits-vit --strategies ,", "--strategies ',' names none"),
         ("compare digits-vit --strategies serial;dat", "unknown strategy 'dat'; did you mean 'data'"),
-        ("train digits-vit digits --export my_shop.py", "--export my_shop.py: that is a file; name a folder"),
+        ("train digits-vit digits --export my_shop.py", "--export my_shop.py is a file; name a folder"),
         ("train digits-vit digits --tokenizer no", "--tokenizer no: there is no such folder; name one that has"),
         ("train digits-vit digits --plan .", ". is a folder; name a TOML file in it, like plan.toml"),
-        ("codecs bench digits-vit --links 0Gbit/s", "a link of rate 0 can't be judged; use rates above it"),
+        ("codecs bench digits-vit --links 0Gbit/s", "a rate must be above 0"),
         ("study codecs --quick --learning-rate nan", "--learning-rate nan: must be above 0, like 0.001"),
         ("study stages --quick --seed -1", "--seed -1: must be from 0 to 4294967295"),
         ("study stages --quick --devices cpu:0", "1 device can't run a pipeline: give two"),
         ("study memory --quick --batch 1", "a batch of 1 can't be split over two replicas"),
-        ("fabric compare . .", "make one with: stagewright fabric run --sizes 1MiB"),
+        ("fabric compare . .", "create one with: stagewright fabric run --sizes 1MiB"),
         ("trian digits-vit", "no such command 'trian'"),
         ("runs --rot x", "no such option: --rot"),
     ],
@@ -171,15 +172,15 @@ def test_one_device_leaves_nothing_to_compare(
     """Every strategy of one device is serial: it runs once, and that is said."""
     seen: list[str] = []
 
-    def pretend(plans: list[object], root: object, **more: object) -> list[dict[str, object]]:
+    def pretend(plans: list[object], root: object, **more: object) -> list[RunResult]:
         seen.extend(plan.mesh.strategy for plan in plans)  # type: ignore[attr-defined]
-        return [{"strategy": "serial", "refused": True, "error": "enough seen"}]
+        return [RunResult(strategy="serial", refused=True, error="enough seen")]
 
     monkeypatch.setattr("stagewright.cli.running.compare.start_fork_server", lambda: None)
-    monkeypatch.setattr("stagewright.engine.jobs.compare.compare", pretend)
+    monkeypatch.setattr("stagewright.api.compare.run_plans", pretend)
     words = ["compare", "digits-vit", "--devices", devices, "--strategies", "serial,data"]
     monkeypatch.setattr(sys, "argv", ["stagewright", *words])
     with pytest.raises(SystemExit):
         main()
     assert seen == strategies
-    assert ("leaves nothing to compare" in capsys.readouterr().err) == (len(strategies) == 1)
+    assert ("the baseline runs alone" in capsys.readouterr().err) == (len(strategies) == 1)

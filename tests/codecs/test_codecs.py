@@ -347,7 +347,7 @@ def test_a_codec_named_with_its_module(custom_module: None) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("not_mine:Half", r"no module named 'not_mine' for the codec 'not_mine:Half'; looked in "),
+        ("not_mine:Half", r"no module named 'not_mine' for the codec 'not_mine:Half'; searched "),
         ("my_broken_codec:Half", r"'my_broken_codec' does not import: ZeroDivisionError.*my_broken_codec.py, line 1"),
         ("my_codecs:Halb", r"unknown codec 'Halb'; did you mean 'Half'"),
         ("my_codecs.py:Half", r"'my_codecs.py' is a file, not a module; write my_codecs:Half"),

@@ -28,6 +28,12 @@ NOT_RUN = [
 
 # Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
 LONG = {
+    "README.md",
+    "docs/how-to/my-own-model.md",
+    "docs/python.md",
+    "docs/split.md",
+    "docs/studies/stages.md",
+    "docs/trace.md",
     "docs/forecast.md",
     "docs/explain.md",
     "docs/fabric.md",

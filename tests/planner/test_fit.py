@@ -231,7 +231,7 @@ def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
 def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None:
     """Cut after the first block and the next; the embedding, before the first block, is the head's weight too.
 
-    SizeLimit is held in the last backward, when the first block's gradient has come and its activations have gone: what the
+    Memory peaks in the last backward, when the first block's gradient has come and its activations have gone: what the
     head made of the embedding's is there since the first.
     """
     small = [replace(one, saved_bytes=Amount(total=30)) for one in equal_units(4).units]

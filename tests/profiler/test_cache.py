@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.errors import CacheError
-from stagewright.profiler.cache import ProfileCache, default_cache_folder
+from stagewright.files.keyed_cache import default_cache_folder
+from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.profile import Profile, Time
 
 ZERO = Time(median_s=0.0, spread_s=0.0)

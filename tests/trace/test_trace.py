@@ -93,7 +93,7 @@ def test_the_verb(real_run: Path, tmp_path: Path) -> None:
     done = trace(real_run, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "digits-vit: pipeline on 2 workers, 1f1b, 3 micro-batches: step 1:" in done.stdout
-    for name in ("compute", "transfer", "collective", "wait", "bubble", "overhead", "digits: the micro-batch"):
+    for name in ("compute", "transfer", "collective", "wait", "bubble", "overhead", "digits: micro-batch"):
         assert name in done.stdout
     assert "peaks at" in done.stdout
     assert "activations" in (tmp_path / "memory.svg").read_text()
@@ -109,7 +109,7 @@ def test_the_verb(real_run: Path, tmp_path: Path) -> None:
     assert {one["worker"] for one in content["events"]} == {0, 1}
     drawn = (tmp_path / "step.svg").read_text()
     assert "worker 1" in drawn
-    assert "forward again" in drawn
+    assert "recompute" in drawn
 
 
 def test_operators_and_what_makes_two_workers_differ(real_run: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_operators_and_what_makes_two_workers_differ(real_run: Path, tmp_path: P
         (["nowhere"], "unknown run 'nowhere'"),
         (["{run}", "--step", "9"], "step 9 was not recorded"),
         (["{run}", "--picture", "step.bmp"], "its suffix is '.bmp'"),
-        (["{run}", "--perfetto", "no/such/folder.json"], "there is no folder no/such; make it first"),
+        (["{run}", "--perfetto", "no/such/folder.json"], "there is no folder no/such; create it first"),
         (["{run}", "0", "1"], "workers 0 1 are for --compare-workers; add it, or leave them out"),
         (["{run}", "--compare-workers", "0"], "--compare-workers compares two workers, not 1"),
         (["{run}", "--compare-workers", "0", "2"], "there is no worker 2; the run has workers 0 to 1"),

@@ -71,12 +71,20 @@ def capture(
     *,
     name: str | None = None,
 ) -> UnitGraph:
-    """Capture a model as a graph of its units, in its current mode (train or eval).
+    """Capture a model as a graph of its units, in its current mode (train or eval); its state is preserved.
 
-    ``args`` and ``kwargs`` are the arguments of one forward call, with two samples or more if possible. ``units`` is
-    ``"auto"`` (whole blocks), ``"leaf"`` (the finest granularity) or a list of modules to keep whole. ``batch_dim`` is
-    the batch dimension of the inputs, detected by default. ``name`` is the model's name in tables, by default its class
-    name. A list of modules instead of a model is a list of stages. The model's state is preserved.
+    Args:
+        model: The model; or a list of modules, one a stage.
+        args: Positional arguments of one forward call, with two samples or more if possible.
+        kwargs: Keyword arguments of that call.
+        units: ``"auto"`` (whole blocks), ``"leaf"`` (the finest granularity) or a list of modules to keep whole.
+        batch_dim: The batch dimension of the inputs, detected by default.
+        name: The model's name in tables, by default its class name.
+
+    Example:
+        graph = sw.capture(model, (x,))
+        print(graph)
+        assert torch.equal(graph(x), model(x))
     """
     if not isinstance(model, nn.Module):
         stages = list(model) if isinstance(model, (list, tuple)) else []

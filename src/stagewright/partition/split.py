@@ -18,7 +18,16 @@ _DEFAULTS = Conditions()
 def split(profile: Profile, num_stages: int, policy: str = "optimal", conditions: Conditions = _DEFAULTS) -> Split:
     """Split a model into stages with a policy.
 
-    `client-server` always makes three stages on two devices, regardless of `num_stages`.
+    Args:
+        profile: The model's profile.
+        num_stages: How many stages; ``client-server`` always makes three, on two devices.
+        policy: parameters, macs, blocks, time, optimal, client-server, or your ``module:function``.
+        conditions: Micro-batches, memory limits, links and speeds of the devices.
+
+    Example:
+        split = sw.split(profile, num_stages=2)
+        print(split)
+        print(split.cut_names)
     """
     registered = find_policy(policy)
     _check_stages(profile, num_stages)

@@ -56,12 +56,26 @@ def profile(
 ) -> Profile:
     """Measure what every unit of the captured model costs on a device, or read it from the cache.
 
-    `name` is the model's name in tables and in the cache, by default the name that it was captured under. With
-    `training`, forward and backward are measured; without, forward alone and without gradients. Modules stay in their
-    mode (`train()` or `eval()`). `cache` is a folder, True for the default one, or False; `fresh` measures and replaces
-    the cached profile. A model without a `name` is cached only if the source of its classes can be read, because
-    nothing else tells two such models apart. `part` says which part of its layers the model holds.
-    `progress(done, total, name)` is called before each step of the measurement and once at its end.
+    Modules stay in their mode (``train()`` or ``eval()``).
+
+    Args:
+        graph: The captured model.
+        args: Positional arguments of one forward call.
+        kwargs: Keyword arguments of that call.
+        name: The model's name in tables and in the cache, by default the name that it was captured under. A model
+            without a name is cached only if the source of its classes can be read: nothing else tells two such models
+            apart.
+        device: ``cuda:0``, or ``cpu:0-1`` for pinned cores.
+        repeats: How many times to measure.
+        training: Whether to measure backward too.
+        cache: A folder, True for the default one, or False.
+        fresh: Whether to measure again and replace the cached profile.
+        part: Which part of its layers the model holds, for the cache.
+        progress: Called with ``(done, total, name)`` before each step of the measurement and once at its end.
+
+    Example:
+        profile = sw.profile(graph, (x,), repeats=1, cache=False)
+        print(profile)
     """
     device = Device.parse(device) if isinstance(device, str) else device
     kwargs = dict(kwargs or {})

@@ -11,7 +11,7 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES, Placement, ScheduleName
@@ -195,6 +195,11 @@ class Plan:
     """Maximum gradient norm of the whole model (gradient clipping); None: no clipping."""
     checkpoint_every: int | None = None
     """Steps between two checkpoints; None: no checkpoints."""
+
+    @classmethod
+    def of(cls, model: str, batch: int, mesh: str = "serial", **options: Any) -> Plan:
+        """Create a plan for a model's name and a mesh such as ``data=2,pipeline=2``."""
+        return cls(model=ModelSpec(name=model), batch=batch, mesh=Mesh.parse(mesh), **options)
 
     @property
     def resolved_placement(self) -> Placement:

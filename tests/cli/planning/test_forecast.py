@@ -62,7 +62,7 @@ def test_forecast(folder: Path) -> None:
     slow = json.loads(run(folder, *words, "--json", "--bandwidth", "100kbit/s").stdout)
     assert free["step_s"] < slow["step_s"] / 3
     shown = run(folder, *words)
-    assert "over one device in the same micro-batches" in shown.stdout
+    assert "over one device with the same micro-batches" in shown.stdout
     assert " ago; --fresh measures again" in shown.stderr
     fresh = run(folder, *words, "--fresh")
     assert "times: measured" in fresh.stderr

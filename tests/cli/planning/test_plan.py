@@ -47,9 +47,7 @@ def test_the_best_plan_is_written(folder: Path) -> None:
     assert read_plan(folder / "plan.toml").batch == 16
     (folder / "plan.toml").write_text("# mine\n")
     again = run_program(WORDS, cwd=folder, check=True)
-    assert (
-        "plan.toml is there already, so that the best plan was not written: -o plan.toml writes over it" in again.stderr
-    )
+    assert "plan.toml exists, so the best plan was not written: -o plan.toml overwrites it" in again.stderr
     assert (folder / "plan.toml").read_text() == "# mine\n"
     run_program((*WORDS, "-o", "plan.toml"), cwd=folder, check=True)
     assert read_plan(folder / "plan.toml").batch == 16
@@ -76,4 +74,4 @@ def test_a_codec_that_gains_is_named_and_can_be_taken(folder: Path) -> None:
     assert f"it is lossy: --codecs {coded['codec']} allows it" in " ".join(shown.split())
     (folder / "gpus.toml").write_text(CLUSTER.format(bandwidth="100TB/s"))
     none = run_program(WORDS, cwd=folder, check=True).stdout
-    assert "no codec on the links makes any plan quicker than the best" in none
+    assert "no codec on the links makes any plan faster than the best" in none

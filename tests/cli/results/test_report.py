@@ -48,10 +48,10 @@ def test_page_markdown_and_figures(root: Path) -> None:
         "shares-pipeline-2",
         "shares-serial",
         "speed-up",
+        "speedup-pipeline-2",
         "throughput",
         "timeline-pipeline-2",
         "timeline-serial",
-        "why-pipeline-2",
     ]
     assert len(names) == 2 * len(stems), "each as .svg and .png"
     assert all(path.read_bytes()[:4] in (b"\x89PNG", b"<?xm") for path in files["--figures"].iterdir())
@@ -77,11 +77,11 @@ def test_the_newest(root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs", "-o", "no/page.html"], "-o no/page.html: there is no folder no; make it first: mkdir -p no"),
-        (["runs", "-o", "runs"], "-o runs: that is a folder; name a file in it, like runs/report.html"),
+        (["runs", "-o", "no/page.html"], "-o no/page.html: there is no folder no; create it first: mkdir -p no"),
+        (["runs", "-o", "runs"], "-o runs: it is a folder; name a file in it, like runs/report.html"),
         (
             ["runs", "--markdown", "runs"],
-            "--markdown runs: that is a folder; name a file in it, like runs/report.md",
+            "--markdown runs: it is a folder; name a file in it, like runs/report.md",
         ),
         (["runs", "--figures", "a-file"], "--figures a-file: a-file is a file; name a folder"),
         (["runs", "--figures", "a-file/below"], "--figures a-file/below: {root}/a-file is a file; name a folder"),
@@ -99,7 +99,7 @@ def test_wrong_places(root: Path, arguments: list[str], message: str, monkeypatc
 def test_a_folder_that_can_not_be_written_to(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
-    with pytest.raises(UsageError, match=r"-o page.html: the folder . can't be written to; choose another"):
+    with pytest.raises(UsageError, match=r"-o page.html: the folder . is not writable; choose another"):
         CliRunner().invoke(app, ["runs", "-o", "page.html"], catch_exceptions=False)
 
 

@@ -73,7 +73,7 @@ def test_the_terminal_replays(finished: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--address", "0.0.0.0"], "0.0.0.0 can be reached by other machines"),
+        (["--address", "0.0.0.0"], "0.0.0.0 can be reached from other machines"),
         (["--address", "0.0.0.0", "--token", "secret"], "a token of 6 characters can be guessed"),
         (["--speed", "0"], "--speed 0 is not between"),
         (["--speed", "nan"], "--speed nan is not between"),

@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from stagewright.api import compare as api
 from stagewright.cli.running.compare import compare
-from stagewright.engine.jobs import compare as engine
+from stagewright.runs.result import RunResult
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(compare)
@@ -20,12 +21,11 @@ TRACE = 'Traceback (most recent call last):\n  File "mine.py", line 3, in forwar
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
     """With runs that all fail in the same place."""
 
-    def failed(plans: Any, root: Any, **options: Any) -> list[dict[str, Any]]:
-        about = {"batch": 8, "microbatches": 1, "schedule": None, "refused": False, "equal": None, "speedup": None}
+    def failed(plans: Any, root: Any, **options: Any) -> list[RunResult]:
         error = f"worker 0 (cpu:0) failed: ValueError: boom\n  at: step 0, stage 0\n{TRACE}"
-        return [{"strategy": one.mesh.strategy, "workers": 1, **about, "error": error} for one in plans]
+        return [RunResult.of_plan(plan, status="failed", error=error) for plan in plans]
 
-    monkeypatch.setattr(engine, "compare", failed)
+    monkeypatch.setattr(api, "run_plans", failed)
     return CliRunner().invoke(app, ["mlp-mnist", "--devices", "cpu:0;cpu:0", *words])
 
 
@@ -40,4 +40,4 @@ def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("strategies", "told"), [("serial", True), ("serial,data", False)])
 def test_shards_without_replicas_are_told(monkeypatch: pytest.MonkeyPatch, strategies: str, told: bool) -> None:
     done = run(monkeypatch, "--strategies", strategies, "--shard")
-    assert ("--shard divides what replicas hold, and no strategy here has any" in done.stderr) is told
+    assert ("--shard applies to data parallelism, and no strategy here has it" in done.stderr) is told

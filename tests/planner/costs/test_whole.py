@@ -16,7 +16,7 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "jobs"))
 
-from whole_model import WholeModel, with_whole
+from whole_model import WholeModel, with_whole_time
 
 MLP = ModelSpec(name="mlp-mnist")
 
@@ -45,6 +45,6 @@ def test_a_part_of_shared_layers() -> None:
 def test_units_are_as_fast_as_the_whole_was() -> None:
     """Two units of 1 s forward and 2 s backward, at a moment when the model took 3 s and 8 s."""
     measured = ModelCosts(profile=equal_units(2), overheads=ModelOverheads())
-    profile = with_whole(measured, (3.0, 8.0)).profile
+    profile = with_whole_time(measured, (3.0, 8.0)).profile
     assert (profile.whole_forward, profile.units) == (Time(median_s=3.0, spread_s=0.0), measured.profile.units)
     assert step_seconds(make_costs(profile, mesh=Mesh())) == pytest.approx(3.0 + 8.0)

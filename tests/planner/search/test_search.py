@@ -164,7 +164,7 @@ def test_no_bound_is_above_the_forecast(
         recompute="none" if splits else recompute,
         training=training,
         steps=3,
-        overheads={
+        terms={
             "tensor": [TensorTraffic(forward_bytes=(3,), backward_bytes=(5,))] * 8,
             "model_overheads": ModelOverheads(
                 optimizer_s_per_byte=optimizer_s,
@@ -349,7 +349,7 @@ def test_more_than_there_are_devices_is_remarked_on() -> None:
     found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=4))
     assert "the baseline accumulates gradients over 4 micro-batches" in plan_remarks(found)[-1]
     found.is_serial_interpolated = True
-    assert "one device was forecast from smaller micro-batches" in plan_remarks(found)[-1]
+    assert "the baseline was forecast from smaller micro-batches" in plan_remarks(found)[-1]
 
 
 @pytest.mark.parametrize(("seed", "bandwidth"), [(0, 100.0), (2, 300.0), (3, 150.0), (7, 200.0)])
@@ -420,7 +420,7 @@ def test_many_that_do_not_fit_do_not_hide_one_that_does(monkeypatch: pytest.Monk
     source = MadeSource(units=random_units(6, 5))
     fitting = quick_search(source, cluster_of(COUNT), top=1000).best
     least = min(one.forecast.peak_memory_bytes for one in fitting)
-    monkeypatch.setattr(searching, "_MOST_EXACT", 2)
+    monkeypatch.setattr(searching, "_MAX_EXACT", 2)
     found = quick_search(source, cluster_of(COUNT, memory_bytes=least))
     assert found.best[0].forecast.peak_memory_bytes == least
 

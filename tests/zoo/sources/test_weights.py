@@ -84,7 +84,7 @@ def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"has no config\.json; it is empty"):
         zoo.load("digits-vit", weights=tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(DataMissing, match=r"holds no \*.safetensors file; it holds config.json"):
+    with pytest.raises(DataMissing, match=r"has no \*.safetensors file; it contains config.json"):
         zoo.load("digits-vit", weights=tmp_path)
 
 

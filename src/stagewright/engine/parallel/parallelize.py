@@ -51,15 +51,24 @@ def parallelize(
     optimizer: MakeOptimizer | OptimizerSpec | None = None,
     hang_s: float = HANG_S,
 ) -> Trainer:
-    """Return a trainer for this worker's part of a model.
+    """Return a trainer for this worker's part of a model, in a training script that ``torchrun`` starts.
 
-    Every worker creates the same model (the same seed) and calls this with the same ``example``: a ``Batch``, or a
-    tuple of the model's arguments followed by the target. ``loss(output, target)`` is the mean over samples; default:
-    the model's loss, which is the scalar ``loss`` in its output, or an output that is a scalar. ``optimizer`` is called
-    with this worker's parameters; default: the plan's optimizer. The plan's model and batch size are ignored.
+    Every worker creates the same model (the same seed). A worker that fails in a method of the trainer ends the others,
+    and so does one that they wait for longer than ``hang_s``.
 
-    Under ``torchrun`` a worker that fails in a method of the trainer ends the others, and so does one that they wait
-    for longer than ``hang_s``.
+    Args:
+        model: The model, the same on every worker.
+        example: A ``Batch``, or a tuple of the model's arguments followed by the target.
+        plan: A plan, or the path of its file; its model and batch size are ignored.
+        loss: ``loss(output, target)``, the mean over samples; by default the scalar ``loss`` of the model's output, or
+            an output that is a scalar.
+        optimizer: Called with this worker's parameters; by default the plan's optimizer.
+        hang_s: Seconds that other workers wait for one without progress.
+
+    Example:
+        plan = sw.Plan.of("my model", batch=32)
+        trainer = sw.parallelize(model, (x, x), plan=plan, loss=torch.nn.functional.mse_loss)
+        print(trainer.step((x, x)).loss)
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     if not plan.training:

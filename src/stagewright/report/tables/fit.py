@@ -28,7 +28,7 @@ def fit_table(rows: Sequence[StrategyFit], title: str, what: str) -> Table:
     least = min((row.now_bytes for row in possible), default=0)
     cells = []
     for row in rows:
-        head: tuple[str | Cell, ...] = (row.strategy, "yes" if row.recompute else "no")
+        head: tuple[str | Cell, ...] = (row.strategy.replace("sharded", "FSDP"), "yes" if row.recompute else "no")
         if row.refused:
             cells.append((*head, "–", "–", "–", "–", Cell("refused", "warning")))
             continue

@@ -52,7 +52,7 @@ def test_typed_again_it_is_the_same_plan(plan: Plan, tmp_path: Path, monkeypatch
         asked.extend(plans)
         raise typer.Exit
 
-    monkeypatch.setattr("stagewright.engine.jobs.compare.compare", capture)
+    monkeypatch.setattr("stagewright.api.compare.run_plans", capture)
     monkeypatch.setattr("stagewright.cluster.device.usable_cores", lambda: set(range(8)))  # where it had been run
     words = shlex.split(reproduce_command(RunFolder(tmp_path), plan))
     assert words[:2] == ["stagewright", "compare"]

@@ -16,7 +16,7 @@ from stagewright.report.figures.file import write_figure
 from stagewright.report.figures.timeline import timeline_figure
 from stagewright.report.palette import INK
 from stagewright.report.timeline import Bar, Timeline
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 
 FOLDER = Path(__file__).with_name("pictures") / "schedules"
 NUM_WORKERS, NUM_MICROBATCHES = 4, 8

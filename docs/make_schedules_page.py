@@ -11,8 +11,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.schedules.actions import Action, Actions, Kind, schedule_actions
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.action_order import Action, Actions, Kind, schedule_actions
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 
 PAGE = Path(__file__).with_name("schedules.md")
 TICK = 3  # characters

@@ -6,7 +6,7 @@ import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "make_schedule_pictures.py"

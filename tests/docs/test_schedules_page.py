@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "make_schedules_page.py"
 

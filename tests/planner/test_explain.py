@@ -17,7 +17,7 @@ from stagewright.planner.costs.source import source_for_plan
 from stagewright.planner.explain import Change, _changes, _stage_as_measured, explain_plan, explain_run, rank_changes
 from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.planner.search.search import search
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.simulate import step_seconds
 from stagewright.simulator.what_if import LOSSES

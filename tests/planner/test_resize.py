@@ -11,7 +11,7 @@ from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.planner.resize import resize_plan, resize_prepared
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh
 from stagewright.spec.plan_rules import check_plan
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stagewright.engine.pipeline import transport
-from stagewright.schedules.actions import schedule_actions
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.action_order import schedule_actions
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.simulator.action_graph import AHEAD, IN_FLIGHT_BYTES, KINDS, training_graph
 
 

@@ -12,7 +12,7 @@ import pytest
 from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
 from stagewright.profiler.profile import Amount
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.export.chakra import write_chakra

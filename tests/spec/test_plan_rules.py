@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec import Mesh, ModelSpec, OptimizerSpec, Plan, check_plan
 from stagewright.spec.plan_rules import POLICIES
 

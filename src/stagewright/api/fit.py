@@ -17,7 +17,7 @@ from stagewright.machine.machine import default_devices
 from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies
 from stagewright.planner.scaled_models import scaled_models, size_limit
 from stagewright.quantity import parse_bytes
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.zoo.named import catalog

@@ -28,7 +28,7 @@ from stagewright.planner.search.search import search
 from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans
 from stagewright.planner.search.verify import verify as run_best
 from stagewright.quantity import format_age
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan

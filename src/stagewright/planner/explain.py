@@ -22,7 +22,7 @@ from stagewright.planner.costs.measure import plan_microbatch_sizes
 from stagewright.planner.forecast import PreparedPlan, profiled_size
 from stagewright.runs.baseline import find_baseline
 from stagewright.runs.run_folder import RunFolder
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.stage_costs import StageCosts
 from stagewright.simulator.simulate import predict, step_seconds

@@ -7,7 +7,7 @@ from dataclasses import replace
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.planner.forecast import PreparedPlan
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from stagewright.schedules.actions import Action, Actions, Kind, forward_actions, schedule_actions
+from stagewright.schedules.action_order import Action, Actions, Kind, forward_actions, schedule_actions
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import read_plan, write_plan
 from stagewright.spec.plan_rules import check_plan

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES, Placement, ScheduleName
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES, Placement, ScheduleName
 
 if TYPE_CHECKING:
     import torch

@@ -34,7 +34,7 @@ from stagewright.files.toml_table import (
     to_toml,
     write_size,
 )
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, OPTIMIZERS, RECOMPUTES, check_plan
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from stagewright.codecs.registry import check_codec
 from stagewright.errors import UnknownName, UsageError
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.user_code import is_user_defined
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stagewright.engine.pipeline.transfers import Transfer, link_directions, plan_receives
-from stagewright.schedules.actions import Action, Kind, schedule_actions
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.action_order import Action, Kind, schedule_actions
+from stagewright.schedules.rules import SCHEDULES
 
 PLACES = {"1f1b": (0, 1, 2), "gpipe": (0, 1, 2), "interleaved": (0, 1, 0, 1), "zbv": (0, 1, 1, 0)}
 PLACES |= {"dualpipev": (0, 1, 1, 0), "looped-bfs": (0, 1, 0, 1), "interleaved-zero-bubble": (0, 1, 0, 1)}

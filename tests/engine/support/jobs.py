@@ -17,7 +17,7 @@ from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.links import Links, TensorShape
 from stagewright.engine.worker.context import WorkerContext, make_context
 from stagewright.graph import UnitGraph, capture
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import Mesh
 
 

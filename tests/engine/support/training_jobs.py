@@ -26,7 +26,7 @@ from stagewright.engine.worker import broadcast
 from stagewright.engine.worker.context import WorkerContext, make_context
 from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.zoo.model import Batch, Model
 

@@ -22,7 +22,7 @@ from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s,
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator import gradient_allreduce as predict_gradient_allreduce
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads

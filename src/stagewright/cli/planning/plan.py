@@ -87,7 +87,7 @@ def plan(
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; create it first")
     from stagewright.api.plan import plan as find_plan
     from stagewright.report.tables.plan import codec_remark, plan_remarks, verified_table
-    from stagewright.schedules.catalog import SCHEDULES
+    from stagewright.schedules.rules import SCHEDULES
 
     names = _names(codecs)
     result = find_plan(

@@ -22,7 +22,7 @@ from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_
 from stagewright.codecs.registry import check_codec
 from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.quantity import parse_bytes
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice
 from stagewright.zoo.named import catalog
 from stagewright.zoo.validation import check_name

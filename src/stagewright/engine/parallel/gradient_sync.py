@@ -24,7 +24,7 @@ from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.machine.gloo_threads import sched_batch_threads
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 
 
 class GradientSync:

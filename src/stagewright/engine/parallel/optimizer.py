@@ -1,4 +1,8 @@
-"""The optimizer of a plan."""
+"""The optimizer of a plan.
+
+To add one, also name it in ``OptimizerSpec`` (`spec.plan`), ``OPTIMIZERS`` (`spec.plan_rules`) and, with its states per
+parameter, in `simulator.memory`.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +24,5 @@ def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> t
         return torch.optim.SGD(
             parameters, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
-    optimizer_class = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[spec.name]
     return optimizer_class(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

@@ -37,7 +37,7 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.unit_graph import UnitGraph
-from stagewright.schedules.actions import Action, Kind
+from stagewright.schedules.action_order import Action, Kind
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 

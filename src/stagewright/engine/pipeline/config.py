@@ -11,7 +11,7 @@ import torch
 
 from stagewright.engine.pipeline.link_codec import LinkCodecs
 from stagewright.engine.pipeline.links import Links
-from stagewright.schedules.actions import Action
+from stagewright.schedules.action_order import Action
 
 StageForward: TypeAlias = Callable[[tuple[Any, ...], int], tuple[Any, ...]]
 """``forward(inputs, microbatch)``: the outputs of a stage."""

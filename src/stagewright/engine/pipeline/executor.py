@@ -21,7 +21,7 @@ from stagewright.engine.pipeline.transport import Sender
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
-from stagewright.schedules.actions import Actions, forward_actions, forward_stream, schedule_actions
+from stagewright.schedules.action_order import Actions, forward_actions, forward_stream, schedule_actions
 
 _streaming: WeakSet[Any] = WeakSet()
 """Process groups of streams that have not ended."""

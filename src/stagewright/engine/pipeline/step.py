@@ -27,8 +27,8 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.stage import Stage
-from stagewright.schedules.actions import Action, Kind
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.action_order import Action, Kind
+from stagewright.schedules.rules import SCHEDULES
 
 
 class MicroBatches(Protocol):

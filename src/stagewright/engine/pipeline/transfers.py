@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stagewright.schedules.actions import Action, Actions, Kind
+from stagewright.schedules.action_order import Action, Actions, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from stagewright.planner.costs.training_overheads import measure_training_overhe
 from stagewright.profiler.identity import profile_key
 from stagewright.profiler.measure import profile as measure_units
 from stagewright.profiler.profile import Profile
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import Plan

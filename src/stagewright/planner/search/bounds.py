@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.quantity import format_bytes
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.action_graph import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Floats
 from stagewright.simulator.costs.action_times import ActionTimes
 from stagewright.simulator.costs.plan_costs import PlanCosts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import microbatch_counts
 from stagewright.planner.costs.source import CostSource
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 

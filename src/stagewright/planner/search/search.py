@@ -26,7 +26,7 @@ from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.result import Candidate, RankedPlan, SearchResult
 from stagewright.quantity import format_bytes
-from stagewright.schedules.catalog import SCHEDULES
+from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.forecast import Forecast

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagewright.errors import UsageError
-from stagewright.schedules.actions import Action, Actions, Kind, forward_actions, schedule_actions
-from stagewright.schedules.catalog import PLACEMENTS, SCHEDULES
+from stagewright.schedules.action_order import Action, Actions, Kind, forward_actions, schedule_actions
+from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 
 
 def drawn(actions: Actions) -> list[str]:

@@ -5,7 +5,7 @@
     v              0: s0 s3                                               1: s1 s2
     client-server  0: s0 s2 (the client)                                  1: s1
 
-`actions` defines the order of each schedule; the engine executes it.
+`action_order` defines the order of each schedule; the engine executes it.
 """
 
 from __future__ import annotations

@@ -24,5 +24,7 @@ def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> t
         return torch.optim.SGD(
             parameters, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
         )
-    optimizer_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[spec.name]
-    return optimizer_class(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    if spec.name == "adam":
+        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+    assert spec.name == "adamw", f"unknown optimizer {spec.name!r}"
+    return torch.optim.AdamW(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)

@@ -44,7 +44,7 @@ check: $(READY)  ## ruff, mypy strict, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)  ## let ruff mend what it can
+format: $(READY)  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 

@@ -136,7 +136,7 @@ def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
 def test_codecs(checker: Checker, cache: Path) -> None:
     checker.check_object("codecs-list", output("codecs", "list", cache=cache), "codecs list")
     few = ("digits-vit", "--batch", "4", "--repeats", "1", "--codecs", "block4,topk:10")
-    checker.check_object("codecs-bench", output("codecs", "context", *few, cache=cache), "codecs context")
+    checker.check_object("codecs-bench", output("codecs", "bench", *few, cache=cache), "codecs bench")
 
 
 @pytest.mark.slow

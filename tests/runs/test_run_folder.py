@@ -119,7 +119,7 @@ def test_a_folder_that_is_no_run_says_what_is_missing(tmp_path: Path) -> None:
     one = RunFolder.create(tmp_path / "runs", PLAN, environment={})
     with pytest.raises(UsageError, match=f"no plan.toml; its runs are in .*runs: name one, like .*{one.name}"):
         RunFolder.open(tmp_path)
-    with pytest.raises(UsageError, match=f"no plan.toml; name one of the 1 runs in it, like .*{one.name}"):
+    with pytest.raises(UsageError, match=f"no plan.toml; name one of its 1 runs, like .*{one.name}"):
         RunFolder.open(tmp_path / "runs")
     with pytest.raises(UsageError, match="is a file; name the run's folder"):
         RunFolder.open(one.path / "plan.toml")

@@ -23,5 +23,7 @@ def test_parity_of_plans_for_several_gpus(about: dict[str, Any]) -> None:
 
 
 def test_parity_check_runs_on_a_cpu() -> None:
-    result = shared_gpu.check_plan({"model": "digits-vit", "batch": 8, "mesh": "pipeline=2", "microbatches": 4}, "cpu:0")
+    result = shared_gpu.check_plan(
+        {"model": "digits-vit", "batch": 8, "mesh": "pipeline=2", "microbatches": 4}, "cpu:0"
+    )
     assert result["equal"], result

@@ -86,22 +86,22 @@ class PlanResult(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON of ``stagewright plan --json``."""
-        found = self.search
-        assert found.serial is not None
+        result = self.search
+        assert result.serial is not None
         return {
             "model": self.base.model.name,
             "batch": self.base.batch,
             "dtype": self.base.dtype,
             "optimizer": self.base.optimizer.name,
-            "best": [_row(ranked) for ranked in found.best],
-            "serial": _row(found.serial),
-            "data_parallel": None if found.data_parallel is None else _row(found.data_parallel),
-            "with_codec": None if found.with_codec is None else _row(found.with_codec),
-            "losers": found.losers,
-            "num_plans": found.num_plans,
-            "num_exact": found.num_exact,
-            "num_unfit": found.num_unfit,
-            "seconds": found.seconds,
+            "best": [_row(ranked) for ranked in result.best],
+            "serial": _row(result.serial),
+            "data_parallel": None if result.data_parallel is None else _row(result.data_parallel),
+            "with_codec": None if result.with_codec is None else _row(result.with_codec),
+            "losers": result.losers,
+            "num_plans": result.num_plans,
+            "num_exact": result.num_exact,
+            "num_unfit": result.num_unfit,
+            "seconds": result.seconds,
             "verified": None if self.verified is None else self.verified.to_dict(),
         }
 
@@ -183,7 +183,7 @@ def search_plans(
         source, cluster, overheads = _measured_source(base, cluster, measuring, progress)
     extra = CANDIDATES if list(space.codecs) == ["none"] else ()
     gc.freeze()  # a search makes many objects; the collector need not scan the imported modules each time
-    found = search(
+    result = search(
         base,
         source,
         cluster,
@@ -199,9 +199,9 @@ def search_plans(
     )
     verified = None
     if verify_in is not None:
-        verified = run_best(found.best, verify_in, cache=measuring.cache_folder, progress=progress.note)
-    notes = () if space.analytic else _profile_notes(found.best[0].plan, source)
-    return PlanResult(base=base, cluster=cluster, search=found, verified=verified, notes=notes)
+        verified = run_best(result.best, verify_in, cache=measuring.cache_folder, progress=progress.note)
+    notes = () if space.analytic else _profile_notes(result.best[0].plan, source)
+    return PlanResult(base=base, cluster=cluster, search=result, verified=verified, notes=notes)
 
 
 def _row(ranked: RankedPlan) -> dict[str, Any]:

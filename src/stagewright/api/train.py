@@ -207,27 +207,27 @@ def _checkpoints(
 ) -> list[Path | None]:
     """Return the checkpoint that each run starts from."""
     named = None if start is None else _checkpoint_in(Path(start))
-    found = [named or (find_checkpoint(root, plan) if resume else None) for plan in plans]
-    if resume and not any(found):
+    checkpoints = [named or (find_checkpoint(root, plan) if resume else None) for plan in plans]
+    if resume and not any(checkpoints):
         plan, seeds = plans[0], " or ".join(str(plan.seed) for plan in plans)
         raise UsageError(
             f"--resume: no run in {root} has a checkpoint of {plan.model.name} on {plan.task} with batch {plan.batch} "
             f"and seed {seeds}; leave --resume out to start from scratch (--checkpoint-every 100 writes checkpoints)"
         )
-    return found
+    return checkpoints
 
 
 def _checkpoint_in(path: Path) -> Path:
     """Return a checkpoint itself, or the last one of a run."""
     if (path / "index.json").is_file():
         return path
-    found = latest(path / "checkpoints")
-    if found is None:
+    checkpoint = latest(path / "checkpoints")
+    if checkpoint is None:
         raise UsageError(
             f"{path} is neither a checkpoint nor a run that has one; name a run folder that was made with "
             "--checkpoint-every"
         )
-    return found
+    return checkpoint
 
 
 def _warn_about_microbatches(plan: Plan, checkpoint: Path, progress: Progress) -> None:

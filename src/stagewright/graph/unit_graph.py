@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from stagewright.display import Displayed
 from stagewright.errors import UsageError
 from stagewright.graph.contexts import exit_all_contexts
 from stagewright.graph.crossing_tensors import find_crossings
@@ -41,7 +42,7 @@ class RecordedCall:
     kwargs: dict[str, Any]
 
 
-class UnitGraph:
+class UnitGraph(Displayed):
     """A captured model, made by ``stagewright.capture``."""
 
     def __init__(
@@ -135,12 +136,6 @@ class UnitGraph:
             "cuts": [{**asdict(cut), "num_bytes": cut.num_bytes} for cut in self.cuts],
             "notes": list(self.notes),
         }
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict."""

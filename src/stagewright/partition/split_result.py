@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from stagewright.display import Displayed
 from stagewright.errors import UnknownName
 from stagewright.profiler.profile import StageTime
 from stagewright.quantity import format_bytes, format_count, format_s
@@ -73,7 +74,7 @@ class DeviceCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class Split(Displayed):
     """Where a model is cut, and what each stage costs.
 
     A step of m micro-batches takes the first one through all stages, then one more in each interval of the bottleneck
@@ -188,12 +189,6 @@ class Split:
             notes=(_summary(self),),
         )
 
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedPolicy:
@@ -204,7 +199,7 @@ class SkippedPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Displayed):
     """The splits of several policies, in the requested order; iterates over them."""
 
     splits: tuple[Split, ...]
@@ -270,12 +265,6 @@ class Comparison:
             rows=tuple(rows),
             notes=tuple(f"left out: {skipped.reason}" for skipped in self.skipped),
         )
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
 
 def _unit_range(stage: StageCost) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stagewright.display import Displayed
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.table import Cell, Table, number_columns, text_columns
 
@@ -196,7 +197,7 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Displayed):
     """The cost of a model, unit by unit and as a whole, on one kind of device."""
 
     model: str
@@ -278,12 +279,6 @@ class Profile:
             ),
             notes=(_whole_model_note(self),),
         )
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def to_dict(self) -> dict[str, Any]:
         return {

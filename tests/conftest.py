@@ -16,14 +16,15 @@ settings.load_profile("same")
 
 sys.path.insert(0, str(Path(__file__).parent))  # `program`, also for forked workers
 
-from long_tests import LONG  # noqa: E402
+from long_tests import LONG, SLOW  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of `long_tests.py`."""
     for item in items:
-        if any(fnmatch(item.nodeid, pattern) for pattern in LONG):
-            item.add_marker(pytest.mark.long)
+        for patterns, mark in ((LONG, pytest.mark.long), (SLOW, pytest.mark.slow)):
+            if any(fnmatch(item.nodeid, pattern) for pattern in patterns):
+                item.add_marker(mark)
 
 
 @pytest.fixture(autouse=True)

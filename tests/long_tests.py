@@ -1,6 +1,7 @@
-"""Tests that `make test` leaves to `make test-long`: each takes several seconds, and a smaller test covers its code.
+"""Which tests are long and which are slow, as patterns of test ids; `*` matches anything.
 
-Patterns of test ids; `*` matches anything. CI runs both targets.
+LONG   left to `make test-long`: several seconds each, and a smaller test covers the same code; CI runs both targets
+SLOW   left out by `make test-fast`: they start processes, run workers, measure, or capture real models
 """
 
 LONG = (
@@ -49,4 +50,43 @@ LONG = (
     "tests/docs/test_cli_page.py::test_cli_page_is_current",
     "tests/docs/test_schedule_pictures.py::*",
     "tests/trace/test_trace.py::*operators*",
+    # The slowest of the rest; their neighbors stay.
+    "tests/cli/model/test_split.py::test_json_of_all_policies",
+    "tests/cli/model/test_codecs.py::test_bench_on_real_tensors",
+    "tests/codecs/test_links.py::test_masks_and_ids*",
+    "tests/codecs/test_links.py::test_auto_*",
+    "tests/engine/jobs/test_compare.py::test_parity_with_baseline[[]data=2-options0]",
+    "tests/engine/state/test_checkpoint.py::test_resume_under_another_plan[[]tensor=2*",
+    "tests/engine/state/test_checkpoint.py::test_resume_under_another_plan[[]serial,vit*",
+    "tests/engine/worker/test_faults.py::test_a_worker_that_leaves*",
+    "tests/engine/worker/test_faults.py::test_a_worker_that_loops*",
+    "tests/fabric/ranks/test_coordinator.py::test_a_dead_rank*",
+    "tests/fabric/ranks/test_coordinator.py::test_torch_sends_the_same*",
+    "tests/fabric/ranks/test_coordinator.py::test_tiny_buffers*",
+    "tests/planner/costs/test_bytes.py::*",
+    "tests/planner/costs/test_inference_memory.py::*",
+    "tests/studies/test_real_learning.py::*",
+    "tests/machine/test_cpu_offload.py::test_copies_of_parameters*",
+)
+
+SLOW = (
+    "tests/benchmarks/*",
+    "tests/browser/*",
+    "tests/cli/*",
+    "tests/codecs/test_links.py::*",
+    "tests/docs/test_json_page.py::*",
+    "tests/docs/test_links.py::*",
+    "tests/docs/test_plans_page.py::*",
+    "tests/engine/*",
+    "tests/fabric/ranks/*",
+    "tests/fabric/test_lab.py::*",
+    "tests/graph/*",
+    "tests/machine/*",
+    "tests/planner/*",
+    "tests/profiler/*",
+    "tests/recipes/*",
+    "tests/report/live/*",
+    "tests/studies/*",
+    "tests/trace/test_trace.py::*",
+    "tests/zoo/*",
 )

@@ -18,12 +18,12 @@ from stagewright.engine.parallel.codec_choice import choose_codecs
 from stagewright.engine.parallel.model import capture_for, cut_indices, move_batch
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
-from stagewright.engine.worker.host_memory_check import check_host_memory
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.machine import default_devices
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
+from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_rules import check_plan

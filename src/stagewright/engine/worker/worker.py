@@ -21,7 +21,6 @@ from typing import Any
 from stagewright.cluster.device import keep_freed_memory, pin_process
 from stagewright.engine.worker.fault_record import record_faults
 from stagewright.engine.worker.faults import activity, worker_folder
-from stagewright.engine.worker.host_memory_check import check_host_memory
 from stagewright.engine.worker.placement import RankPlacement, choose_device
 from stagewright.engine.worker.process import call_before_sigterm, end_with_agent
 from stagewright.engine.worker.store import agree_on_folder, connect_store, gather_files
@@ -29,6 +28,7 @@ from stagewright.engine.worker.watchdog import HANG_S, START_S, start_watchdog
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import read_plan
 

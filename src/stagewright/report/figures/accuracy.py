@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import DASHES, draw_grid, new_figure
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 
 
@@ -47,10 +47,8 @@ def draw_accuracy(
 
     ``measures``: names of metrics other than accuracy, by panel.
     """
-    path = check_figure_path(path)
     num_rows = max((len(points) for points in panels.values()), default=0)
-    figure = Figure(figsize=(5.2 * max(1, len(panels)) + 0.4, 1.6 + 0.3 * num_rows), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(5.2 * max(1, len(panels)) + 0.4, 1.6 + 0.3 * num_rows)
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (name, points) in zip(all_axes, panels.items(), strict=False):
         _draw_panel(axes, points)
@@ -65,7 +63,7 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
     for point in (point for point in points if point.is_baseline):
         low, high = point.accuracy - point.deviation, point.accuracy + point.deviation
         axes.axvspan(low, high, color=GRID, zorder=1)
-        axes.axvline(point.accuracy, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), label="no codec", zorder=2)
+        axes.axvline(point.accuracy, color=MUTED, linewidth=1, linestyle=DASHES, label="no codec", zorder=2)
     codecs = sorted((point for point in points if not point.is_baseline), key=lambda point: point.ratio)
     for row, point in enumerate(codecs):
         axes.errorbar(
@@ -84,8 +82,5 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
     axes.set_ylim(-0.7, len(codecs) - 0.3)
     axes.plot([], [], "o", color=stage_color(0), label="Stagewright")
     axes.plot([], [], "D", color=stage_color(1), label="sort quantization")
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw_grid(axes)
     axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

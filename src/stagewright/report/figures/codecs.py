@@ -11,10 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from stagewright.engine.jobs.codec_bench import CodecBench, CodecRow
-from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import draw_grid, new_figure, write_at
 from stagewright.report.palette import GRID, INK, MUTED, stage_color
 from stagewright.report.tables.codecs import format_link
 
@@ -23,17 +23,11 @@ _LINKS = [10.0**power / 8 for power in (7 + index / 10 for index in range(61))] 
 
 
 def draw_codecs(bench: CodecBench, path: str | Path) -> Path:
-    """Draw a benchmark into a .png, .svg or .pdf file and return its path."""
-    return write_figure(codec_figure(bench), check_figure_path(path))
-
-
-def codec_figure(bench: CodecBench) -> Figure:
-    """Return the figure of a benchmark's first cut."""
+    """Draw the first cut of a benchmark into a .png, .svg or .pdf file and return its path."""
     cut = bench.rows[0].cut
     rows = [row for row in bench.rows if row.cut == cut]
     names = list(dict.fromkeys(row.cost.codec for row in rows))
-    figure = Figure(figsize=(11.5, 4.8), dpi=160)
-    figure.set_layout_engine("constrained", wspace=0.06)
+    figure = new_figure(11.5, 4.8, wspace=0.06)
     left, right = figure.subplots(1, 2)
     for index, name in enumerate(names):
         color, mark = stage_color(index), _MARKS[index // 8 % len(_MARKS)]
@@ -42,14 +36,8 @@ def codec_figure(bench: CodecBench) -> Figure:
                 _draw_point(left, row, color, mark)
         forward = next(row for row in rows if row.cost.codec == name)
         gains = [forward.cost.raw_bytes / rate / forward.cost.transfer_s(rate) for rate in _LINKS]
-        right.plot(
-            [8 * rate for rate in _LINKS],
-            gains,
-            color=color,
-            label=name,
-            linewidth=1.6,
-            linestyle=("-", "--")[index // 8 % 2],
-        )
+        bits, dashes = [8 * rate for rate in _LINKS], ("-", "--")[index // 8 % 2]
+        right.plot(bits, gains, color=color, label=name, linewidth=1.6, linestyle=dashes)
     left.set_yscale("log")
     left.set_xlabel("bytes sent, relative to the raw tensor", color=INK)
     left.set_ylabel("relative error (filled: activations, open: gradients)", color=INK)
@@ -65,13 +53,10 @@ def codec_figure(bench: CodecBench) -> Figure:
     right.set_ylabel("transfer speed-up of activations", color=INK)
     right.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
     for axes in (left, right):
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw_grid(axes)
         axes.tick_params(colors=MUTED)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     left.set_title(f"{bench.model} after {cut}, {bench.device}", loc="left", color=INK, fontsize=12, fontweight="bold")
-    return figure
+    return write_figure(figure, path)
 
 
 def _draw_point(axes: Axes, row: CodecRow, color: str, mark: str) -> None:
@@ -80,5 +65,4 @@ def _draw_point(axes: Axes, row: CodecRow, color: str, mark: str) -> None:
     face = "none" if row.backward else color
     axes.scatter([row.cost.ratio], [row.cost.error], color=color, facecolors=face, marker=mark, s=44)
     if not row.backward:
-        place = (row.cost.ratio, row.cost.error)
-        axes.annotate(row.cost.codec, place, xytext=(6, 4), textcoords="offset points", fontsize=8, color=MUTED)
+        write_at(axes, row.cost.codec, (row.cost.ratio, row.cost.error), (6, 4), fontsize=8, color=MUTED)

@@ -22,8 +22,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color
-from stagewright.report.tables.fabric import format_size
+from stagewright.report.figures.style import draw_grid, new_figure
+from stagewright.report.palette import INK, MUTED, stage_color
+from stagewright.report.tables.fabric import layer_label, select_layers
 
 _MAX_LAYERS = 8  # more lines are not distinguishable
 
@@ -43,9 +44,8 @@ def fabric_figure(
     layers = [(layer, times) for layer, times in zip(result["layers"], times_s, strict=True) if len(times)]
     if not layers:
         raise UsageError("no trial was completed, so there is nothing to draw")
-    chosen = _select_layers(layers)
-    figure = Figure(figsize=(11.0, 4.6), dpi=160)
-    figure.set_layout_engine("constrained", wspace=0.05)
+    chosen = select_layers(layers, _MAX_LAYERS)
+    figure = new_figure(11.0, 4.6, wspace=0.05)
     distribution, sequence = figure.subplots(1, 2)
     for index, (_, times) in enumerate(chosen):
         color = stage_color(index)
@@ -59,30 +59,14 @@ def fabric_figure(
     _style(distribution, sequence)
     distribution.set_title("cumulative distribution of trial times", loc="left", fontsize=10, color=INK)
     sequence.set_title("each trial, in order", loc="left", fontsize=10, color=INK)
-    figure.suptitle(title or _title(result), x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    title = title or f"{result['workload']}: {result['ranks']} ranks, {result['trials']} trials, {result['engine']}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     keys = [
-        Line2D(
-            [],
-            [],
-            color=stage_color(index),
-            linewidth=2.2,
-            label=layer["name"]
-            if layer["name"] == f"{layer['bytes']} B"
-            else f"{layer['name']} ({format_size(layer['bytes'])})",
-        )
+        Line2D([], [], color=stage_color(index), linewidth=2.2, label=layer_label(layer))
         for index, (layer, _) in enumerate(chosen)
     ]
     figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)), frameon=False, fontsize=9)
     return figure
-
-
-def _select_layers(layers: list[Any]) -> list[Any]:
-    """Select distinguishable layers, evenly from the smallest to the largest."""
-    if len(layers) <= _MAX_LAYERS:
-        return layers
-    ordered = sorted(layers, key=lambda item: item[0]["bytes"])
-    indices = np.linspace(0, len(ordered) - 1, _MAX_LAYERS).round().astype(int)
-    return [ordered[index] for index in indices]
 
 
 def _style(distribution: Axes, sequence: Axes) -> None:
@@ -101,14 +85,7 @@ def _style(distribution: Axes, sequence: Axes) -> None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
     for axes in (distribution, sequence):
-        axes.grid(color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw_grid(axes)
         axes.tick_params(colors=MUTED)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
         for side in ("bottom", "left"):
             axes.spines[side].set_color(MUTED)
-
-
-def _title(result: Mapping[str, Any]) -> str:
-    return f"{result['workload']}: {result['ranks']} ranks, {result['trials']} trials, {result['engine']}"

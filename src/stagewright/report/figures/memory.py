@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from stagewright.quantity import format_bytes
-from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import draw_grid, new_figure, write_at
+from stagewright.report.palette import INK, MUTED, stage_color
 
 _KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
 _MIB = 2**20
@@ -33,9 +32,7 @@ class MemoryBar:
 
 def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> Path:
     """Draw one bar per strategy into a .png, .svg or .pdf file."""
-    path = check_figure_path(path)
-    figure = Figure(figsize=(8.4, 1.6 + 0.42 * max(1, len(bars))), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(8.4, 1.6 + 0.42 * max(1, len(bars)))
     axes = figure.subplots()
     for row, bar in enumerate(bars):
         left = 0.0
@@ -45,15 +42,7 @@ def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> P
                 axes.barh(row, size, 0.72, left=left, color=stage_color(index), zorder=3)
                 left += size
         speedup = "" if bar.speedup is None else f"   {bar.speedup:.2f} ×"
-        axes.annotate(
-            f"{format_bytes(left * _MIB)}{speedup}",
-            (left, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-            fontsize=8.5,
-        )
+        write_at(axes, f"{format_bytes(left * _MIB)}{speedup}", (left, row), (5, 0), va="center", fontsize=8.5)
     shown = [kind for kind in _KINDS if any(bar.memory.get(kind) for bar in bars)]
     for kind in shown:
         axes.barh(0, 0, color=stage_color(_KINDS.index(kind)), label=kind)
@@ -62,10 +51,7 @@ def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> P
     axes.margins(x=0.22)
     axes.set_xlabel("peak memory of the worker that needs most (MiB), and speed-up over the baseline", color=INK)
     axes.tick_params(axis="x", colors=MUTED)
-    axes.grid(axis="x", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    draw_grid(axes, "x", ("top", "right", "left"))
     if shown:
         figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8.5, labelcolor=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")

@@ -22,14 +22,12 @@ from matplotlib.transforms import blended_transform_factory
 from stagewright.errors import UsageError
 from stagewright.partition import Split, StageCost
 from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+from stagewright.report.figures.style import DASHES, draw_grid, new_figure, time_unit, write_at, write_caption
+from stagewright.report.palette import INK, MUTED, stage_color, tint
 
 _GAP = 1.1  # between groups, in bar widths
 _BAR = 0.84
 _WIDEST = 28.0  # of a row, in bar widths
-_DASHES = (0, (4, 2))
-_PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # keeps the grid out of the text
-_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def plot_split(split: Split, path: str | Path) -> Path:
@@ -47,11 +45,10 @@ def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure
     """Return the figure."""
     if not splits:
         raise UsageError("there is no split to draw: pass at least one")
-    scale_s, unit = _scale(max(split.bottleneck_s for split in splits))
+    scale_s, unit = time_unit(max(split.bottleneck_s for split in splits))
     rows = _rows(splits)
     extent = max(_extent(row) for row in rows)
-    figure = Figure(figsize=(max(6.4, 0.38 * extent + 1.4), 1.9 + 3.1 * len(rows)), dpi=160)
-    figure.set_layout_engine("constrained", hspace=0.06)
+    figure = new_figure(max(6.4, 0.38 * extent + 1.4), 1.9 + 3.1 * len(rows), hspace=0.06)
     all_axes = figure.subplots(len(rows), 1, sharey=True, squeeze=False)[:, 0]
     tallest = max(split.bottleneck_s for split in splits) / scale_s
     for axes, row in zip(all_axes, rows, strict=True):
@@ -62,23 +59,8 @@ def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure
         axes.set_ylim(0, tallest * (1.12 + 0.08 * len(rows)) if tallest > 0 else 1)
         axes.set_ylabel(f"time of one micro-batch ({unit})", color=INK)
     all_axes[-1].set_xlabel("stage, by policy", labelpad=26, color=INK)
-    all_axes[0].set_title(
-        title or _title(splits),
-        loc="left",
-        color=INK,
-        fontsize=12,
-        fontweight="bold",
-        pad=24,
-    )
-    all_axes[0].annotate(
-        _caption(splits[0].num_microbatches),
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 10),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=9,
-    )
+    all_axes[0].set_title(title or _title(splits), loc="left", color=INK, fontsize=12, fontweight="bold", pad=24)
+    write_caption(all_axes[0], _caption(splits[0].num_microbatches), 10)
     _add_legend(figure, splits)
     return figure
 
@@ -100,14 +82,12 @@ def _group_width(split: Split) -> float:
 
 def _rows(splits: Sequence[Split]) -> list[Sequence[Split]]:
     """Arrange the splits in few legible rows of equal length."""
-    num_rows = math.ceil(_extent(splits) / _WIDEST)
-    num_rows = min(num_rows, len(splits))
+    num_rows = min(math.ceil(_extent(splits) / _WIDEST), len(splits))
     row_length = math.ceil(len(splits) / num_rows)
     return [splits[start : start + row_length] for start in range(0, len(splits), row_length)]
 
 
 def _draw_row(axes: Axes, splits: Sequence[Split], scale_s: float, unit: str) -> None:
-    """Draw one row of policies."""
     left, ticks, labels = 0.0, [], []
     for split in splits:
         inset = (_group_width(split) - len(split.devices)) / 2
@@ -122,10 +102,7 @@ def _draw_row(axes: Axes, splits: Sequence[Split], scale_s: float, unit: str) ->
     axes.set_xticks(ticks, labels, fontsize=8, color=MUTED)
     axes.tick_params(axis="x", length=0)
     axes.tick_params(axis="y", colors=MUTED, length=3)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    draw_grid(axes, "y", ("top", "right", "left"))
     axes.spines["bottom"].set_color(MUTED)
 
 
@@ -160,57 +137,30 @@ def _draw_device(axes: Axes, stages: Sequence[StageCost], position: float, scale
 def _label_group(axes: Axes, split: Split, left: float, right: float, scale_s: float, unit: str) -> None:
     """Draw the bottleneck line, the policy's name below the bars, and its speed-up bound above them."""
     bottleneck = split.bottleneck_s / scale_s
-    axes.plot([left, right], [bottleneck, bottleneck], color=INK, linewidth=1.1, linestyle=_DASHES, zorder=6)
+    axes.plot([left, right], [bottleneck, bottleneck], color=INK, linewidth=1.1, linestyle=DASHES, zorder=6)
     middle = (left + right) / 2
-    axes.annotate(
-        f"{split.speedup_bound:.2f}×",
-        (middle, bottleneck),
-        xytext=(0, 15),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        color=INK,
-        fontsize=11,
-        fontweight="bold",
-        bbox=_PLATE,
-    )
-    axes.annotate(
-        f"{bottleneck:.3g} {unit}, balance {split.balance:.2f}",
-        (middle, bottleneck),
-        xytext=(0, 4),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        color=MUTED,
-        fontsize=7.5,
-        bbox=_PLATE,
-    )
+    # A white box keeps the grid out of the text.
+    style = {"ha": "center", "va": "bottom", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.8}}
+    bound, detail = f"{split.speedup_bound:.2f}×", f"{bottleneck:.3g} {unit}, balance {split.balance:.2f}"
+    write_at(axes, bound, (middle, bottleneck), (0, 15), fontsize=11, fontweight="bold", **style)
+    write_at(axes, detail, (middle, bottleneck), (0, 4), fontsize=7.5, color=MUTED, **style)
     below = blended_transform_factory(axes.transData, axes.transAxes)
     note = "" if split.fits else "\nexceeds the memory limit"
     axes.text(middle, -0.085, split.policy + note, transform=below, ha="center", va="top", color=INK, fontsize=10)
 
 
 def _add_legend(figure: Figure, splits: Sequence[Split]) -> None:
-    """Draw the legend of the bar segments."""
     stages = [stage for split in splits for stage in split.stages]
     keys: list[Artist] = [Patch(facecolor=MUTED, label="forward")]
     if any(stage.backward_s > 0 for stage in stages):
         keys.append(Patch(facecolor=tint(MUTED), label="backward"))
     if any(stage.link_s > 0 for stage in stages):
         keys.append(Patch(facecolor="white", edgecolor=MUTED, hatch="/////", label="link"))
-    keys.append(Line2D([], [], color=INK, linewidth=1.1, linestyle=_DASHES, label="bottleneck"))
-    figure.legend(
-        handles=keys,
-        loc="outside lower center",
-        ncols=len(keys),
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-    )
+    keys.append(Line2D([], [], color=INK, linewidth=1.1, linestyle=DASHES, label="bottleneck"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)
 
 
 def _title(splits: Sequence[Split]) -> str:
-    """Describe model, devices and mode."""
     num_devices = max(len(split.devices) for split in splits)
     devices = f"{num_devices} device" + ("s" if num_devices != 1 else "")
     return f"{splits[0].model} on {devices}, {'training' if splits[0].training else 'inference'}"
@@ -223,8 +173,3 @@ def _caption(num_microbatches: int | None) -> str:
     else:
         stream = f"{num_microbatches} micro-batch" + ("es" if num_microbatches != 1 else "")
     return f"bold: speed-up bound over one device with {stream}"
-
-
-def _scale(largest_s: float) -> tuple[float, str]:
-    """Return the unit in which the largest value is at least 1."""
-    return next(((scale_s, unit) for scale_s, unit in _SCALES if largest_s >= scale_s), _SCALES[-1])

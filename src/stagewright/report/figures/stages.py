@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import DASHES, draw_grid, new_figure
+from stagewright.report.palette import INK, MUTED, stage_color
 
 _OFFSET = 0.07  # between policies, so that their dots do not overlap
 
@@ -41,13 +40,11 @@ def draw_speedups(
     panels: Mapping[str, Sequence[SpeedupPoint]], published: Mapping[int, float], path: str | Path, *, title: str
 ) -> Path:
     """Draw one panel per mode into a .png, .svg or .pdf file; published values are shown for inference."""
-    path = check_figure_path(path)
-    figure = Figure(figsize=(4.6 * max(1, len(panels)) + 0.6, 4.2), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(4.6 * max(1, len(panels)) + 0.6, 4.2)
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     for axes, (mode, points) in zip(all_axes, panels.items(), strict=False):
         counts = sorted({point.num_stages for point in points} | {1})
-        axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), label="n", zorder=2)
+        axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=DASHES, label="n", zorder=2)
         policies = list(dict.fromkeys(point.policy for point in points))
         for index, policy in enumerate(policies):
             color, shift = stage_color(index), _OFFSET * (index - (len(policies) - 1) / 2)
@@ -81,11 +78,8 @@ def draw_speedups(
         axes.set_xlabel("stages", color=INK)
         axes.set_xticks(counts)
         axes.set_ylim(bottom=0)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw_grid(axes, "y")
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     all_axes[0].set_ylabel("speed-up over the baseline (rings: forecast)", color=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return write_figure(figure, path)

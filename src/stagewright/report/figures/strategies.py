@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import DASHES, draw_grid, new_figure, write_at
+from stagewright.report.palette import INK, MUTED, stage_color
 
 _COLORS = {"data": stage_color(1), "pipeline": stage_color(0)}
 
@@ -37,10 +37,8 @@ class StrategyBar:
 
 def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Path, *, title: str) -> Path:
     """Draw one panel per task into a .png, .svg or .pdf file."""
-    path = check_figure_path(path)
     num_rows = max((len(bars) for bars in panels.values()), default=1)
-    figure = Figure(figsize=(6.4 * max(1, len(panels)), 1.7 + 0.38 * max(1, num_rows)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(6.4 * max(1, len(panels)), 1.7 + 0.38 * max(1, num_rows))
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False)[0]
     for axes, (name, bars) in zip(all_axes, panels.items(), strict=False):
         for row, bar in enumerate(bars):
@@ -51,25 +49,15 @@ def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Pat
             else:
                 axes.barh(row, length, 0.7, color="white", edgecolor=color, hatch="///", zorder=3)
             text = "–" if bar.speedup is None else f"{bar.speedup:.2f} ×"
-            axes.annotate(
-                f"{text}   {bar.accuracy} %" if bar.accuracy != "–" else text,
-                (length, row),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                color=INK,
-                fontsize=8.5,
-            )
-        axes.axvline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 2)), zorder=4)
+            text += f"   {bar.accuracy} %" if bar.accuracy != "–" else ""
+            write_at(axes, text, (length, row), (5, 0), va="center", fontsize=8.5)
+        axes.axvline(1, color=MUTED, linewidth=1, linestyle=DASHES, zorder=4)
         axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=8.5, color=INK)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.65 * max([1.0, *(bar.speedup or 0.0 for bar in bars)]))
         axes.set_xlabel("speed-up over the baseline; accuracy", color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
-        axes.grid(axis="x", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        draw_grid(axes, "x")
     keys = [
         Patch(facecolor=MUTED, label="measured"),
         Patch(facecolor="white", edgecolor=MUTED, hatch="///", label="forecast"),

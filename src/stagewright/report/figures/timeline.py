@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import check_figure_path, write_figure
+from stagewright.report.figures.style import DASHES, draw_grid, new_figure, size_unit, time_unit, write_caption
 from stagewright.report.palette import GRID, INK, MUTED, readable_on, stage_color, tint
 from stagewright.report.timeline import Bar, Timeline, forecast_timeline
 from stagewright.simulator.forecast import Forecast
@@ -23,7 +24,6 @@ from stagewright.simulator.forecast import Forecast
 _LANE = 0.62
 _LINK = 0.14
 _MAX_LABELS = 400
-_SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def plot_forecast(forecast: Forecast, path: str | Path) -> Path:
@@ -50,8 +50,7 @@ def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figur
     heights = [0.62 * len(drawn.lanes) + 0.4 for drawn in shown]
     with_memory = beside is None and bool(timeline.memory)
     heights += [1.7] * with_memory
-    figure = Figure(figsize=(11, 1.7 + sum(heights) + 0.5 * len(shown)), dpi=160)
-    figure.set_layout_engine("constrained", hspace=0.05)
+    figure = new_figure(11, 1.7 + sum(heights) + 0.5 * len(shown), hspace=0.05)
     grid = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)
     all_axes: list[Axes] = list(grid[:, 0])
     for axes, drawn in zip(all_axes, shown, strict=False):
@@ -61,11 +60,8 @@ def timeline_figure(timeline: Timeline, beside: Timeline | None = None) -> Figur
     all_axes[-1].set_xlabel(f"time ({unit})", color=INK)
     all_axes[-1].set_xlim(0, longest / scale)
     for axes in all_axes:
-        axes.grid(axis="x", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw_grid(axes, "x")
         axes.tick_params(colors=MUTED, length=3)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(GRID)
         axes.spines["bottom"].set_color(MUTED)
     for axes, _ in zip(all_axes, shown, strict=False):
@@ -82,15 +78,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
     axes.set_yticks(range(lanes), timeline.lanes, color=INK)
     axes.set_ylim(lanes - 0.45, -0.55)
     axes.set_title(timeline.title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20)
-    axes.annotate(
-        timeline.caption,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 6),
-        textcoords="offset points",
-        color=MUTED,
-        fontsize=9,
-    )
+    write_caption(axes, timeline.caption)
 
 
 def _draw_bar(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
@@ -129,24 +117,11 @@ def _draw_memory(axes: Axes, timeline: Timeline, scale: float) -> None:
         color = stage_color(line.stage)
         axes.step(times, held, where="post", color=color, linewidth=1.3, label=line.label)
         if line.limit_bytes is not None and line.limit_bytes < 3 * timeline.peak_memory_bytes:
-            axes.axhline(line.limit_bytes / size, color=color, linewidth=0.9, linestyle=(0, (4, 2)))
+            axes.axhline(line.limit_bytes / size, color=color, linewidth=0.9, linestyle=DASHES)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"memory ({unit})", color=INK)
     if len(timeline.memory) <= 8:
         axes.legend(frameon=False, fontsize=8, labelcolor=INK, ncols=4, loc="lower right")
-
-
-def time_unit(longest_s: float) -> tuple[float, str]:
-    """Return the unit for times up to the longest."""
-    return next((scale for scale in _SCALES if longest_s >= scale[0]), _SCALES[-1])
-
-
-def size_unit(peak: int) -> tuple[float, str]:
-    """Return the unit for sizes up to the peak."""
-    return next(
-        ((size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")) if peak >= size),
-        (1.0, "bytes"),
-    )
 
 
 def _add_legend(figure: Figure, bars: list[Bar]) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from stagewright.quantity import format_bytes
-from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.figures.timeline import size_unit, time_unit
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import draw_grid, new_figure, size_unit, time_unit, write_at
 from stagewright.report.palette import GRID, INK, MUTED, color
 from stagewright.trace.memory import WorkerMemory
 
@@ -25,17 +24,10 @@ _MAX_WORKERS = 8
 
 
 def draw_memory(memory: Sequence[WorkerMemory], path: str | Path, title: str) -> Path:
-    """Draw memory over a step into a .png, .svg or .pdf file and return its path."""
-    path = check_figure_path(path)
-    return write_figure(memory_figure(memory, title), path)
-
-
-def memory_figure(memory: Sequence[WorkerMemory], title: str) -> Figure:
-    """Return the figure; of many workers, those with the highest peaks."""
+    """Draw memory over a step, of many workers those with the highest peaks, into a .png, .svg or .pdf file."""
     largest = sorted(memory, key=lambda worker: -worker.peak.total_bytes)[:_MAX_WORKERS]
     shown = sorted(largest, key=lambda worker: worker.rank)
-    figure = Figure(figsize=(11, 1.6 + 1.7 * len(shown)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(11, 1.6 + 1.7 * len(shown))
     all_axes = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     end_s = max(worker.moments[-1].time_s for worker in shown) or 1.0
     scale, unit = time_unit(end_s)
@@ -51,31 +43,21 @@ def memory_figure(memory: Sequence[WorkerMemory], title: str) -> Figure:
         position = (peak.time_s / scale, peak.total_bytes / size)
         axes.plot(*position, marker="o", markersize=4, color=INK, zorder=5)
         is_right = position[0] > 0.6 * end_s / scale
-        axes.annotate(
-            f"{format_bytes(peak.total_bytes)} in {peak.doing}",
-            position,
-            xytext=(-6 if is_right else 6, 5),
-            textcoords="offset points",
-            ha="right" if is_right else "left",
-            fontsize=8,
-            color=INK,
-        )
+        text, side = f"{format_bytes(peak.total_bytes)} in {peak.doing}", "right" if is_right else "left"
+        write_at(axes, text, position, (-6 if is_right else 6, 5), ha=side, fontsize=8)
         axes.set_ylabel(f"worker {worker.rank}\n({size_name})", color=INK, fontsize=9)
         axes.set_ylim(0, 1.25 * peak_bytes / size)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
+        draw_grid(axes, "y")
         axes.tick_params(colors=MUTED, length=3)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
         axes.spines["left"].set_color(GRID)
         axes.spines["bottom"].set_color(MUTED)
     all_axes[0].set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
     all_axes[-1].set_xlabel(f"time in the recorded step ({unit})", color=INK)
     all_axes[-1].set_xlim(0, end_s / scale)
     used = [name for name in _ORDER if any(getattr(moment, name) for worker in shown for moment in worker.moments)]
-    keys = [Patch(facecolor=color(f"memory-{name}"), label=_LABELS.get(name, name)) for name in reversed(used)]
+    keys = [
+        Patch(facecolor=color(f"memory-{name}"), label=name.replace("optimizer", "optimizer states"))
+        for name in reversed(used)
+    ]
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9, labelcolor=INK)
-    return figure
-
-
-_LABELS = {"optimizer": "optimizer states"}
+    return write_figure(figure, path)

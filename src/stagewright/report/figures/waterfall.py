@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from stagewright.planner.explain import Explanation
 from stagewright.quantity import format_s
-from stagewright.report.figures.file import check_figure_path, write_figure
-from stagewright.report.palette import GRID, INK, MUTED, stage_color, tint
+from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import draw_grid, new_figure, write_caption
+from stagewright.report.palette import INK, MUTED, stage_color, tint
 from stagewright.simulator.what_if import SpeedupBreakdown
 
 
@@ -27,19 +26,12 @@ def plot_explanation(explanation: Explanation, path: str | Path) -> Path:
 
 def draw_waterfall(parts: SpeedupBreakdown, path: str | Path, *, title: str, caption: str = "") -> Path:
     """Draw the waterfall into a .png, .svg or .pdf file and return its path."""
-    path = check_figure_path(path)
-    return write_figure(waterfall_figure(parts, title=title, caption=caption), path)
-
-
-def waterfall_figure(parts: SpeedupBreakdown, *, title: str, caption: str = "") -> Figure:
-    """Return the figure."""
     shown = [
         (part.name, part.seconds, lost)
         for part, (_, lost) in zip(parts.parts, parts.lost_speedup(), strict=True)
         if abs(part.seconds) >= 1e-4 * parts.step_s
     ]
-    figure = Figure(figsize=(max(6.4, 1.6 + 1.15 * (len(shown) + 2)), 4.6), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(max(6.4, 1.6 + 1.15 * (len(shown) + 2)), 4.6)
     axes = figure.subplots()
     ideal, actual = float(parts.num_devices), parts.speedup
     good, bad = stage_color(0), stage_color(5)
@@ -57,36 +49,17 @@ def waterfall_figure(parts: SpeedupBreakdown, *, title: str, caption: str = "") 
     last = len(shown) + 1
     axes.plot([last - 1.36, last + 0.36], [speedup, speedup], color=MUTED, linewidth=0.8, zorder=2)
     axes.bar(last, actual, 0.72, color=good, zorder=3)
-    axes.text(
-        last,
-        actual,
-        f"{actual:.2f} ×\n{format_s(parts.step_s)}",
-        ha="center",
-        va="bottom",
-        color=INK,
-        fontsize=10,
-        fontweight="bold",
-    )
+    text = f"{actual:.2f} ×\n{format_s(parts.step_s)}"
+    axes.text(last, actual, text, ha="center", va="bottom", color=INK, fontsize=10, fontweight="bold")
     names = [f"{parts.num_devices} devices", *(name.replace(" ", "\n") for name, _, _ in shown), "actual"]
     axes.set_xticks(range(last + 1), names, color=INK, fontsize=9)
     axes.set_ylim(0, max(ideal, actual) * 1.18)
     axes.set_ylabel("speed-up over the single-device baseline", color=INK)
     axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold", pad=20 if caption else 8)
     if caption:
-        axes.annotate(
-            caption,
-            (0, 1),
-            xycoords="axes fraction",
-            xytext=(0, 6),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=9,
-        )
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+        write_caption(axes, caption)
+    draw_grid(axes, "y", ("top", "right", "left"))
     axes.tick_params(axis="y", colors=MUTED, length=3)
     axes.tick_params(axis="x", length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(MUTED)
-    return figure
+    return write_figure(figure, path)

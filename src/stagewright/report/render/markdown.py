@@ -11,9 +11,13 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 def escape_markdown(text: str) -> str:
     """Escape text so that Markdown shows it unchanged, on one line."""
+    return _SPECIAL.sub(r"\\\1", one_line(text)).replace("&", "&amp;")
+
+
+def one_line(text: str) -> str:
+    """Replace control characters, also line breaks, and lone surrogates."""
     plain = "".join(character if character >= " " else " " for character in text)
-    plain = plain.encode("utf-8", "replace").decode("utf-8")
-    return _SPECIAL.sub(r"\\\1", plain).replace("&", "&amp;")
+    return plain.encode("utf-8", "replace").decode("utf-8")
 
 
 def table_markdown(table: Table) -> str:

@@ -157,9 +157,20 @@ def change_table(changes: Sequence[Mapping[str, Any]], title: str) -> Table:
     )
 
 
-def format_size(num_bytes: int) -> str:
-    """Format the size of a layer for a legend."""
-    return f"{num_bytes} B" if num_bytes < 10_000 else format_bytes(num_bytes)
+def layer_label(layer: Mapping[str, Any]) -> str:
+    """Name a layer for a legend, with its size."""
+    name, size = layer["name"], layer["bytes"]
+    if name == f"{size} B":
+        return str(name)
+    return f"{name} ({f'{size} B' if size < 10_000 else format_bytes(size)})"
+
+
+def select_layers(layers: list[tuple[dict[str, Any], Any]], most: int) -> list[tuple[dict[str, Any], Any]]:
+    """Select distinguishable layers with their trials, evenly from the smallest to the largest."""
+    if len(layers) <= most:
+        return layers
+    ordered = sorted(layers, key=lambda item: int(item[0]["bytes"]))
+    return [ordered[round(index * (len(ordered) - 1) / (most - 1))] for index in range(most)]
 
 
 def _format_change(change: Mapping[str, Any], prefix: str) -> tuple[str, str]:

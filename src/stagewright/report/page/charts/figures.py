@@ -15,10 +15,12 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from stagewright.errors import UsageError
 from stagewright.report.figures.file import write_figure
+from stagewright.report.figures.style import draw_grid, new_figure, write_at
 from stagewright.report.page.charts.axis import format_tick, log_ticks, ticks
 from stagewright.report.page.sections import BarChart, Fold, Item, LineChart, Page, Timeline
 from stagewright.report.page.slug import slug
 from stagewright.report.palette import GRID, INK, MUTED, color
+from stagewright.report.render.markdown import one_line
 
 _SUFFIXES = (".svg", ".png")
 _THIN = 0.16
@@ -63,8 +65,7 @@ def _figures(page: Page) -> Iterator[BarChart | LineChart | Timeline]:
 
 
 def _bar_figure(chart: BarChart) -> Figure:
-    figure = Figure(figsize=(9, 1.3 + 0.42 * len(chart.bars)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(9, 1.3 + 0.42 * len(chart.bars))
     axes = figure.subplots()
     for row, bar in enumerate(chart.bars):
         for part in bar.parts:
@@ -72,15 +73,7 @@ def _bar_figure(chart: BarChart) -> Figure:
         if bar.mark is not None:
             axes.plot([bar.mark, bar.mark], [row - 0.4, row + 0.4], color=INK, linewidth=2.2, zorder=4)
         right = max([bar.mark or 0.0, *(part.end for part in bar.parts)])
-        axes.annotate(
-            _plain(bar.text),
-            (right, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK,
-        )
+        write_at(axes, _plain(bar.text), (right, row), (5, 0), va="center", fontsize=8.5)
     axes.set_yticks(range(len(chart.bars)), [_plain(bar.label) for bar in chart.bars], color=INK, fontsize=9)
     axes.invert_yaxis()
     ends = [part.end for bar in chart.bars for part in bar.parts] + [bar.mark or 0.0 for bar in chart.bars]
@@ -98,8 +91,7 @@ def _bar_figure(chart: BarChart) -> Figure:
 
 
 def _line_figure(chart: LineChart) -> Figure:
-    figure = Figure(figsize=(9, 4.2), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(9, 4.2)
     axes = figure.subplots()
     for line in chart.lines:
         style: dict[str, Any] = {"color": color(line.paint), "label": _plain(line.name)}
@@ -137,8 +129,7 @@ def _timeline_figure(timeline: Timeline) -> Figure:
     data = timeline.data
     unit, workers = data["unit_s"], data["workers"]
     begin, end = next((first, last) for step, first, last in data["steps"] if step == data["median"])
-    figure = Figure(figsize=(11, 1.6 + 0.62 * len(workers)), dpi=160)
-    figure.set_layout_engine("constrained")
+    figure = new_figure(11, 1.6 + 0.62 * len(workers))
     axes = figure.subplots()
     for row, worker in enumerate(workers):
         for number, lane in enumerate(worker["lanes"]):
@@ -196,21 +187,13 @@ def _value(column: list[int] | int, index: int) -> int:
 
 
 def _style(axes: Axes, grid: Any) -> None:
-    axes.grid(axis=grid, color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    draw_grid(axes, grid)
     axes.tick_params(colors=MUTED, length=3)
     axes.tick_params(axis="y", labelcolor=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
 
 
 def _plain(text: str) -> str:
     """Escape text that matplotlib would read as mathematics."""
-    return (
-        "".join(character if character >= " " else " " for character in text)
-        .encode("utf-8", "replace")
-        .decode("utf-8")
-        .replace("$", r"\$")
-    )
+    return one_line(text).replace("$", r"\$")

@@ -11,7 +11,7 @@ import numpy as np
 from stagewright.errors import UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.report.page.sections import Item, Line, LineChart, Section
-from stagewright.report.tables.fabric import fabric_remarks, fabric_table, format_size
+from stagewright.report.tables.fabric import fabric_remarks, fabric_table, layer_label, select_layers
 
 _MAX_LAYERS = 6  # more curves are not distinguishable
 _MAX_POINTS = 600
@@ -40,15 +40,14 @@ def _fabric_section(folder: FabricFolder, number: int) -> Section:
         layers = []
     layers = [(layer, times) for layer, times in layers if len(times) > 1]
     if layers:
-        items += _trial_charts(_select_layers(layers), number)
+        items += _trial_charts(select_layers(layers, _MAX_LAYERS), number)
     return Section(name=name, title=title, prose=tuple(prose), items=tuple(items))
 
 
 def _trial_charts(layers: Sequence[tuple[dict[str, Any], Any]], number: int) -> list[LineChart]:
     distributions, sequences = [], []
     for index, (layer, times) in enumerate(layers):
-        is_plain = layer["name"] == f"{layer['bytes']} B"
-        name = layer["name"] if is_plain else f"{layer['name']} ({format_size(layer['bytes'])})"
+        name = layer_label(layer)
         ordered, shares = np.sort(times), np.arange(1, len(times) + 1) / len(times)
         kept = _sample_indices(len(times))
         x, y = tuple(ordered[kept].tolist()), tuple(shares[kept].tolist())
@@ -79,14 +78,6 @@ def _trial_charts(layers: Sequence[tuple[dict[str, Any], Any]], number: int) -> 
             note=f"At most {_MAX_POINTS} points per layer are drawn, including the slowest trial.",
         ),
     ]
-
-
-def _select_layers(layers: list[tuple[dict[str, Any], Any]]) -> list[tuple[dict[str, Any], Any]]:
-    """Select distinguishable layers, evenly from the smallest to the largest."""
-    if len(layers) <= _MAX_LAYERS:
-        return layers
-    ordered = sorted(layers, key=lambda item: int(item[0]["bytes"]))
-    return [ordered[round(index * (len(ordered) - 1) / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
 
 
 def _sample_indices(count: int, keep: int = 0) -> list[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import BITS, MeasuredCodec, part_name
 from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
 from stagewright.studies.framework.phrases import joined, percent, signed, times
-from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 
 Codecs = Mapping[str, Sequence[MeasuredCodec]]
@@ -31,7 +31,6 @@ _COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at l
 _FEW = 0.25  # codecs with at most this share of the fp32 bytes are compared with sort at 4 bits
 _CHANCE = {"cifar10": 10.0, "digits": 10.0, "rte": 52.7, "cola": 0.0}
 """Metric × 100 of a model that always predicts the most frequent class."""
-_UNKNOWN = ("Unknown: nothing was measured.",)
 
 
 def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Answer, ...]:
@@ -45,21 +44,17 @@ def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tup
         _transfer_rates(results, options, codecs),
         _break_even(options, codecs),
     )
-    return tuple(
-        Answer(question=question, sentences=sentences or _UNKNOWN)
-        for question, sentences in zip(QUESTIONS, replies, strict=True)
-    )
+    return answer_all(QUESTIONS, replies)
 
 
-def _crossing(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for task, recipe in options["recipes"].items():
         crossing, samples = results.get(f"crossing-{task}"), results.get(f"data-{task}")
         if crossing is None:
             continue
         raw = crossing["messages"] * sum(row["raw_bytes"] for row in crossing["rows"] if row["codec"] == "none")
         shapes = joined(shown_shape(shape) for row in crossing["shapes"] for shape in row)
-        sentences.append(
+        yield (
             f"{recipe.model} on {recipe.shown_data}, batch {recipe.batch}: {shapes}, after {joined(crossing['cuts'])}; "
             f"with the gradients in return {format_bytes(raw)} per step."
         )
@@ -71,10 +66,9 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
             if samples is not None and samples["of"] is not None
             else "all embedded samples"
         )
-        sentences.append(f"It is trained on {used}, starting with {weights}.")
+        yield f"It is trained on {used}, starting with {weights}."
         if task == "digits" and options["data"] is None:
-            sentences.append("No data was given: these are the embedded digits, not the published data sets.")
-    return tuple(sentences)
+            yield "No data was given: these are the embedded digits, not the published data sets."
 
 
 def _without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
@@ -87,19 +81,19 @@ def _lost_points(codec: MeasuredCodec, reference: MeasuredCodec) -> float:
     return reference.mean - codec.mean
 
 
-def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
+def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     if not options["epochs"]:
-        return ("Nothing was trained, since epochs is 0.",)
-    sentences = []
+        yield "Nothing was trained, since epochs is 0."
+        return
     for task, measured in codecs.items():
-        sentences += _parity(results, options, task)
+        yield from _parity(results, options, task)
         reference, name = _without_codec(measured), options["recipes"][task].shown_data
         if reference is None:
-            sentences.append(f"{name}: unknown, since the training without a codec is missing.")
+            yield f"{name}: unknown, since the training without a codec is missing."
             continue
         others = [codec for codec in measured if codec.mean is not None and codec is not reference]
         texts = [f"{codec.codec} {codec.shown} ({signed(-_lost_points(codec, reference))})" for codec in others]
-        sentences.append(f"{name}: without a codec {reference.shown}" + (f"; {joined(texts)}." if texts else "."))
+        yield f"{name}: without a codec {reference.shown}" + (f"; {joined(texts)}." if texts else ".")
         if reference.deviation is None or not others:
             continue
         within = [
@@ -107,38 +101,31 @@ def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> t
             for codec in others
             if abs(_lost_points(codec, reference)) <= max(reference.deviation, codec.deviation or 0)
         ]
-        sentences.append(
+        yield (
             f"The difference is within the variation between seeds for {joined(within)}."
             if within
             else "All of them differ from it by more than seeds differ from each other."
         )
-    return tuple(sentences)
 
 
-def _parity(results: Results, options: Mapping[str, Any], task: str) -> list[str]:
+def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator[str]:
     """Whether the pipeline with a codec computes the same as the single-device baseline with it."""
     checks = {codec: results.get(part_name(task, codec, None)) for codec in options["codecs"]}
     passed = [codec for codec, row in checks.items() if row is not None and row["equal"]]
     failed = [codec for codec, row in checks.items() if row is not None and not row["equal"]]
-    sentences = []
     if passed:
-        sentences.append(
+        yield (
             f"One pipeline step passes the parity check against one device with the same codec: {joined(passed)}."
             + (" Training itself ran in one process." if options["how"] == "one-process" else "")
         )
     if failed:
-        sentences.append(f"Parity check failed, so these results are not reliable: {joined(failed)}.")
-    return sentences
+        yield f"Parity check failed, so these results are not reliable: {joined(failed)}."
 
 
-def _goal(task: str) -> float:
-    return GOAL_POINTS.get(task, 1.0)
-
-
-def _fewest_bytes(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
-    sentences = []
+def _fewest_bytes(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
-        reference, name, goal = _without_codec(measured), options["recipes"][task].shown_data, _goal(task)
+        reference, name = _without_codec(measured), options["recipes"][task].shown_data
+        goal = GOAL_POINTS.get(task, 1.0)
         if reference is None:
             continue
         trained = [codec for codec in measured if codec.mean is not None and codec is not reference and codec.raw_bytes]
@@ -147,24 +134,22 @@ def _fewest_bytes(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]
         )
         limit = f"within {goal:g} point{'s' if goal != 1 else ''} of the accuracy without a codec"
         if not good:
-            sentences.append(f"{name}: none of these codecs stays {limit}.")
+            yield f"{name}: none of these codecs stays {limit}."
             continue
         best = good[0]
-        sentences.append(
+        yield (
             f"{name}: {best.codec} stays {limit} with {percent(best.ratio)} of the bytes ({best.shown} instead of "
             f"{reference.shown}); the goal of {GOAL_RATIO:g} is {'met' if best.ratio <= GOAL_RATIO else 'missed'}."
         )
         deviation = max(best.deviation or 0.0, reference.deviation or 0.0)
         if deviation > goal:
-            sentences.append(
+            yield (
                 f"The standard deviation over seeds, {deviation:.1f} points, is larger than that limit: a conclusion "
                 "needs more seeds."
             )
-    return tuple(sentences)
 
 
-def _collapse(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
-    sentences = []
+def _collapse(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
         recipe: TrainingRecipe = options["recipes"][task]
         reference = _without_codec(measured)
@@ -174,10 +159,10 @@ def _collapse(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
         learned = reference.mean - chance
         sort = next((codec for codec in measured if codec.codec == "sort3+1" and codec.mean is not None), None)
         if sort is None:
-            sentences.append(f"{recipe.shown_data}: unknown, since sort3+1 was not trained.")
+            yield f"{recipe.shown_data}: unknown, since sort3+1 was not trained."
             continue
         if learned <= 2:
-            sentences.append(
+            yield (
                 f"{recipe.shown_data}: unknown, since training without a codec reached {reference.shown}, no more than "
                 "chance."
             )
@@ -196,24 +181,21 @@ def _collapse(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
         ]
         if small:
             text += f"; Stagewright's codecs with at most {_FEW:g} of the bytes: {joined(small)}"
-        sentences.append(text + ".")
-    return tuple(sentences)
+        yield text + "."
 
 
-def _ratios(codecs: Codecs) -> tuple[str, ...]:
+def _ratios(codecs: Codecs) -> Iterator[str]:
     measured = next((codec for codec in codecs.values() if any(row.raw_bytes for row in codec)), [])
     sent = [codec for codec in measured if codec.raw_bytes]
     sorts = [f"{codec.ratio:.3f} at {BITS[codec.codec]} bits" for codec in sent if codec.codec in BITS]
     others = [f"{codec.codec} {codec.ratio:.3f}" for codec in sent if codec.codec not in BITS and codec.codec != "none"]
-    sentences = []
     if sorts:
-        sentences.append(
+        yield (
             f"Sort quantization, with packed codes: {joined(sorts)} of the fp32 bytes, forward and backward; the "
             "published code sent 0.50, 0.50, 0.25 and 0.25."
         )
     if others:
-        sentences.append(f"Stagewright's codecs: {joined(others)}.")
-    return tuple(sentences)
+        yield f"Stagewright's codecs: {joined(others)}."
 
 
 def _transfer_rates(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
@@ -241,8 +223,7 @@ def _transfer_rates(results: Results, options: Mapping[str, Any], codecs: Codecs
     return tuple(sentences)
 
 
-def _break_even(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
-    sentences = []
+def _break_even(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
         compressing = [codec for codec in measured if codec.raw_bytes and codec.codec != "none"]
         if not compressing:
@@ -253,14 +234,11 @@ def _break_even(options: Mapping[str, Any], codecs: Codecs) -> tuple[str, ...]:
             text = joined(
                 f"{codec.codec} {shown_rate(codec.break_even_rate)}" for codec in useful if codec.break_even_rate < 1e12
             )
-            sentences.append(
-                f"{options['recipes'][task].shown_data}: each codec saves time on links slower than this: {text}."
-            )
+            yield f"{options['recipes'][task].shown_data}: each codec saves time on links slower than this: {text}."
         rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
         if rate is not None:
             here = [codec.codec for codec in useful if codec.break_even_rate > rate]
-            sentences.append(
+            yield (
                 f"On this machine's link ({shown_rate(rate)}), "
                 + (f"{joined(here)} would save time." if here else "no codec saves time: use none.")
             )
-    return tuple(sentences)

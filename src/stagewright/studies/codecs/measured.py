@@ -6,12 +6,11 @@ A codec is named FORWARD or FORWARD/BACKWARD: its bytes are those of activations
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagewright.studies.framework.phrases import mean_and_deviation
+from stagewright.studies.framework.rounds import SeedValues, read_values
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 """Bits per value, by which the published study names these."""
@@ -31,12 +30,10 @@ def part_name(task: str, codec: str, seed: int | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredCodec:
+class MeasuredCodec(SeedValues):
     """One codec on the links of one task."""
 
     codec: str
-    values: tuple[float, ...]
-    """Metric × 100 after the last epoch, of each seed."""
     step_bytes: float
     """Bytes sent per step over both links, forward and backward."""
     raw_bytes: float
@@ -60,21 +57,6 @@ class MeasuredCodec:
         return self.step_bytes / self.raw_bytes if self.raw_bytes else 1.0
 
     @property
-    def mean(self) -> float | None:
-        """Mean over seeds."""
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over seeds; None with one seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
-    def shown(self) -> str:
-        """95.9 ± 0.14."""
-        return mean_and_deviation(self.mean, self.deviation)
-
-    @property
     def break_even_rate(self) -> float:
         """Bandwidth in bytes/s below which the codec saves time; 0: never."""
         saved = self.raw_bytes - self.step_bytes
@@ -87,8 +69,7 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
     transfer = results.get(f"transfer-{task}")
     measured = []
     for codec in options["codecs"]:
-        trained = [results.get(part_name(task, codec, seed)) for seed in options["seeds"]]
-        values = tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
+        values = read_values(results.get(part_name(task, codec, seed)) for seed in options["seeds"])
         if crossing is None and not values:
             continue
         forward, _, backward = codec.partition("/")

@@ -15,7 +15,7 @@ named FORWARD or FORWARD/BACKWARD.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,52 +26,12 @@ from stagewright.studies.codecs.measured import measured_codecs, part_name
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.codecs.tables import figures, tables
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
-from stagewright.studies.parts.finite import finite
+from stagewright.studies.parts.measurements import finite
 from stagewright.studies.parts.samples import samples_folder, samples_part
 
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
-    parts = []
-    for task in options.tasks:
-        parts.append(samples_part(task, options.data, options.train_samples, options.judged_samples))
-        parts.append(
-            Part(
-                name=f"crossing-{task}",
-                about=f"measure each codec on the tensors that cross the links of {task}",
-                run=partial(_crossing, options, task),
-                needs=(f"data-{task}",),
-            )
-        )
-        parts.append(
-            Part(
-                name=f"transfer-{task}",
-                about=f"measure the transfer rate of {task} with each codec",
-                run=partial(_transfer, options, task),
-                needs=(f"crossing-{task}",),
-            )
-        )
-    parts += [
-        Part(
-            name=part_name(task, codec, None),
-            about=f"parity check of a pipeline step of {task} with {codec}",
-            run=partial(_check_parity, options, task, codec),
-            needs=(f"crossing-{task}",),
-        )
-        for task in options.tasks
-        for codec in options.checked_codecs
-    ]
-    parts += [
-        Part(
-            name=part_name(task, codec, seed),
-            about=f"train {task} with {codec}, seed {seed}",
-            run=partial(_train, options, task, codec, seed),
-            needs=(f"data-{task}", f"crossing-{task}"),
-        )
-        for task in options.tasks
-        for seed in (options.seeds if options.epochs else ())
-        for codec in options.codecs
-    ]
     recipes = options.recipes
     trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
     return Study(
@@ -79,7 +39,7 @@ def build_study(options: Options) -> Study:
         title=f"Codecs on the links of {trained}",
         options=asdict(options),
         questions=QUESTIONS,
-        parts=tuple(parts),
+        parts=tuple(_parts(options)),
         conclude=partial(conclude, asdict(options) | {"recipes": recipes}),
     )
 
@@ -92,6 +52,40 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
         answers=answers(results, options, codecs),
         figures=figures(options, codecs),
     )
+
+
+def _parts(options: Options) -> Iterator[Part]:
+    for task in options.tasks:
+        yield samples_part(task, options.data, options.train_samples, options.judged_samples)
+        yield Part(
+            name=f"crossing-{task}",
+            about=f"measure each codec on the tensors that cross the links of {task}",
+            run=partial(_crossing, options, task),
+            needs=(f"data-{task}",),
+        )
+        yield Part(
+            name=f"transfer-{task}",
+            about=f"measure the transfer rate of {task} with each codec",
+            run=partial(_transfer, options, task),
+            needs=(f"crossing-{task}",),
+        )
+    for task in options.tasks:
+        for codec in options.checked_codecs:
+            yield Part(
+                name=part_name(task, codec, None),
+                about=f"parity check of a pipeline step of {task} with {codec}",
+                run=partial(_check_parity, options, task, codec),
+                needs=(f"crossing-{task}",),
+            )
+    for task in options.tasks:
+        for seed in options.seeds if options.epochs else ():
+            for codec in options.codecs:
+                yield Part(
+                    name=part_name(task, codec, seed),
+                    about=f"train {task} with {codec}, seed {seed}",
+                    run=partial(_train, options, task, codec, seed),
+                    needs=(f"data-{task}", f"crossing-{task}"),
+                )
 
 
 def _crossing(options: Options, task: str, context: PartContext) -> dict[str, Any]:

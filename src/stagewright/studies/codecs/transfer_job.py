@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagewright.files.atomic import save_text
@@ -119,16 +119,16 @@ class _LinkEnd:
             if is_plain
             else torch.empty(self.num_bytes(name), dtype=torch.uint8, device=self.device)
         )
-        self._await_receiver()
-        start = time.perf_counter()
-        if self.rank == 0:
-            dist.send(values if is_plain else codec.encode(values, checked=False), 1)
-        else:
-            dist.recv(buffer, 0)
-            if not is_plain:
-                codec.decode(buffer, values.shape, values.dtype, checked=False)
-        self._await_receiver()
-        return time.perf_counter() - start
+
+        def transfer() -> None:
+            if self.rank == 0:
+                dist.send(values if is_plain else codec.encode(values, checked=False), 1)
+            else:
+                dist.recv(buffer, 0)
+                if not is_plain:
+                    codec.decode(buffer, values.shape, values.dtype, checked=False)
+
+        return self._time(transfer)
 
     def plain(self, size: int) -> float:
         """Time a message of `size` bytes, until the reply."""
@@ -136,12 +136,12 @@ class _LinkEnd:
         import torch.distributed as dist
 
         message = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        return self._time(lambda: dist.send(message, 1) if self.rank == 0 else dist.recv(message, 0))
+
+    def _time(self, transfer: Callable[[], object]) -> float:
         self._await_receiver()
         start = time.perf_counter()
-        if self.rank == 0:
-            dist.send(message, 1)
-        else:
-            dist.recv(message, 0)
+        transfer()
         self._await_receiver()
         return time.perf_counter() - start
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.fabric.measured import is_correct, measured_runs
 from stagewright.studies.framework.phrases import counted, joined, percent, times
-from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.framework.study import Answer, Results, answer_all
 
 QUESTIONS = (
     "What is sent, and over which network?",
@@ -20,7 +20,6 @@ QUESTIONS = (
 )
 _PUBLISHED_S = 0.02
 """Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."""
-_UNKNOWN = ("Unknown: no all-reduce was measured.",)
 
 
 def answers(results: Results, options: Mapping[str, Any]) -> tuple[Answer, ...]:
@@ -33,35 +32,30 @@ def answers(results: Results, options: Mapping[str, Any]) -> tuple[Answer, ...]:
         _buckets(results, options),
         _published(results, options),
     )
-    return tuple(
-        Answer(question=question, sentences=sentences or _UNKNOWN)
-        for question, sentences in zip(QUESTIONS, replies, strict=True)
-    )
+    return answer_all(QUESTIONS, replies, "Unknown: no all-reduce was measured.")
 
 
-def _traffic(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     first_rows: dict[str, Mapping[str, Any]] = {}
     for model, _, _, row in measured_runs(results, options):
         first_rows.setdefault(model, row)
     if not first_rows:
-        return ()
-    sentences = []
+        return
     for model, row in first_rows.items():
         sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in row["layers"])
         total = sum(layer["bytes"] for layer in row["layers"])
-        sentences.append(f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step.")
+        yield f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step."
     if options["where"] == "lab":
-        sentences.append(
+        yield (
             f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "
             f"the faulty networks, host {options['wrong_host']} has a link of {options['slow_rate']}, loses "
             f"{options['loss']} of its packets, or is {format_s(options['late_s'])} late."
         )
     else:
-        sentences.append(
+        yield (
             "The lab needs root, so everything was sent over this host's loopback: these numbers are what the host "
             "itself costs, and slow or lossy links could not be emulated."
         )
-    return tuple(sentences)
 
 
 def _layer_runs(results: Results, options: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -69,8 +63,7 @@ def _layer_runs(results: Results, options: Mapping[str, Any]) -> list[tuple[str,
     return [(network, row) for model, _, network, row in measured_runs(results, options) if model == options["model"]]
 
 
-def _latencies(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _latencies(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for network, row in _layer_runs(results, options):
         layers = [layer for layer in row["layers"] if layer["p50_s"] is not None]
         if not layers:
@@ -78,48 +71,42 @@ def _latencies(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         texts = joined(f"{layer['name']} {format_s(layer['p50_s'])}" for layer in layers)
         step_s = row["total"]["p50_s"]
         step = f"; a whole step {format_s(step_s)}" if step_s is not None else ""
-        sentences.append(f"{network}: median of {row['trials']} trials: {texts}{step}.")
-    return tuple(sentences)
+        yield f"{network}: median of {row['trials']} trials: {texts}{step}."
 
 
 def _tail_ratio(layer: Mapping[str, Any]) -> float:
     return float(layer["max_s"] / layer["p50_s"]) if layer["p50_s"] else 0.0
 
 
-def _tails(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for network, row in _layer_runs(results, options):
         worst = max(row["layers"], key=_tail_ratio)
         if not worst["p50_s"]:
             continue
         p99 = f", p99 {format_s(worst['p99_s'])}" if worst["p99_s"] is not None else ""
-        sentences.append(
+        yield (
             f"{network}: {worst['name']} has the longest tail: at most {format_s(worst['max_s'])}, which is "
             f"{times(_tail_ratio(worst))} its median of {format_s(worst['p50_s'])}{p99}; "
             f"TCP retransmitted {counted(worst['retransmits'], 'segment')}."
         )
-    return tuple(sentences)
 
 
-def _causes(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _causes(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     correct = []
     for model, _, network, row in measured_runs(results, options):
         correct.append(is_correct(row, options))
         fault = "no fault" if network == "clean" else f"{network} of host {options['wrong_host']}"
         slowest = max(row["layers"], key=lambda layer: layer["max_s"])
         modes = "".join(f" Slowest layer {slowest['name']}: {mode['sentence']}." for mode in slowest["modes"][:1])
-        sentences.append(
+        yield (
             f"{model}, {fault}: the diagnosis “{row['verdict']['sentence']}” is "
             f"{'correct' if correct[-1] else 'wrong'}.{modes}"
         )
     if correct:
-        sentences.append(f"{sum(correct)} of {len(correct)} diagnoses are correct.")
-    return tuple(sentences)
+        yield f"{sum(correct)} of {len(correct)} diagnoses are correct."
 
 
-def _buckets(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _buckets(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for model, _, network, row in measured_runs(results, options):
         if model == options["model"]:
             continue
@@ -132,8 +119,7 @@ def _buckets(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         )
         if ideals and None not in ideals and sum(ideals):
             text += f", {percent(sum(ideals) / step_s)} of the ideal speed ({format_s(sum(ideals))})"
-        sentences.append(text + ".")
-    return tuple(sentences)
+        yield text + "."
 
 
 def _published(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:

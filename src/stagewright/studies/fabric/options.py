@@ -25,7 +25,6 @@ class Options:
     model: str = option("mlp-mnist", "Model whose gradients are reduced layer by layer.")
     bucket_model: str | None = option("deit-small", "Model whose gradients are reduced in buckets, as DDP does.")
     quick: bool = setting(False)
-    """Whether the defaults are the quick ones."""
     where: str = option(
         "lab",
         "Use this host's loopback instead of the lab, which needs root.",

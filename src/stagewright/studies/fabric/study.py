@@ -26,7 +26,7 @@ from stagewright.studies.fabric.answers import QUESTIONS, answers
 from stagewright.studies.fabric.options import Options
 from stagewright.studies.fabric.tables import figures, tables
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
-from stagewright.studies.parts.finite import finite
+from stagewright.studies.parts.measurements import finite
 
 if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import Measurements, RankLocation, Settings
@@ -37,31 +37,12 @@ _FLOOR_TRIALS = 30
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
-    parts = []
-    for model in options.models:
-        name = _part_name(model)
-        parts.append(
-            Part(
-                name=f"floor-{name}",
-                about=f"all-reduce the gradients of {model} on this host's loopback",
-                run=partial(_floor, options, model),
-            )
-        )
-        parts += [
-            Part(
-                name=f"sent-{name}-{network}",
-                about=f"all-reduce the gradients of {model}, {network}",
-                run=partial(_send, options, model, network),
-                needs=(f"floor-{name}",),
-            )
-            for network in options.networks_of(model)
-        ]
     return Study(
         name="fabric",
         title=f"Gradients of {' and '.join(options.models)} over {options.hosts} hosts",
         options=asdict(options),
         questions=QUESTIONS,
-        parts=tuple(parts),
+        parts=tuple(_parts(options)),
         conclude=partial(
             conclude,
             asdict(options) | {"sent": [(m, _part_name(m), n) for m in options.models for n in options.networks_of(m)]},
@@ -79,6 +60,23 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     return Findings(
         tables=tables(results, options), answers=answers(results, options), figures=figures(results, options)
     )
+
+
+def _parts(options: Options) -> Iterator[Part]:
+    for model in options.models:
+        name = _part_name(model)
+        yield Part(
+            name=f"floor-{name}",
+            about=f"all-reduce the gradients of {model} on this host's loopback",
+            run=partial(_floor, options, model),
+        )
+        for network in options.networks_of(model):
+            yield Part(
+                name=f"sent-{name}-{network}",
+                about=f"all-reduce the gradients of {model}, {network}",
+                run=partial(_send, options, model, network),
+                needs=(f"floor-{name}",),
+            )
 
 
 def _workload(options: Options, model: str) -> Workload:

@@ -43,10 +43,3 @@ def signed(points: float) -> str:
 def spread(numbers: Sequence[float]) -> str:
     """Write the range of several numbers: "1.58 … 1.66"; empty for one number."""
     return f"{min(numbers):.2f} … {max(numbers):.2f}" if len(numbers) > 1 else ""
-
-
-def mean_and_deviation(mean: float | None, deviation: float | None) -> str:
-    """Write a mean over seeds: "95.9 ± 0.14", "95.9" with one seed, "–" without a value."""
-    if mean is None:
-        return "–"
-    return f"{mean:.1f}" + (f" ± {deviation:.2f}" if deviation is not None else "")

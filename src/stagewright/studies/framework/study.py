@@ -6,11 +6,12 @@ Study ── parts ──► Results ── conclude ──► Findings (tables,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagewright.errors import RunError
 from stagewright.table import Table
 
 if TYPE_CHECKING:
@@ -59,6 +60,16 @@ class PartContext:
         row = run_plan(plan, self.runs, progress=self.note)
         return {**row.to_dict(), "run": Path(str(row.run)).relative_to(self.folder).as_posix()}
 
+    def run_or_out_of_memory(self, plan: Plan) -> dict[str, Any]:
+        """Run a plan under its memory limit; return its result with `ran`, or `ran` and `text` if memory ran out."""
+        try:
+            return {"ran": True, **self.run(plan)}
+        except RunError as error:
+            text = str(error).splitlines()[0]
+            if "out of memory" not in text:
+                raise
+            return {"ran": False, "text": text}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -88,6 +99,14 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         return {"question": self.question, "sentences": list(self.sentences)}
+
+
+def answer_all(
+    questions: Iterable[str], replies: Iterable[Iterable[str]], unknown: str = "Unknown: nothing was measured."
+) -> tuple[Answer, ...]:
+    """Answer each question with the sentences of its reply, or where it has none with `unknown`."""
+    pairs = zip(questions, map(tuple, replies), strict=True)
+    return tuple(Answer(question=question, sentences=sentences or (unknown,)) for question, sentences in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

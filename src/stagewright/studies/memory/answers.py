@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, spread, times
-from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
 
 Variants = Mapping[str, MeasuredVariant]
@@ -21,7 +21,6 @@ QUESTIONS = (
     "Which strategy uses the least memory?",
     "How many layers fit at most?",
 )
-_UNKNOWN = ("Unknown: nothing was measured.",)
 
 
 def answers(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Answer, ...]:
@@ -35,9 +34,7 @@ def answers(results: Results, options: Mapping[str, Any], variants: Variants) ->
         _least_memory(variants),
         _most_layers(results, options),
     )
-    return tuple(
-        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, replies, strict=True)
-    )
+    return answer_all(QUESTIONS, replies)
 
 
 def _by_speedup(variants: Variants) -> list[MeasuredVariant]:
@@ -53,7 +50,7 @@ def _by_speedup(variants: Variants) -> list[MeasuredVariant]:
 def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
     ordered = _by_speedup(variants)
     if not ordered:
-        return _UNKNOWN
+        return ()
     best, worst = ordered[0], ordered[-1]
     rates = joined(
         f"{variant.strategy} {times(variant.speedup or 0.0)}"
@@ -100,7 +97,7 @@ def _largest_loss(results: Results, strategy: str) -> str:
 def _slow_strategies(results: Results, variants: Variants) -> tuple[str, ...]:
     parallel = _by_speedup(variants)
     if not parallel:
-        return _UNKNOWN
+        return ()
     slower = [variant for variant in parallel if (variant.speedup or 0.0) < 1]
     if not slower:
         return ("None of them is slower than one device here.",)
@@ -124,52 +121,47 @@ def _slow_strategies(results: Results, variants: Variants) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[str, ...]:
-    sentences = []
+def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> Iterator[str]:
     for strategy in options["strategies"]:
         forecast = (results.get(f"forecast-{strategy}") or {}).get(strategy)
         if forecast is None:
-            sentences.append(f"{strategy.capitalize()}: unknown, since it was not forecast.")
+            yield f"{strategy.capitalize()}: unknown, since it was not forecast."
             continue
         measured = variants.get(strategy)
         text = ""
         if measured is not None and measured.speedup is not None:
             share = percent(measured.speedup / forecast["free_speedup"])
             text = f"; measured: {times(measured.speedup)}, {share} of the ideal"
-        sentences.append(
+        yield (
             f"{strategy.capitalize()}: {times(forecast['free_speedup'])} with free communication; forecast with this "
             f"machine's communication: {times(forecast['speedup'])}{text}."
         )
-    return tuple(sentences)
 
 
-def _executed(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for strategy in options["strategies"]:
         workers = (results.get(f"executed-{strategy}") or {}).get(strategy)
         if workers is None:
-            sentences.append(f"{strategy.capitalize()}: unknown, since its trace was not read.")
+            yield f"{strategy.capitalize()}: unknown, since its trace was not read."
             continue
         operators = results.get(f"operators-{strategy}")
         if operators is not None:
             totals = [sum(counts[worker] for counts in operators["parts"].values()) for worker in (0, 1)]
             number = f"{totals[0]}" if operators["is_same"] else f"{totals[0]} and {totals[1]}"
-            sentences.append(f"{strategy.capitalize()}, {number} operators per step: {operators['sentence']}.")
+            yield f"{strategy.capitalize()}, {number} operators per step: {operators['sentence']}."
         counts = [
             {kind: int(entry["count"]) for kind, entry in sorted(worker["kinds"].items()) if kind != "step"}
             for worker in workers
         ]
         texts = [joined(f"{count} {kind}" for kind, count in actions.items()) for actions in counts]
         if all(actions == counts[0] for actions in counts):
-            sentences.append(f"{strategy.capitalize()}, actions of every worker: {texts[0]}.")
+            yield f"{strategy.capitalize()}, actions of every worker: {texts[0]}."
         else:
             each = "; ".join(f"worker {worker['worker']} {text}" for worker, text in zip(workers, texts, strict=True))
-            sentences.append(f"{strategy.capitalize()}, actions of each worker: {each}.")
-    return tuple(sentences)
+            yield f"{strategy.capitalize()}, actions of each worker: {each}."
 
 
-def _checkpointing(variants: Variants) -> tuple[str, ...]:
-    sentences = []
+def _checkpointing(variants: Variants) -> Iterator[str]:
     for strategy in STRATEGIES:
         without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
         if without is None or checkpointed is None:
@@ -178,16 +170,15 @@ def _checkpointing(variants: Variants) -> tuple[str, ...]:
         saved = 1 - checkpointed.peak / without.peak
         time = f"costs {percent(cost)} more time" if cost > 0 else f"costs no time ({percent(-cost)} less)"
         share = f"{percent(saved)} of the" if saved > 0 else "no"
-        sentences.append(
+        yield (
             f"{strategy.capitalize()}: activation checkpointing {time} and saves {share} memory "
             f"({format_bytes(without.peak)} to {format_bytes(checkpointed.peak)})."
         )
-    return tuple(sentences) or _UNKNOWN
 
 
 def _least_memory(variants: Variants) -> tuple[str, ...]:
     if not variants:
-        return _UNKNOWN
+        return ()
     ordered = sorted(variants.values(), key=lambda variant: variant.peak)
     least, most = ordered[0], ordered[-1]
     serial = variants.get("serial")

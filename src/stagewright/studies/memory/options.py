@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from stagewright.errors import UnknownName, UsageError
@@ -12,7 +12,7 @@ from stagewright.spec.activation_checkpointing import checkpoint_by_block
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.studies.framework.options import Note, option, parse_words, setting, show_bytes
-from stagewright.studies.parts.devices import choose_devices
+from stagewright.studies.parts.devices import choose_devices, devices_option
 
 STRATEGIES = ("data", "tensor", "pipeline")
 _BLOCK = "transformer.h."  # name of the family's blocks, before their number
@@ -31,7 +31,6 @@ class Options:
         quick="gpt-layers:2",
     )
     quick: bool = setting(False)
-    """Whether the defaults are the quick ones."""
     strategies: tuple[str, ...] = option(STRATEGIES, "Strategies to compare with one device.", parse=parse_words)
     sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=32)
     batch: int = option(8, "Samples per step.", minimum=1, on_gpus=16, quick=4)
@@ -42,12 +41,7 @@ class Options:
     """Untimed steps before them."""
     repeats: int = setting(3, quick=1)
     """Measurements of each unit."""
-    devices: tuple[str, ...] = option(
-        ("cpu:0", "cpu:1"),
-        "How many, or names: cpu:0,cpu:1.",
-        panel="Execution",
-        default_text="two GPUs if there are two or more, else CPU cores",
-    )
+    devices: tuple[str, ...] = devices_option("two GPUs")
     """One device per worker."""
     memory_bytes: int = option(
         256 * 2**20,
@@ -125,12 +119,8 @@ class Options:
         strategy, _, recompute = variant.partition("+")
         mesh = Mesh() if strategy == "serial" else Mesh(**{strategy: 2})
         layers = num_layers or self.num_layers
-        plan = replace(self._plan(f"gpt-layers:{layers}", mesh, cuts), recompute="always" if recompute else "none")
-        return checkpoint_by_block(plan, [f"{_BLOCK}{number}" for number in range(layers)])
-
-    def _plan(self, model: str, mesh: Mesh, cuts: tuple[str, ...]) -> Plan:
-        return Plan(
-            model=ModelSpec(name=model, sequence_length=self.sequence_length, seed=self.seed),
+        plan = Plan(
+            model=ModelSpec(name=f"gpt-layers:{layers}", sequence_length=self.sequence_length, seed=self.seed),
             batch=self.batch,
             mesh=mesh,
             microbatches=self.microbatches if mesh.pipeline > 1 else 1,
@@ -140,4 +130,6 @@ class Options:
             seed=self.seed,
             steps=self.steps,
             warmup=self.warmup,
+            recompute="always" if recompute else "none",
         )
+        return checkpoint_by_block(plan, [f"{_BLOCK}{number}" for number in range(layers)])

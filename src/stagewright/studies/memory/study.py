@@ -11,7 +11,7 @@ a worker that holds the whole model (serial, data, tensor) uses one stage per bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -24,79 +24,18 @@ from stagewright.studies.memory.measured import measured_variants, shown_variant
 from stagewright.studies.memory.options import Options
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
-from stagewright.studies.parts.memory_limit import run_or_out_of_memory
 
 _MOST_ATTEMPTS = 8  # runs in the search for the most layers; the forecast is rarely off by more than a few
 
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
-    step_s = _step_s(options)
-    parts = [calibration(options.devices)]
-    parts += [
-        Part(
-            name=f"forecast-{strategy}",
-            about=f"profile the units under {strategy}; forecast with measured and with free communication",
-            run=partial(_forecast, options, strategy),
-            needs=("calibration",),
-            expected_s=5 + 4 * options.repeats * step_s,
-        )
-        for strategy in options.all_strategies
-    ]
-    parts += [
-        Part(
-            name=f"run-{variant}-{round_number}",
-            about=f"{shown_variant(variant)}, round {round_number} of {options.rounds}",
-            run=partial(_run, options, variant),
-            needs=("forecast-pipeline",) if variant.startswith("pipeline") else (),
-            expected_s=_run_s(options, variant, step_s),
-        )
-        for round_number in range(1, options.rounds + 1)
-        for variant in options.variants
-    ]
-    parts += [
-        Part(
-            name=f"executed-{strategy}",
-            about=f"count the actions of each worker of {strategy}",
-            run=partial(_executed, strategy),
-            needs=(f"run-{strategy}-1", f"run-{strategy}+recompute-1"),
-        )
-        for strategy in options.all_strategies
-    ]
-    parts += [
-        Part(
-            name=f"operators-{strategy}",
-            about=f"compare the operators of the workers of {strategy}",
-            run=partial(_operators, strategy),
-            needs=(f"run-{strategy}-1",),
-            expected_s=4 + 2 * step_s,
-        )
-        for strategy in options.strategies
-    ]
-    parts.append(
-        Part(
-            name="fit-forecast",
-            about="forecast the most layers that fit",
-            run=partial(_fit_forecast, options),
-            needs=tuple(f"forecast-{strategy}" for strategy in options.all_strategies),
-        )
-    )
-    parts += [
-        Part(
-            name=f"fit-{variant}",
-            about=f"find the most layers of {shown_variant(variant)} by running",
-            run=partial(_fit, options, variant),
-            needs=("fit-forecast",),
-            expected_s=2 * _run_s(replace(options, steps=1, warmup=0), variant, step_s),
-        )
-        for variant in options.fit_variants
-    ]
     return Study(
         name="memory",
         title=f"Memory of {options.model} on two devices",
         options=asdict(options),
         questions=QUESTIONS,
-        parts=tuple(parts),
+        parts=tuple(_parts(options)),
         conclude=partial(conclude, asdict(options) | {"fits": options.fit_variants}),
     )
 
@@ -109,6 +48,57 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
         answers=answers(results, options, variants),
         figures=figures(options, variants),
     )
+
+
+def _parts(options: Options) -> Iterator[Part]:
+    step_s = _step_s(options)
+    yield calibration(options.devices)
+    for strategy in options.all_strategies:
+        yield Part(
+            name=f"forecast-{strategy}",
+            about=f"profile the units under {strategy}; forecast with measured and with free communication",
+            run=partial(_forecast, options, strategy),
+            needs=("calibration",),
+            expected_s=5 + 4 * options.repeats * step_s,
+        )
+    for round_number in range(1, options.rounds + 1):
+        for variant in options.variants:
+            yield Part(
+                name=f"run-{variant}-{round_number}",
+                about=f"{shown_variant(variant)}, round {round_number} of {options.rounds}",
+                run=partial(_run, options, variant),
+                needs=("forecast-pipeline",) if variant.startswith("pipeline") else (),
+                expected_s=_run_s(options, variant, step_s),
+            )
+    for strategy in options.all_strategies:
+        yield Part(
+            name=f"executed-{strategy}",
+            about=f"count the actions of each worker of {strategy}",
+            run=partial(_executed, strategy),
+            needs=(f"run-{strategy}-1", f"run-{strategy}+recompute-1"),
+        )
+    for strategy in options.strategies:
+        yield Part(
+            name=f"operators-{strategy}",
+            about=f"compare the operators of the workers of {strategy}",
+            run=partial(_operators, strategy),
+            needs=(f"run-{strategy}-1",),
+            expected_s=4 + 2 * step_s,
+        )
+    yield Part(
+        name="fit-forecast",
+        about="forecast the most layers that fit",
+        run=partial(_fit_forecast, options),
+        needs=tuple(f"forecast-{strategy}" for strategy in options.all_strategies),
+    )
+    for variant in options.fit_variants:
+        yield Part(
+            name=f"fit-{variant}",
+            about=f"find the most layers of {shown_variant(variant)} by running",
+            run=partial(_fit, options, variant),
+            needs=("fit-forecast",),
+            expected_s=2 * _run_s(replace(options, steps=1, warmup=0), variant, step_s),
+        )
 
 
 def _step_s(options: Options) -> float:
@@ -262,7 +252,7 @@ def next_size(ran: Mapping[int, bool], least: int) -> int | None:
 
 
 def _attempt(plan: Plan, context: PartContext) -> dict[str, Any]:
-    row = run_or_out_of_memory(plan, context)
+    row = context.run_or_out_of_memory(plan)
     if not row["ran"]:
         return row
     text = "ran, parity check passed" if row["equal"] else "ran, parity check failed"

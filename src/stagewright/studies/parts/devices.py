@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from stagewright.studies.framework.options import option
+
+
+def devices_option(gpus: str) -> Any:
+    """Declare --devices."""
+    default = f"{gpus} if there are two or more, else CPU cores"
+    return option(("cpu:0", "cpu:1"), "How many, or names: cpu:0,cpu:1.", panel="Execution", default_text=default)
+
 
 def choose_devices(most: int) -> tuple[str, ...]:
     """Choose at most `most` devices: GPUs where there are two or more, else CPU cores."""

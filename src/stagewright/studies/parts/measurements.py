@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import Part, PartContext
-from stagewright.studies.parts.finite import finite
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.costs.measure import ModelCosts
@@ -42,6 +41,15 @@ def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]
     else:  # a single GPU has no link to measure: its forecasts assume free communication
         data = calibrate(devices[:1]).to_dict()
     return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
+
+
+def finite(content: Any) -> Any:
+    """Replace infinity and NaN, which JSON does not have, by None, in nested dicts and lists."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def measure_costs(plan: Plan, *, repeats: int) -> dict[str, Any]:
@@ -89,11 +97,10 @@ def prepare_forecast(
     from stagewright.planner.calibration.calibrate import Calibration
     from stagewright.planner.forecast import prepare_plan
 
-    links = {name: _infinite(calibration[name]) for name in ("link", "collective")}
+    links = {
+        kind: {name: math.inf if value is None else value for name, value in calibration[kind].items()}
+        for kind in ("link", "collective")
+    }
     local = Calibration.from_dict({**calibration, **links})
     cluster = local.cluster(plan.mesh.num_workers) if cluster_file is None else read_cluster(cluster_file)
     return prepare_plan(replace(plan, devices=()), costs, cluster, local.overheads_on(cluster))
-
-
-def _infinite(link: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.inf if value is None else value for name, value in link.items()}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from stagewright.errors import UsageError
 from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, setting
-from stagewright.studies.parts.devices import choose_devices
+from stagewright.studies.parts.devices import choose_devices, devices_option
 from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe, data_folder, tasks_in
 
 
@@ -64,7 +64,6 @@ class TrainingOptions:
         default_text="searched in --data, else random weights",
     )
     quick: bool = setting(False)
-    """Whether the defaults are the quick ones."""
     seeds: tuple[int, ...] = option(
         (0, 1, 2), "Train once with each seed.", parse=parse_numbers, quick=(0, 1), panel="Execution"
     )
@@ -76,12 +75,7 @@ class TrainingOptions:
     size: int | None = option(
         None, "Image size in pixels, or tokens per sample.", typed=int, minimum=1, default_text="the task's"
     )
-    devices: tuple[str, ...] = option(
-        ("cpu:0", "cpu:1"),
-        "How many, or names: cpu:0,cpu:1.",
-        panel="Execution",
-        default_text="all GPUs if there are two or more, else CPU cores",
-    )
+    devices: tuple[str, ...] = devices_option("all GPUs")
     """One device per worker."""
 
     @property

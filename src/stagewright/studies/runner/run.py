@@ -16,7 +16,7 @@ from stagewright.errors import StagewrightError
 from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
 from stagewright.studies.framework.tables import table_to_dict
 from stagewright.studies.runner.folder import StudyFolder
-from stagewright.studies.runner.write import write_findings
+from stagewright.studies.runner.write import write_findings, write_page
 
 MISSING = "Which parts failed?"
 """The question whose answer lists the failed parts."""
@@ -65,8 +65,6 @@ def run_study(
     study: Study, folder: StudyFolder, *, note: Callable[[Part, str], None] = lambda part, text: None
 ) -> Outcome:
     """Run the parts that the folder lacks, and write the findings."""
-    from stagewright.studies.runner.page import write_page
-
     with folder.held():
         for part in study.parts:
             saved = folder.part(part.name)

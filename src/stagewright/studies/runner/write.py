@@ -1,8 +1,9 @@
-"""Write the findings of a study into its folder: table.md, answers.md and figures."""
+"""Write the findings of a study into its folder: table.md, answers.md, figures and report.html."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stagewright.files.atomic import save_text
@@ -19,6 +20,28 @@ def write_findings(findings: Findings, study: Study, folder: StudyFolder) -> Non
     for figure in findings.figures:
         for suffix in (".svg", ".png"):
             figure.draw(folder.path / "figures" / f"{figure.name}{suffix}")
+
+
+def write_page(folder: Path, title: str) -> None:
+    """Write report.html: answers, tables and figures, then the runs; of more than MAX_RUNS runs the first."""
+    from stagewright.report.page.build import build_report, run_sections
+    from stagewright.report.page.content.runs import MAX_RUNS, read_runs
+    from stagewright.report.page.content.study import study_sections
+    from stagewright.report.page.html import page_html
+    from stagewright.report.page.sections import Page
+    from stagewright.runs.run_folder import RunFolder
+
+    runs = sorted(path for path in (folder / "runs").iterdir() if (path / "plan.toml").is_file())
+    if len(runs) <= MAX_RUNS:
+        page = build_report([folder], title=title).page
+    else:
+        shown = read_runs([RunFolder(path) for path in runs[:MAX_RUNS]])
+        page = Page(
+            title=title,
+            subtitle=f"{len(runs)} runs, of which the first {MAX_RUNS} are shown",
+            sections=(*study_sections(folder), *run_sections(shown)),
+        )
+    save_text(page_html(page), folder / "report.html")
 
 
 def tables_markdown(tables: Sequence[Table]) -> str:

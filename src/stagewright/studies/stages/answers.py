@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.simulator.what_if import LOSSES
 from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
-from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.stages.measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
 
 Runs = Mapping[str, Sequence[MeasuredRun]]
@@ -33,17 +33,14 @@ def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[A
         _traces(results, options, runs),
         _improvements(results, options),
     )
-    return tuple(
-        Answer(question=question, sentences=sentences) for question, sentences in zip(QUESTIONS, replies, strict=True)
-    )
+    return answer_all(QUESTIONS, replies)
 
 
-def _cuts(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _cuts(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
         if saved is None:
-            sentences.append(f"{mode.capitalize()}: unknown, since the model was not profiled.")
+            yield f"{mode.capitalize()}: unknown, since the model was not profiled."
             continue
         for count in options["stages"]:
             splits = saved["splits"][str(count)]
@@ -52,13 +49,12 @@ def _cuts(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
                 for names, split in groups_of(splits)
             )
             if text:
-                sentences.append(f"{mode.capitalize()}, {count} stages: {text}.")
-            sentences += [
+                yield f"{mode.capitalize()}, {count} stages: {text}."
+            yield from (
                 f"{mode.capitalize()}: {policy} can't split the model into {count} stages: {split['error']}."
                 for policy, split in splits.items()
                 if "error" in split
-            ]
-    return tuple(sentences)
+            )
 
 
 def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
@@ -97,8 +93,7 @@ def _speedup(results: Results, options: Mapping[str, Any], mode: str, count: int
     )
 
 
-def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
-    sentences = []
+def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
         if saved is None:
@@ -106,12 +101,11 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str
         for count in options["stages"]:
             measured = [run for run in runs[mode] if run.num_stages == count and run.speedup is not None]
             if measured:
-                sentences += _best_measured(mode, count, measured, saved["splits"][str(count)])
+                yield from _best_measured(mode, count, measured, saved["splits"][str(count)])
             else:
-                sentences += _best_forecast(mode, count, results, options)
+                yield from _best_forecast(mode, count, results, options)
         if not any(run.speedup is not None for run in runs[mode]):
-            sentences.append(f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best.")
-    return tuple(sentences) or ("Unknown: nothing was measured.",)
+            yield f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best."
 
 
 def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
@@ -188,12 +182,11 @@ def _explained_run(why: Mapping[str, Any], runs: Sequence[MeasuredRun]) -> Measu
     return next((run for run in runs if run.run == why["run"]), None)
 
 
-def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
-    sentences = []
+def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
-            sentences.append(f"{mode.capitalize()}: unknown, since no pipeline was measured and explained.")
+            yield f"{mode.capitalize()}: unknown, since no pipeline was measured and explained."
             continue
         step_s = why["step_s"]
         parts = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)
@@ -208,15 +201,14 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[s
         run = _explained_run(why, runs[mode])
         speedup = why["speedup"] if run is None or run.speedup is None else run.speedup
         last = f" of the last round ({times(why['speedup'])})" if run is not None and len(run.speedups) > 1 else ""
-        sentences.append(
+        yield (
             f"{mode.capitalize()} with {why['stages']} stages reaches {times(speedup)} on {why['num_devices']} "
             f"devices. Of a step{last} of {format_s(step_s)}, {percent(why['ideal_s'] / step_s)} is the ideal time "
             f"(baseline ÷ {why['num_devices']}). The rest is {lost or 'nothing'}"
             + (f", minus {gained}." if gained else ".")
         )
         if losses:
-            sentences.append(f"The largest loss is {losses[0]['name']}: {LOSSES[losses[0]['name']]}.")
-    return tuple(sentences)
+            yield f"The largest loss is {losses[0]['name']}: {LOSSES[losses[0]['name']]}."
 
 
 _FASTER_MICROBATCHES = "micro-batches ran faster than their share of the whole batch on one device"

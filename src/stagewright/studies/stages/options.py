@@ -9,7 +9,7 @@ from typing import Any
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, quick_values, setting
-from stagewright.studies.parts.devices import choose_devices
+from stagewright.studies.parts.devices import choose_devices, devices_option
 
 _MODES = ("inference", "training")
 _QUICK_PIXELS = 128  # image size of the quick model
@@ -21,7 +21,6 @@ class Options:
 
     model: str = option("deit-small", "Any model.", quick="deit-tiny")
     quick: bool = setting(False)
-    """Whether the defaults are the quick ones."""
     stages: tuple[int, ...] = option((2, 3, 4, 6), "Numbers of stages.", parse=parse_numbers)
     policies: tuple[str, ...] = option(
         ("parameters", "macs", "blocks", "time", "optimal"), "Split policies.", parse=parse_words
@@ -35,12 +34,7 @@ class Options:
     """Untimed steps before them."""
     repeats: int = setting(5, quick=3)
     """Measurements of each unit."""
-    devices: tuple[str, ...] = option(
-        ("cpu:0", "cpu:1"),
-        "How many, or names: cpu:0,cpu:1.",
-        panel="Execution",
-        default_text="all GPUs if there are two or more, else CPU cores",
-    )
+    devices: tuple[str, ...] = devices_option("all GPUs")
     """One device per worker."""
     oversubscribe: bool = option(
         False, "Also run more stages than devices; stages then share devices, and are marked.", panel="Execution"

@@ -10,7 +10,7 @@ meaningful speed-up: they are forecast, or with --oversubscribe run and marked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -26,57 +26,12 @@ from stagewright.studies.stages.tables import figures, tables
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
-    parts = [calibration(options.devices)]
-    for mode in options.modes:
-        parts.append(
-            Part(
-                name=f"profile-{mode}",
-                about=f"profile the units in {mode}, and split by every policy",
-                run=partial(_profile, options, mode),
-            )
-        )
-        parts.append(
-            Part(
-                name=f"forecast-{mode}",
-                about=f"forecast every split in {mode}",
-                run=partial(_forecast, options, mode),
-                needs=("calibration", f"profile-{mode}"),
-            )
-        )
-    for round_number in range(1, options.rounds + 1):
-        for mode in options.modes:
-            parts.append(
-                Part(
-                    name=f"run-{mode}-serial-{round_number}",
-                    about=f"single-device baseline, {mode}, round {round_number} of {options.rounds}",
-                    run=partial(_run_serial, options, mode),
-                )
-            )
-            for count in options.run_stages:
-                for policy in options.policies:
-                    parts.append(
-                        Part(
-                            name=f"run-{mode}-{count}-{policy}-{round_number}",
-                            about=f"{count} stages split by {policy}, {mode}, round {round_number} of {options.rounds}",
-                            run=partial(_run, options, mode, count, policy),
-                            needs=(f"profile-{mode}",),
-                        )
-                    )
-    for mode in options.modes:
-        parts.append(
-            Part(
-                name=f"why-{mode}",
-                about=f"explain the best pipeline in {mode}",
-                run=partial(_explain, options, mode),
-                needs=("calibration", f"profile-{mode}", f"run-{mode}-serial-1"),
-            )
-        )
     return Study(
         name="stages",
         title=f"Stages of {options.model}",
         options=asdict(options),
         questions=QUESTIONS,
-        parts=tuple(parts),
+        parts=tuple(_parts(options)),
         conclude=partial(conclude, asdict(options)),
     )
 
@@ -89,6 +44,44 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
         answers=answers(results, options, runs),
         figures=figures(results, options, runs),
     )
+
+
+def _parts(options: Options) -> Iterator[Part]:
+    yield calibration(options.devices)
+    for mode in options.modes:
+        yield Part(
+            name=f"profile-{mode}",
+            about=f"profile the units in {mode}, and split by every policy",
+            run=partial(_profile, options, mode),
+        )
+        yield Part(
+            name=f"forecast-{mode}",
+            about=f"forecast every split in {mode}",
+            run=partial(_forecast, options, mode),
+            needs=("calibration", f"profile-{mode}"),
+        )
+    for round_number in range(1, options.rounds + 1):
+        for mode in options.modes:
+            yield Part(
+                name=f"run-{mode}-serial-{round_number}",
+                about=f"single-device baseline, {mode}, round {round_number} of {options.rounds}",
+                run=partial(_run_serial, options, mode),
+            )
+            for count in options.run_stages:
+                for policy in options.policies:
+                    yield Part(
+                        name=f"run-{mode}-{count}-{policy}-{round_number}",
+                        about=f"{count} stages split by {policy}, {mode}, round {round_number} of {options.rounds}",
+                        run=partial(_run, options, mode, count, policy),
+                        needs=(f"profile-{mode}",),
+                    )
+    for mode in options.modes:
+        yield Part(
+            name=f"why-{mode}",
+            about=f"explain the best pipeline in {mode}",
+            run=partial(_explain, options, mode),
+            needs=("calibration", f"profile-{mode}", f"run-{mode}-serial-1"),
+        )
 
 
 def _profile(options: Options, mode: str, context: PartContext) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
-from stagewright.studies.framework.study import Answer, Results
+from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment
 from stagewright.studies.strategies.tables import data_on_2, large_rows
@@ -24,7 +24,6 @@ QUESTIONS = (
     "What do more workers gain?",
     "Which batches run out of memory under data parallel but run as a pipeline?",
 )
-_UNKNOWN = ("Unknown: nothing was measured.",)
 _SAME_SPEED = "The difference is within the variation between runs."
 _FORECAST = "forecast with one device per worker"
 
@@ -40,14 +39,10 @@ def answers(results: Results, options: Mapping[str, Any], experiments: Experimen
         _workers(options, experiments),
         _large_batches(results, options),
     )
-    return tuple(
-        Answer(question=question, sentences=sentences or _UNKNOWN)
-        for question, sentences in zip(QUESTIONS, replies, strict=True)
-    )
+    return answer_all(QUESTIONS, replies)
 
 
-def _training(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    sentences = []
+def _training(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for task, recipe in options["recipes"].items():
         samples = results.get(f"data-{task}")
         used = (
@@ -58,12 +53,11 @@ def _training(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         weights = "pretrained" if recipe.weights else "random"
         size = f" at {recipe.size} {'tokens' if recipe.kind == 'bert' else 'pixels'}" if recipe.size else ""
         epochs, seeds = counted(options["epochs"], "epoch"), counted(len(options["seeds"]), "seed")
-        sentences.append(
+        yield (
             f"{recipe.model} on {recipe.shown_data}{size}: {used}, {epochs}, {seeds}, starting from {weights} weights."
         )
         if task == "digits" and options["data"] is None:
-            sentences.append("No data was given: these are the embedded digits, not the published data sets.")
-    return tuple(sentences)
+            yield "No data was given: these are the embedded digits, not the published data sets."
 
 
 def _groups(
@@ -143,15 +137,14 @@ def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     return f"{faster} is faster: the pipeline runs at {times(ratio)} the speed of data parallel."
 
 
-def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
-    sentences = []
+def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     for name, count, data, pipelines in _groups(options, experiments, "mean"):
         assert data.mean is not None
         texts, different = [], []
         for row in pipelines:
             assert row.mean is not None
             label = f"{row.experiment.shown} ({row.experiment.microbatches})"
-            texts.append(f"{label} {row.shown_accuracy}")
+            texts.append(f"{label} {row.shown}")
             if abs(row.mean - data.mean) > 2 * max(data.deviation or 0.0, row.deviation or 0.0):
                 different.append(f"{label} by {signed(row.mean - data.mean)}")
         if data.deviation is None:
@@ -160,8 +153,7 @@ def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> tuple[str
             verdict = "All are within two standard deviations over seeds: no significant difference."
         else:
             verdict = f"More than two standard deviations over seeds apart: {joined(different)} points."
-        sentences.append(f"{name}, {count} workers: data {data.shown_accuracy}, {joined(texts)}. {verdict}")
-    return tuple(sentences)
+        yield f"{name}, {count} workers: data {data.shown}, {joined(texts)}. {verdict}"
 
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
@@ -261,7 +253,7 @@ def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, .
     runs = large_rows(results, options)
     limit = results.get("large-limit")
     if not runs or limit is None:
-        return ("Large batches were not studied.",) if not options["large_batches"] else _UNKNOWN
+        return ("Large batches were not studied.",) if not options["large_batches"] else ()
     recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
     passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
     only_pipeline = [

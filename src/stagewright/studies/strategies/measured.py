@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stagewright.studies.framework.phrases import mean_and_deviation
-from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import SeedValues, median_rate, read_rounds, read_values, speedups_by_round
 
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
@@ -79,15 +78,13 @@ def list_experiments(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredExperiment:
+class MeasuredExperiment(SeedValues):
     """One experiment on one task."""
 
     experiment: Experiment
     batch: int
     """Samples per step."""
     learning_rate: float
-    values: tuple[float, ...]
-    """Accuracy in % after the last epoch, of each seed."""
     samples_per_s: float | None
     """Measured (median over rounds) or forecast; None: unknown."""
     speedups: tuple[float, ...]
@@ -102,24 +99,9 @@ class MeasuredExperiment:
     """Peak memory of each worker; empty if it was not run."""
 
     @property
-    def mean(self) -> float | None:
-        """Mean accuracy over seeds."""
-        return statistics.fmean(self.values) if self.values else None
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over seeds; None with one seed."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
     def speedup(self) -> float | None:
         """The median; None if it is unknown."""
         return statistics.median(self.speedups) if self.speedups else None
-
-    @property
-    def shown_accuracy(self) -> str:
-        """95.9 ± 0.14."""
-        return mean_and_deviation(self.mean, self.deviation)
 
     @property
     def shown_batch(self) -> str:
@@ -134,8 +116,7 @@ def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any],
     forecasts = results.get(f"forecast-{task}") or {}
     measured = []
     for experiment in list_experiments(options["workers"], options["microbatches"], options["cuts"]):
-        trained = [results.get(f"train-{task}-{experiment.name}-{seed}") for seed in options["seeds"]]
-        values = tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
+        values = read_values(results.get(f"train-{task}-{experiment.name}-{seed}") for seed in options["seeds"])
         runs = read_rounds(results, f"speed-{task}-{experiment.name}", options["rounds"])
         baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", options["rounds"])
         forecast = forecasts.get(experiment.name)

@@ -13,7 +13,7 @@ between what data parallel needs for the two largest batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
-from stagewright.studies.parts.memory_limit import run_or_out_of_memory
 from stagewright.studies.parts.samples import samples_folder, samples_part
 from stagewright.studies.strategies.answers import QUESTIONS, answers
 from stagewright.studies.strategies.measured import LARGE_KINDS, Experiment, measured_experiments
@@ -32,58 +31,6 @@ from stagewright.studies.strategies.tables import figures, tables
 
 def build_study(options: Options) -> Study:
     """Build the study with these options."""
-    parts = [calibration(options.devices)]
-    for task in options.tasks:
-        parts.append(samples_part(task, options.data, options.train_samples, options.judged_samples))
-        parts.append(
-            Part(
-                name=f"profile-{task}",
-                about=f"profile the units of {options.recipe(task).model}, and split it for every pipeline",
-                run=partial(_profile, options, task),
-            )
-        )
-        parts.append(
-            Part(
-                name=f"forecast-{task}",
-                about=f"forecast every experiment on {task}",
-                run=partial(_forecast, options, task),
-                needs=("calibration", f"profile-{task}"),
-            )
-        )
-    for round_number in range(1, options.rounds + 1):
-        for task in options.tasks:
-            parts += _speed_parts(options, task, round_number)
-    parts += [
-        Part(
-            name=f"train-{task}-{experiment.name}-{seed}",
-            about=f"train {task} by {experiment.name}, seed {seed}",
-            run=partial(_train, options, task, experiment, seed),
-            needs=(f"data-{task}", f"profile-{task}"),
-        )
-        for task in options.tasks
-        for seed in options.seeds
-        for experiment in options.experiments
-    ]
-    if options.large_batches:
-        first = options.tasks[0]
-        parts.append(
-            Part(
-                name="large-limit",
-                about="choose the memory limit for large batches",
-                run=partial(_limit, options),
-                needs=(f"profile-{first}",),
-            )
-        )
-        parts += [
-            Part(
-                name=f"large-{kind}-{batch}",
-                about=f"run batch {batch} under the memory limit, {kind}",
-                run=partial(_large, options, kind, batch),
-                needs=("large-limit", f"profile-{first}"),
-            )
-            for batch in options.large_batches
-            for kind in LARGE_KINDS
-        ]
     recipes = options.recipes
     trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
     return Study(
@@ -91,7 +38,7 @@ def build_study(options: Options) -> Study:
         title=f"Pipeline and data parallel: {trained}",
         options=asdict(options),
         questions=QUESTIONS,
-        parts=tuple(parts),
+        parts=tuple(_parts(options)),
         conclude=partial(conclude, asdict(options) | {"recipes": recipes}),
     )
 
@@ -106,27 +53,63 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     )
 
 
-def _speed_parts(options: Options, task: str, round_number: int) -> list[Part]:
-    """List the timed runs of a round: the baseline with each batch, then every experiment that has its devices."""
-    baselines = [
-        Part(
-            name=f"speed-{task}-serial-{count}-{round_number}",
-            about=f"baseline with the batch of {count} workers, {task}, round {round_number} of {options.rounds}",
-            run=partial(_speed, options, task, None, count),
+def _parts(options: Options) -> Iterator[Part]:
+    yield calibration(options.devices)
+    for task in options.tasks:
+        yield samples_part(task, options.data, options.train_samples, options.judged_samples)
+        yield Part(
+            name=f"profile-{task}",
+            about=f"profile the units of {options.recipe(task).model}, and split it for every pipeline",
+            run=partial(_profile, options, task),
         )
-        for count in options.workers
-        if options.is_run(count)
-    ]
-    return baselines + [
-        Part(
-            name=f"speed-{task}-{experiment.name}-{round_number}",
-            about=f"{experiment.name}, {task}, round {round_number} of {options.rounds}",
-            run=partial(_speed, options, task, experiment, experiment.workers),
-            needs=(f"profile-{task}",),
+        yield Part(
+            name=f"forecast-{task}",
+            about=f"forecast every experiment on {task}",
+            run=partial(_forecast, options, task),
+            needs=("calibration", f"profile-{task}"),
         )
-        for experiment in options.experiments
-        if options.is_run(experiment.workers)
-    ]
+    for round_number in range(1, options.rounds + 1):
+        shown_round = f"round {round_number} of {options.rounds}"
+        for task in options.tasks:
+            for count in filter(options.is_run, options.workers):
+                yield Part(
+                    name=f"speed-{task}-serial-{count}-{round_number}",
+                    about=f"baseline with the batch of {count} workers, {task}, {shown_round}",
+                    run=partial(_speed, options, task, None, count),
+                )
+            for experiment in options.experiments:
+                if options.is_run(experiment.workers):
+                    yield Part(
+                        name=f"speed-{task}-{experiment.name}-{round_number}",
+                        about=f"{experiment.name}, {task}, {shown_round}",
+                        run=partial(_speed, options, task, experiment, experiment.workers),
+                        needs=(f"profile-{task}",),
+                    )
+    for task in options.tasks:
+        for seed in options.seeds:
+            for experiment in options.experiments:
+                yield Part(
+                    name=f"train-{task}-{experiment.name}-{seed}",
+                    about=f"train {task} by {experiment.name}, seed {seed}",
+                    run=partial(_train, options, task, experiment, seed),
+                    needs=(f"data-{task}", f"profile-{task}"),
+                )
+    if options.large_batches:
+        first = options.tasks[0]
+        yield Part(
+            name="large-limit",
+            about="choose the memory limit for large batches",
+            run=partial(_limit, options),
+            needs=(f"profile-{first}",),
+        )
+        for batch in options.large_batches:
+            for kind in LARGE_KINDS:
+                yield Part(
+                    name=f"large-{kind}-{batch}",
+                    about=f"run batch {batch} under the memory limit, {kind}",
+                    run=partial(_large, options, kind, batch),
+                    needs=("large-limit", f"profile-{first}"),
+                )
 
 
 def _profile(options: Options, task: str, context: PartContext) -> dict[str, Any]:
@@ -225,6 +208,6 @@ def _large(options: Options, kind: str, batch: int, context: PartContext) -> dic
     plan = options.large_plan(kind, batch, tuple(saved["large_cuts"]))
     limit = context.results["large-limit"]["memory_bytes"]
     about = {"batch": batch, "microbatches": plan.microbatches}
-    row = run_or_out_of_memory(replace(plan, memory_bytes=limit), context)
+    row = context.run_or_out_of_memory(replace(plan, memory_bytes=limit))
     fields = ("ran", "samples_per_s", "equal", "peak_memory_bytes", "run") if row["ran"] else ("ran", "text")
     return {**about, **{name: row[name] for name in fields}}

@@ -80,7 +80,7 @@ def _experiment_table(options: Mapping[str, Any], experiments: Experiments) -> T
                     str(row.experiment.workers),
                     row.shown_batch,
                     f"{row.learning_rate:g}",
-                    row.shown_accuracy,
+                    row.shown,
                     f"{row.samples_per_s:.1f}" if row.samples_per_s is not None else "–",
                     f"{row.speedup:.2f}" if row.speedup is not None else "–",
                     over_data,
@@ -155,7 +155,7 @@ def _draw(experiments: Experiments, recipes: Mapping[str, TrainingRecipe], path:
                 strategy=row.experiment.strategy,
                 speedup=row.speedup,
                 is_measured=row.is_measured,
-                accuracy=row.shown_accuracy,
+                accuracy=row.shown,
             )
             for row in measured
         ]

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from stagewright.codecs.header import build_header, check_header, header_bytes, write_checksum
+from stagewright.codecs.name import CodecName
 from stagewright.errors import CorruptMessage, UsageError
 
 _headers: dict[tuple[bytes, torch.device], torch.Tensor] = {}
@@ -58,8 +59,8 @@ class Codec(ABC):
     summary: str = ""
     """One line for users."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: CodecName | str) -> None:
+        self.name = name if isinstance(name, str) else name.text
         """The full name; `get` accepts it and the header carries its hash."""
 
     @abstractmethod

@@ -36,7 +36,7 @@ BUILTIN_CODECS = {
         BuiltinCodec("bf", "casts", ("bf16",)),
         BuiltinCodec("fp", "casts", ("fp8",)),
         BuiltinCodec("block", "block", ("block8", "block6", "block4")),
-        BuiltinCodec("hadamard", "hadamard", ("hadamard8", "hadamard4")),
+        BuiltinCodec("hadamard", "block", ("hadamard8", "hadamard4")),
         BuiltinCodec("lloyd", "lloyd", ("lloyd3", "lloyd2")),
         BuiltinCodec(
             "lowrank", "lowrank", ("lowrank:8",), "a rank of at least 1", lambda n: type(n[0]) is int and n[0] > 0

@@ -96,7 +96,7 @@ def _build_custom(name: CodecName) -> Codec:
             f"{name.kind!r} is {actual}, not a codec; name a class that inherits from stagewright.codecs.Codec"
         )
     try:
-        return factory(name)  # type: ignore[arg-type]  # subclasses take a CodecName
+        return factory(name)
     except StagewrightError:
         raise
     except Exception as error:  # a user's code may raise anything

@@ -1,8 +1,10 @@
-"""block8, block6, block4: every 64 values quantized between their minimum and maximum.
+"""block8, block6, block4: every 64 values quantized between their minimum and maximum; hadamard8, hadamard4: rotated.
 
     payload:   │ codes of block 0, 8·b bytes │ codes of block 1 │ … │ scale, minimum of block 0 │ of block 1 │ …
 
-8.5, 6.5 and 4.5 bits per value. `affine` defines the codes, `packing` the position of their bits.
+8.5, 6.5 and 4.5 bits per value. `affine` defines the codes, `packing` the position of their bits, `rotation` the
+rotation. Rotation is best for tensors with outliers (transformer activations, gradients), and worse for tensors with
+many exact zeros (after ReLU): `block` keeps zeros, rotation spreads the other values over them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class BlockCodec(Codec):
     rotated = False
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         self.bits = int(name.numbers[0])
         self.summary = f"{self.bits} bits per value between the minimum and maximum of each block of 64"
 
@@ -74,10 +76,7 @@ class BlockCodec(Codec):
         return self._decode_payload(payload, tuple(shape), dtype, None)
 
     def _encode_into(self, values: torch.Tensor, out: torch.Tensor, header: bytes) -> None:
-        if out.device.type != "cuda":
-            super()._encode_into(values, out, header)
-            return
-        kernel = kernels.encoder(values)
+        kernel = kernels.encoder(values) if out.device.type == "cuda" else None
         if kernel is None:
             super()._encode_into(values, out, header)
             return
@@ -121,3 +120,14 @@ class BlockCodec(Codec):
                 rows[-1, values.numel() % BLOCK :] = rows[-1, values.numel() % BLOCK - 1]
             error = step_bound(rows, self.bits) / 2 + rows.abs().amax(1, keepdim=True) * 2.0**-20
         return spread(error, values) + rounding_error(values)
+
+
+@register("hadamard")
+class HadamardCodec(BlockCodec):
+    """Affine quantization of rotated blocks."""
+
+    rotated = True
+
+    def __init__(self, name: CodecName) -> None:
+        super().__init__(name)
+        self.summary = f"{self.bits} bits per value, in blocks of 64 rotated to spread outliers"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from stagewright.codecs.base import Codec, num_values, rounding_error
-from stagewright.codecs.name import CodecName
+from stagewright.codecs.builtin.block import padded_rows
 from stagewright.codecs.packing import BLOCK, num_blocks
 from stagewright.codecs.registry import register
 
@@ -24,9 +24,6 @@ class NoCodec(Codec):
     """Raw bytes."""
 
     summary = "raw bytes"
-
-    def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return num_values(shape) * dtype.itemsize
@@ -44,32 +41,26 @@ class NoCodec(Codec):
 
 
 @register("bf")
-class Bf16(Codec):
+class Bf16(NoCodec):
     """Cast to bfloat16."""
 
     summary = "float32 rounded to bfloat16; 16-bit dtypes unchanged"
-
-    def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
 
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return num_values(shape) * 2
 
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
-        narrow = values.view(-1)
         if values.dtype is torch.float32:  # one NaN pattern: every device writes the same bytes
-            narrow = narrow.to(torch.bfloat16).view(torch.int16).masked_fill_(narrow.isnan(), 0x7FC0)
-        data = narrow.view(torch.uint8)
-        payload[: data.numel()] = data
-        payload[data.numel() :] = 0
+            values = values.to(torch.bfloat16).view(torch.int16).masked_fill_(values.isnan(), 0x7FC0)
+        super().write(values, payload)
 
     def read(self, payload: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         sent_dtype = torch.bfloat16 if dtype is torch.float32 else dtype
-        return payload[: self.payload_bytes(shape, dtype)].clone().view(sent_dtype).view(tuple(shape)).to(dtype)
+        return super().read(payload, shape, sent_dtype).to(dtype)
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
         if values.dtype is not torch.float32:
-            return torch.zeros_like(values, dtype=torch.float32)
+            return super().bound(values)
         return values.abs() * 2.0**-8 + 2.0**-133
 
 
@@ -83,16 +74,12 @@ class Fp8(Codec):
 
     summary = "float8 e4m3 with a power-of-two scale per block of 64"
 
-    def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
-
     def payload_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         return num_blocks(num_values(shape)) * (BLOCK + 1)
 
     def write(self, values: torch.Tensor, payload: torch.Tensor) -> None:
-        count = values.numel()
-        blocks = num_blocks(count)
-        rows = torch.nn.functional.pad(values.view(-1).float(), (0, blocks * BLOCK - count)).view(blocks, BLOCK)
+        rows = padded_rows(values)
+        blocks = rows.shape[0]
         finite = torch.where(rows.isfinite(), rows.abs(), 0.0)
         largest = finite.amax(1).view(torch.int32) if blocks else torch.zeros(0, dtype=torch.int32, device=rows.device)
         exponent = (largest & _EXPONENT) >> 23  # biased by 127; 0 where all values are below 2^-126
@@ -114,10 +101,8 @@ class Fp8(Codec):
         return (codes * scale[:, None]).view(-1)[:count].to(dtype).view(tuple(shape))
 
     def bound(self, values: torch.Tensor) -> torch.Tensor:
-        flat = values.detach().float().view(-1)
-        blocks = num_blocks(flat.numel())
-        rows = torch.nn.functional.pad(flat, (0, blocks * BLOCK - flat.numel())).view(blocks, BLOCK)
-        largest = torch.where(rows.isfinite(), rows.abs(), 0.0).amax(1, keepdim=True) if blocks else rows[:, :1]
+        rows = padded_rows(values)
+        largest = torch.where(rows.isfinite(), rows.abs(), 0.0).amax(1, keepdim=True) if len(rows) else rows[:, :1]
         # Four significant bits; below 2^-6 of the scale steps are uniform, 2^-9 of it; the scale is at most max/224.
         error = rows.abs() * 2.0**-4 + largest * (2.0**-10 / 224) + 2.0**-126
-        return error.view(-1)[: flat.numel()].view(values.shape) + rounding_error(values)
+        return error.view(-1)[: values.numel()].view(values.shape) + rounding_error(values)

@@ -33,7 +33,7 @@ class LloydCodec(Codec):
     """Lloyd–Max quantization of rotated blocks."""
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         self.bits = int(name.numbers[0])
         self.summary = f"{self.bits} bits per value: Lloyd–Max levels for normal values, in rotated blocks of 64"
         upper = _LEVELS[self.bits]

@@ -27,7 +27,7 @@ class LowRank(Codec):
     """Low-rank factorization."""
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         self.rank = int(name.numbers[0])
         self.summary = f"two factors of rank {self.rank}, in bf16"
 

@@ -27,7 +27,7 @@ class SortCodec(Codec):
     """Sort quantization."""
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         self.value_bits, self.split_bits = (int(number) for number in name.numbers)
         self.bits = self.value_bits + self.split_bits
         self.summary = f"{self.value_bits} bits per value in each of {2**self.split_bits} groups of sorted values"

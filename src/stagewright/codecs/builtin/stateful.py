@@ -11,7 +11,6 @@ recently seen samples are evicted. Evaluation neither reads nor changes the stat
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,7 +27,7 @@ class StatefulCodec(Codec):
     """A codec that wraps another; without a channel it does what the inner codec does."""
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         assert name.inner is not None
         self.inner = build_codec(name.inner)
 
@@ -65,8 +64,8 @@ class Feedback(StatefulCodec):
         self.summary = f"{self.inner.name} with error feedback: adds the error of the micro-batch's last message"
 
 
-class Channel(ABC):
-    """One end of one direction of a link, for one tensor of its crossing."""
+class Channel:
+    """One end of one direction of a link, for one tensor of its crossing; this class is that of stateless codecs."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -75,24 +74,24 @@ class Channel(ABC):
         self.checked = False
         """Whether messages carry a checksum and are verified."""
 
-    @abstractmethod
     def encode(self, values: torch.Tensor, microbatch: int, keys: Sequence[int]) -> torch.Tensor:
         """Encode a tensor; ``keys`` identify its samples, in order."""
+        return self.codec.encode(values, checked=self.checked)
 
-    @abstractmethod
     def decode(
         self, buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, microbatch: int, keys: Sequence[int]
     ) -> torch.Tensor:
         """Decode a message."""
+        return self.codec.decode(buffer, shape, dtype, checked=self.checked)
 
-    def finish_step(self) -> None:  # noqa: B027 - stateless channels have nothing to do
+    def finish_step(self) -> None:
         """Apply the state updates of the step."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return the state, for a checkpoint."""
         return {}
 
-    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: B027 - stateless channels load nothing
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore the state from a checkpoint."""
 
 
@@ -100,22 +99,10 @@ def open_channel(codec: Codec) -> Channel:
     """Create a channel with empty state."""
     if isinstance(codec, Delta):
         return DeltaChannel(codec)
-    return FeedbackChannel(codec) if isinstance(codec, Feedback) else PlainChannel(codec)
+    return FeedbackChannel(codec) if isinstance(codec, Feedback) else Channel(codec)
 
 
-class PlainChannel(Channel):
-    """Channel of a stateless codec."""
-
-    def encode(self, values: torch.Tensor, microbatch: int, keys: Sequence[int]) -> torch.Tensor:
-        return self.codec.encode(values, checked=self.checked)
-
-    def decode(
-        self, buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, microbatch: int, keys: Sequence[int]
-    ) -> torch.Tensor:
-        return self.codec.decode(buffer, shape, dtype, checked=self.checked)
-
-
-class FeedbackChannel(PlainChannel):
+class FeedbackChannel(Channel):
     """Channel whose sender stores the error of its last message for each micro-batch."""
 
     def __init__(self, codec: Feedback) -> None:
@@ -152,7 +139,7 @@ class DeltaChannel(Channel):
 
     def encode(self, values: torch.Tensor, microbatch: int, keys: Sequence[int]) -> torch.Tensor:
         if self.frozen:
-            return self.codec.encode(values, checked=self.checked)
+            return super().encode(values, microbatch, keys)
         base = self._base(values.shape, values.dtype, values.device, keys)
         buffer = self.codec.encode((values.float() - base).to(values.dtype), checked=self.checked)
         self._reconstruct(buffer, values.shape, values.dtype, microbatch, keys, base)
@@ -162,7 +149,7 @@ class DeltaChannel(Channel):
         self, buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, microbatch: int, keys: Sequence[int]
     ) -> torch.Tensor:
         if self.frozen:
-            return self.codec.decode(buffer, shape, dtype, checked=self.checked)
+            return super().decode(buffer, shape, dtype, microbatch, keys)
         base = self._base(shape, dtype, buffer.device, keys)
         return self._reconstruct(buffer, shape, dtype, microbatch, keys, base)
 

@@ -24,7 +24,7 @@ class TopK(Codec):
     """Top-k sparsification."""
 
     def __init__(self, name: CodecName) -> None:
-        super().__init__(name.text)
+        super().__init__(name)
         self.percent = float(name.numbers[0])
         self.summary = f"the {self.percent:g} % of values with the largest magnitude, in 16 bits"
 

@@ -46,12 +46,9 @@ def _stage(a: Any, b: Any) -> None:
 @_jit
 def _transform(a: Any, b: Any) -> None:
     """Compute H · a in place; ``b`` is scratch space."""
-    _stage(a, b)
-    _stage(b, a)
-    _stage(a, b)
-    _stage(b, a)
-    _stage(a, b)
-    _stage(b, a)
+    for _ in range(3):
+        _stage(a, b)
+        _stage(b, a)
 
 
 @_jit

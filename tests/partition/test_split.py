@@ -7,6 +7,7 @@ import pytest
 
 from stagewright.errors import SplitError, UnknownName, UsageError
 from stagewright.partition import Conditions, compare, split, split_at
+from stagewright.partition.split import cuts_by_name
 from stagewright.profiler.profile import Profile, StageTime, Time
 from stagewright.table import Cell
 
@@ -133,3 +134,29 @@ def test_measured_times_are_a_column(profile: Profile) -> None:
     for table in (*comparison.split_tables(measured), comparison.table(measured)):
         index = [column.label for column in table.columns].index("measured")
         assert str(table.rows[0][index]) == "5.00 s"
+
+
+@pytest.fixture(scope="module")
+def leaves(make_profile: MakeProfile) -> Profile:
+    names = ["embed", "layer.0.attention", "layer.0.mlp", "layer.1.attention", "layer.1.mlp", "head"]
+    return make_profile([1] * 6, names=names, blocks=[None, "layer.0", "layer.0", "layer.1", "layer.1", None])
+
+
+def test_cuts_after_units_and_blocks(leaves: Profile) -> None:
+    assert cuts_by_name(leaves, ["layer.0", "embed"]) == (0, 2)
+    assert cuts_by_name(leaves, ["layer.1.attention"]) == (3,)
+    assert cuts_by_name(leaves, []) == ()
+
+
+def test_a_unit_takes_precedence_over_a_block_of_the_same_name(make_profile: MakeProfile) -> None:
+    shared = make_profile([1] * 3, names=["layer", "layer@2", "head"], blocks=["layer", "layer", None])
+    assert cuts_by_name(shared, ["layer"]) == (0,)
+
+
+def test_wrong_names_of_cuts(leaves: Profile) -> None:
+    with pytest.raises(UnknownName, match=r"unknown unit or block 'layer.2'; did you mean 'layer.1' or 'layer.0'"):
+        cuts_by_name(leaves, ["layer.2"])
+    with pytest.raises(SplitError, match="'head' is the last unit"):
+        cuts_by_name(leaves, ["head"])
+    with pytest.raises(SplitError, match=r"'layer.0.mlp' and 'layer.0' are the same cut"):
+        cuts_by_name(leaves, ["layer.0", "layer.0.mlp"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from stagewright.display import Displayed
 from stagewright.errors import UnknownName
+from stagewright.files.json_values import to_json
 from stagewright.profiler.profile import StageTime
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.table import Cell, Column, Table, number_columns
@@ -48,9 +49,6 @@ class StageCost:
     memory_bytes: int
     """Memory that the stage needs (see `memory`)."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "units": list(self.units)}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCost:
@@ -68,9 +66,6 @@ class DeviceCost:
     def fits(self) -> bool:
         """Whether the stages fit in memory."""
         return self.memory_limit_bytes is None or self.memory_bytes <= self.memory_limit_bytes
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "fits": self.fits}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,25 +126,14 @@ class Split(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "policy": self.policy,
-            "model": self.model,
-            "training": self.training,
-            "num_microbatches": self.num_microbatches,
+            **to_json(self),
             "num_stages": self.num_stages,
             "num_devices": len(self.devices),
-            "cuts": list(self.cuts),
-            "cut_names": list(self.cut_names),
             "placement": list(self.placement),
-            "bottleneck_s": self.bottleneck_s,
-            "balance": self.balance,
-            "step_s": self.step_s,
-            "serial_s": self.serial_s,
-            "speedup_bound": self.speedup_bound,
             "sends_bytes": self.sends_bytes,
             "peak_memory_bytes": self.peak_memory_bytes,
             "fits": self.fits,
-            "stages": [stage.to_dict() for stage in self.stages],
-            "devices": [device.to_dict() for device in self.devices],
+            "devices": [{**to_json(device), "fits": device.fits} for device in self.devices],
         }
 
     def table(self, *, policies: Sequence[str] | None = None, measured: Sequence[StageTime] | None = None) -> Table:
@@ -225,7 +209,7 @@ class Comparison(Displayed):
     def to_dict(self) -> dict[str, Any]:
         return {
             "policies": [split.to_dict() for split in self.splits],
-            "skipped": [asdict(policy) for policy in self.skipped],
+            "skipped": to_json(self.skipped),
         }
 
     def split_tables(self, measured: MeasuredStages = None) -> list[Table]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stagewright.display import Displayed
+from stagewright.files.json_values import from_json, to_json
 from stagewright.quantity import format_bytes, format_count, format_s
 from stagewright.table import Cell, Table, number_columns, text_columns
 
@@ -31,14 +32,6 @@ class Amount:
     def added(self, first: int) -> int:
         """Return the amount that no unit from ``first`` up to this one holds already."""
         return self.total - sum(amount for earlier, amount in self.shares if earlier >= first)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"total": self.total, "shares": [list(share) for share in self.shares]}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Amount:
-        shares = tuple((int(index), int(amount)) for index, amount in data["shares"])
-        return cls(total=int(data["total"]), shares=shares)
 
 
 def amount_of(amounts: Sequence[Amount], first: int, last: int) -> int:
@@ -67,13 +60,6 @@ class Time:
     median_s: float
     spread_s: float
     """The interquartile range."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"median_s": self.median_s, "spread_s": self.spread_s}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Time:
-        return cls(median_s=float(data["median_s"]), spread_s=float(data["spread_s"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,47 +115,15 @@ class UnitProfile:
         return self.forward.median_s + self.backward_s
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "block": self.block,
-            "parameters": self.parameters.to_dict(),
-            "parameter_bytes": self.parameter_bytes.to_dict(),
-            "buffer_bytes": self.buffer_bytes,
-            "macs": self.macs,
-            "forward": self.forward.to_dict(),
-            "backward_input": self.backward_input.to_dict(),
-            "backward_weight": self.backward_weight.to_dict(),
-            "output_bytes": self.output_bytes,
-            "kept_bytes": self.saved_bytes.to_dict(),
-            "recompute_kept_bytes": self.recompute_saved_bytes,
-            "crossing_bytes": self.crossing_bytes,
-            "forward_working_bytes": self.forward_working_bytes,
-            "backward_working_bytes": self.backward_working_bytes,
-            "glue_s": self.glue_s,
-        }
+        return {_KEYS.get(name, name): value for name, value in to_json(self).items()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> UnitProfile:
-        return cls(
-            name=data["name"],
-            kind=data["kind"],
-            block=data["block"],
-            parameters=Amount.from_dict(data["parameters"]),
-            parameter_bytes=Amount.from_dict(data["parameter_bytes"]),
-            buffer_bytes=int(data["buffer_bytes"]),
-            macs=int(data["macs"]),
-            forward=Time.from_dict(data["forward"]),
-            backward_input=Time.from_dict(data["backward_input"]),
-            backward_weight=Time.from_dict(data["backward_weight"]),
-            output_bytes=int(data["output_bytes"]),
-            saved_bytes=Amount.from_dict(data["kept_bytes"]),
-            recompute_saved_bytes=int(data["recompute_kept_bytes"]),
-            crossing_bytes=int(data["crossing_bytes"]),
-            forward_working_bytes=int(data.get("forward_working_bytes", 0)),
-            backward_working_bytes=int(data.get("backward_working_bytes", 0)),
-            glue_s=float(data.get("glue_s", 0.0)),
-        )
+        return from_json(cls, {**data, **{name: data[key] for name, key in _KEYS.items()}})
+
+
+_KEYS = {"saved_bytes": "kept_bytes", "recompute_saved_bytes": "recompute_kept_bytes"}
+"""JSON keys of a unit's fields, where they differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,33 +235,12 @@ class Profile(Displayed):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "device": self.device,
-            "dtype": self.dtype,
-            "batch_size": self.batch_size,
-            "training": self.training,
-            "units": [unit.to_dict() for unit in self.units],
-            "whole_forward": self.whole_forward.to_dict(),
-            "whole_backward": self.whole_backward.to_dict(),
-            "whole_macs": self.whole_macs,
-            "versions": dict(self.versions),
-        }
+        content = {**to_json(self), "units": [unit.to_dict() for unit in self.units]}
+        return {name: value for name, value in content.items() if name not in ("source", "age_s")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        return cls(
-            model=data["model"],
-            device=data["device"],
-            dtype=data["dtype"],
-            batch_size=int(data["batch_size"]),
-            training=bool(data["training"]),
-            units=tuple(UnitProfile.from_dict(unit) for unit in data["units"]),
-            whole_forward=Time.from_dict(data["whole_forward"]),
-            whole_backward=Time.from_dict(data["whole_backward"]),
-            whole_macs=int(data["whole_macs"]),
-            versions=dict(data["versions"]),
-        )
+        return from_json(cls, {**data, "units": tuple(UnitProfile.from_dict(unit) for unit in data["units"])})
 
 
 def _unit_row(unit: UnitProfile, *, training: bool) -> tuple[str, ...]:

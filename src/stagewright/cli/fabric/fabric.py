@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -311,7 +312,7 @@ def compare(
     from stagewright.fabric.results.compare import compare_runs
     from stagewright.fabric.results.run_folder import FabricFolder
 
-    changes = [change.to_dict() for change in compare_runs(FabricFolder.open(first), FabricFolder.open(second))]
+    changes = [asdict(change) for change in compare_runs(FabricFolder.open(first), FabricFolder.open(second))]
     if json:
         print_json({"first": str(first), "second": str(second), "layers": changes})
         return

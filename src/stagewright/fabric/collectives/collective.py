@@ -13,7 +13,7 @@ network (`simulate`) and executed by any engine.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -60,6 +60,20 @@ class Collective:
         sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
         # all-to-all numbers its chunks source · n + destination, and each source has a separate buffer.
         return sizes * self.num_ranks if self.kind == "all-to-all" else sizes
+
+
+def all_reduce(algorithm: str, num_ranks: int, num_chunks: int, moves: Iterable[Move]) -> Collective:
+    """Return an all-reduce: every rank begins with its own values and ends with the sum of all."""
+    cells = [(rank, chunk) for rank in range(num_ranks) for chunk in range(num_chunks)]
+    return Collective(
+        kind="all-reduce",
+        algorithm=algorithm,
+        num_ranks=num_ranks,
+        num_chunks=num_chunks,
+        moves=tuple(moves),
+        before={(rank, chunk): 1 << rank for rank, chunk in cells},
+        after=dict.fromkeys(cells, (1 << num_ranks) - 1),
+    )
 
 
 def chunk_bounds(size: int, num_chunks: int) -> list[int]:

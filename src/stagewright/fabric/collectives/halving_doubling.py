@@ -10,7 +10,7 @@ contributes for both, and receive the result at the end.
 
 from __future__ import annotations
 
-from stagewright.fabric.collectives.collective import Collective, Move
+from stagewright.fabric.collectives.collective import Collective, Move, all_reduce
 
 
 def halving_doubling(num_ranks: int) -> Collective:
@@ -24,16 +24,10 @@ def halving_doubling(num_ranks: int) -> Collective:
     distance = p // 2
     while distance:
         exchange = []
-        for rank in range(p):
-            begin, end = ranges[rank]
-            middle = (begin + end) // 2
-            upper = bool(rank & distance)
-            sent = range(begin, middle) if upper else range(middle, end)
-            exchange += [Move(step, rank, rank ^ distance, chunk, "reduce") for chunk in sent]
-        ranges = {
-            rank: ((begin + end) // 2, end) if rank & distance else (begin, (begin + end) // 2)
-            for rank, (begin, end) in ranges.items()
-        }
+        for rank, (begin, end) in ranges.items():
+            lower, upper = (begin, (begin + end) // 2), ((begin + end) // 2, end)
+            ranges[rank], sent = (upper, lower) if rank & distance else (lower, upper)
+            exchange += [Move(step, rank, rank ^ distance, chunk, "reduce") for chunk in range(*sent)]
         halvings.append(exchange)
         moves += exchange
         step += 1
@@ -43,13 +37,4 @@ def halving_doubling(num_ranks: int) -> Collective:
         moves += [Move(step, move.destination, move.source, move.chunk, "copy") for move in exchange]
         step += 1
     moves += [Move(step, rank - p, rank, chunk, "copy") for rank in extra for chunk in range(p)]
-    places = [(rank, chunk) for rank in range(num_ranks) for chunk in range(p)]
-    return Collective(
-        kind="all-reduce",
-        algorithm="halving-doubling",
-        num_ranks=num_ranks,
-        num_chunks=p,
-        moves=tuple(moves),
-        before={(rank, chunk): 1 << rank for rank, chunk in places},
-        after=dict.fromkeys(places, (1 << num_ranks) - 1),
-    )
+    return all_reduce("halving-doubling", num_ranks, p, moves)

@@ -10,6 +10,7 @@ same order from the moves, so headers need no position.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stagewright.fabric.collectives.collective import Collective
+from stagewright.fabric.collectives.collective import Collective, chunk_bounds
 
 SLICE_BYTES = 256 * 1024
 _MODULUS = 13  # payloads are small integers: their sums are exact in float32
@@ -93,12 +94,7 @@ def compile_program(
             continue
         begin, size = chunks[move.chunk]
         for number, (low, high) in enumerate(_slices(size, item_bytes, streams, slice_bytes)):
-            common = {
-                "step": move.step,
-                "stream": number % streams,
-                "offset": begin + low,
-                "size": high - low,
-            }
+            common = {"step": move.step, "stream": number % streams, "offset": begin + low, "size": high - low}
             if move.source == rank:
                 waits = [index for step, index in wrote[move.chunk, number] if step < move.step]
                 for index in waits:
@@ -127,24 +123,15 @@ def _slices(size: int, item_bytes: int, streams: int, slice_bytes: int) -> list[
     if items == 0:
         return []
     number = max(-(-size // slice_bytes), min(streams, -(-size // 4096)))
-    number = min(number, items)
-    items_each, num_larger = divmod(items, number)
-    bounds = [(index * items_each + min(index, num_larger)) * item_bytes for index in range(number + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))  # noqa: RUF007
-
-
-def payload(
-    collective: Collective, program: Program, num_bytes: int, seed: int, variant: int
-) -> npt.NDArray[np.generic]:
-    """Return the initial contents of a rank's buffer; chunks that it does not hold are zero."""
-    return _filled(collective, program, num_bytes, seed, variant, final=False)
+    bounds = [bound * item_bytes for bound in chunk_bounds(items, min(number, items))]
+    return list(itertools.pairwise(bounds))
 
 
 def expected(
     collective: Collective, program: Program, num_bytes: int, seed: int, variant: int
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.bool_] | None]:
     """Return the expected final contents and a mask of the checked elements; None: all."""
-    values = _filled(collective, program, num_bytes, seed, variant, final=True)
+    values = payload(collective, program, num_bytes, seed, variant, final=True)
     checked = np.zeros(len(values), dtype=np.bool_)
     for chunk, (offset, size) in program.chunks.items():
         if (program.rank, chunk) in collective.after:
@@ -152,9 +139,10 @@ def expected(
     return values, None if checked.all() else checked
 
 
-def _filled(
-    collective: Collective, program: Program, num_bytes: int, seed: int, variant: int, *, final: bool
+def payload(
+    collective: Collective, program: Program, num_bytes: int, seed: int, variant: int, *, final: bool = False
 ) -> npt.NDArray[np.generic]:
+    """Return the initial or final contents of a rank's buffer; chunks that it does not hold are zero."""
     values = np.zeros(program.buffer_bytes // program.item_bytes, dtype=item_type(num_bytes))
     holding = collective.after if final else collective.before
     for chunk, (offset, size) in program.chunks.items():

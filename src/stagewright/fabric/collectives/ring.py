@@ -7,19 +7,18 @@ all-gather       step s: rank r sends chunk r + 1 − s; after n − 1 steps all
 
 from __future__ import annotations
 
-from stagewright.fabric.collectives.collective import Action, Collective, Move
+from stagewright.fabric.collectives.collective import Action, Collective, Move, all_reduce
 
 
 def ring(num_ranks: int) -> Collective:
     """All-reduce in 2(n − 1) steps; every rank sends 2(n − 1)/n of the buffer."""
-    moves = _around(num_ranks, 0, 1, first_chunk=0)
-    return _all_reduce("ring", num_ranks, num_ranks, moves)
+    return all_reduce("ring", num_ranks, num_ranks, _around(num_ranks, 1, first_chunk=0))
 
 
 def bidirectional_ring(num_ranks: int) -> Collective:
     """All-reduce with half of the buffer in each direction, which uses full-duplex links."""
-    moves = _around(num_ranks, 0, 1, first_chunk=0) + _around(num_ranks, 0, -1, first_chunk=num_ranks)
-    return _all_reduce("bidirectional-ring", num_ranks, 2 * num_ranks, sorted(moves, key=lambda move: move.step))
+    moves = _around(num_ranks, 1, first_chunk=0) + _around(num_ranks, -1, first_chunk=num_ranks)
+    return all_reduce("bidirectional-ring", num_ranks, 2 * num_ranks, sorted(moves, key=lambda move: move.step))
 
 
 def reduce_scatter(num_ranks: int) -> Collective:
@@ -49,37 +48,16 @@ def all_gather(num_ranks: int) -> Collective:
     )
 
 
-def _all_reduce(algorithm: str, num_ranks: int, num_chunks: int, moves: list[Move]) -> Collective:
-    cells = [(rank, chunk) for rank in range(num_ranks) for chunk in range(num_chunks)]
-    return Collective(
-        kind="all-reduce",
-        algorithm=algorithm,
-        num_ranks=num_ranks,
-        num_chunks=num_chunks,
-        moves=tuple(moves),
-        before={(rank, chunk): 1 << rank for rank, chunk in cells},
-        after=dict.fromkeys(cells, (1 << num_ranks) - 1),
-    )
-
-
-def _around(num_ranks: int, first_step: int, direction: int, first_chunk: int) -> list[Move]:
+def _around(num_ranks: int, direction: int, first_chunk: int) -> list[Move]:
     """Return the moves of an all-reduce in one direction."""
-    gather_step = first_step + num_ranks - 1
-    return _half(num_ranks, first_step, direction, first_chunk, "reduce", shift=0) + _half(
-        num_ranks, gather_step, direction, first_chunk, "copy", shift=1
-    )
+    reduces = _half(num_ranks, 0, direction, first_chunk, "reduce", shift=0)
+    return reduces + _half(num_ranks, num_ranks - 1, direction, first_chunk, "copy", shift=1)
 
 
 def _half(n: int, first_step: int, direction: int, first_chunk: int, action: Action, *, shift: int) -> list[Move]:
     """Return the moves of n − 1 steps; a rank's first chunk is its rank plus `shift`."""
     return [
-        Move(
-            first_step + step,
-            rank,
-            (rank + direction) % n,
-            first_chunk + (direction * rank + shift - step) % n,
-            action,
-        )
-        for step in range(n - 1)
+        Move(first_step + s, rank, (rank + direction) % n, first_chunk + (direction * rank + shift - s) % n, action)
+        for s in range(n - 1)
         for rank in range(n)
     ]

@@ -81,12 +81,8 @@ def ideal_s(collective: Collective, size: int, latency_s: float, bytes_per_s: fl
         return collective.num_steps * latency_s + max(bytes_sent(collective, size), default=0) / bytes_per_s
     total_s = 0.0
     for _, moves in groupby(collective.moves, key=lambda move: move.step):
-        sends: dict[tuple[int, int], int] = defaultdict(int)
+        sent_bytes: dict[int, int] = defaultdict(int)  # two sends of a rank in one step share its link
         for move in moves:
-            sends[move.source, move.destination] += sizes[move.chunk]
-        # Two sends of a rank in one step share its link.
-        sent_bytes: dict[int, int] = defaultdict(int)
-        for (source, _), amount in sends.items():
-            sent_bytes[source] += amount
+            sent_bytes[move.source] += sizes[move.chunk]
         total_s += latency_s + max(sent_bytes.values()) / bytes_per_s
     return total_s

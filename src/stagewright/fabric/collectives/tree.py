@@ -10,7 +10,7 @@ both directions at once.
 
 from __future__ import annotations
 
-from stagewright.fabric.collectives.collective import Collective, Move
+from stagewright.fabric.collectives.collective import Collective, Move, all_reduce
 
 
 def double_tree(num_ranks: int) -> Collective:
@@ -22,16 +22,7 @@ def double_tree(num_ranks: int) -> Collective:
         last_up = max(up.values(), default=0)
         moves += [Move(up[child], child, parent, chunk, "reduce") for child, parent in parents.items()]
         moves += [Move(last_up + down[child], parent, child, chunk, "copy") for child, parent in parents.items()]
-    cells = [(rank, chunk) for rank in range(num_ranks) for chunk in range(2)]
-    return Collective(
-        kind="all-reduce",
-        algorithm="double-tree",
-        num_ranks=num_ranks,
-        num_chunks=2,
-        moves=tuple(sorted(moves)),
-        before={(rank, chunk): 1 << rank for rank, chunk in cells},
-        after=dict.fromkeys(cells, (1 << num_ranks) - 1),
-    )
+    return all_reduce("double-tree", num_ranks, 2, sorted(moves))
 
 
 def broadcast(num_ranks: int) -> Collective:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from stagewright.errors import UsageError
 from stagewright.quantity import format_s, parse_rate, parse_s
@@ -97,23 +96,15 @@ class LabNetwork:
         rate = self.rates[host]
         return _MAX_PACKET if rate is None else min(_MAX_PACKET, max(8 * self.mtu, round(rate * _PACKET_S)))
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def describe(self) -> str:
         """Describe the network in one line."""
         parts = [f"{self.num_hosts} hosts {self.address(0)} … {self.address(self.num_hosts - 1).rpartition('.')[2]}"]
         for rate in dict.fromkeys(self.rates):
-            hosts = [host for host, value in enumerate(self.rates) if value == rate]
-            who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
-            parts.append(("rate unlimited" if rate is None else f"rate {_bits(rate)}") + who)
+            parts.append(("rate unlimited" if rate is None else f"rate {_bits(rate)}") + _hosts_with(rate, self.rates))
         if self.delay_s:
             parts.append(f"delay {format_s(self.delay_s)} one way")
-        for loss in dict.fromkeys(self.losses):
-            hosts = [host for host, value in enumerate(self.losses) if value == loss]
-            if loss:
-                who = "" if len(hosts) == self.num_hosts else f" (host {', '.join(map(str, hosts))})"
-                parts.append(f"loss {loss:.3g}{who}" if loss < 1e-4 else f"loss {loss:.3%}{who}")
+        for loss in filter(None, dict.fromkeys(self.losses)):
+            parts.append(f"loss {loss:{'.3g' if loss < 1e-4 else '.3%'}}" + _hosts_with(loss, self.losses))
         return ", ".join(parts)
 
 
@@ -136,6 +127,12 @@ def _parse_host(text: str, hosts: int, option: str, example: str) -> tuple[int, 
     if int(host) >= hosts:
         raise UsageError(f"{option} {text!r}: no host {int(host)}; the hosts are 0 to {hosts - 1}")
     return int(host), value
+
+
+def _hosts_with(value: float | None, values: Sequence[float | None]) -> str:
+    """Name the hosts that have a value; empty if all have it."""
+    hosts = [str(host) for host, own in enumerate(values) if own == value]
+    return "" if len(hosts) == len(values) else f" (host {', '.join(hosts)})"
 
 
 def _bits(bytes_per_s: float) -> str:

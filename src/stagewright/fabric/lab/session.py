@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,7 @@ class Lab:
         self._describe(netem, user_space)
         view = {
             "hosts": [{"namespace": self.namespace(host), "address": network.address(host)} for host in hosts],
-            "network": {**network.to_dict(), "used": self.methods},
+            "network": {**asdict(network), "used": self.methods},
             "lateness": str(self.lateness_path) if user_space else None,
         }
         (self.folder / "lab.json").write_text(json.dumps(view, indent=2) + "\n", encoding="utf-8")
@@ -215,15 +215,8 @@ class Lab:
 
     def _start_switch(self) -> None:
         network = self.network
-        arguments = [
-            "ip",
-            "netns",
-            "exec",
-            self.switch_namespace,
-            sys.executable,
-            "-m",
-            "stagewright.fabric.lab.switch",
-        ]
+        arguments = ["ip", "netns", "exec", self.switch_namespace]
+        arguments += [sys.executable, "-m", "stagewright.fabric.lab.switch"]
         arguments += [repr(network.delay_s), repr(self.tolerance_s), str(self.lateness_path)]
         arguments += [f"p{host}={network.losses_out[host]!r}" for host in range(network.num_hosts)]
         self._switch = subprocess.Popen(

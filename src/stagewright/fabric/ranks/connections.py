@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 from stagewright.errors import RunError, UsageError
@@ -61,20 +62,16 @@ class Connections:
         wanted = sorted(set(peers))
         waiting = {(peer, stream) for peer in wanted if peer > self.rank for stream in range(streams)}
         until_s = time.monotonic() + _CONNECT_S
-        for peer in (peer for peer in wanted if peer < self.rank):
-            for stream in range(streams):
-                connection = _connect(addresses[peer], peer, until_s, options)
-                self.sockets[peer, stream] = connection
-                hello = _HELLO.pack(_MAGIC, session, self.rank, stream)
-                connection.settimeout(max(0.1, until_s - time.monotonic()))
-                connection.sendall(hello + _proof(token, hello))
-        for peer in (peer for peer in wanted if peer < self.rank):
-            for stream in range(streams):
-                connection = self.sockets[peer, stream]
-                hello = _HELLO.pack(_MAGIC, session, self.rank, stream)
-                answer = receive_exactly(connection, len(_MAGIC) + _PROOF_BYTES)
-                if not hmac.compare_digest(answer, _MAGIC + _proof(token, b"answer" + hello)):
-                    raise RunError(f"rank {peer} at {addresses[peer][0]} has another token or is another program")
+        hellos: dict[tuple[int, int], bytes] = {}
+        for peer, stream in product((peer for peer in wanted if peer < self.rank), range(streams)):
+            connection = self.sockets[peer, stream] = _connect(addresses[peer], peer, until_s, options)
+            hello = hellos[peer, stream] = _HELLO.pack(_MAGIC, session, self.rank, stream)
+            connection.settimeout(max(0.1, until_s - time.monotonic()))
+            connection.sendall(hello + keyed_digest(token, hello))
+        for (peer, stream), hello in hellos.items():
+            answer = receive_exactly(self.sockets[peer, stream], len(_MAGIC) + _PROOF_BYTES)
+            if not hmac.compare_digest(answer, _MAGIC + keyed_digest(token, b"answer" + hello)):
+                raise RunError(f"rank {peer} at {addresses[peer][0]} has another token or is another program")
         while waiting:
             left_s = until_s - time.monotonic()
             if left_s <= 0 or not select.select([listener], [], [], left_s)[0]:
@@ -170,13 +167,14 @@ def _accept_peer(
     magic, peer_session, rank, stream = _HELLO.unpack(hello)
     if magic != _MAGIC or peer_session != session or (rank, stream) not in waiting:
         return None
-    if not hmac.compare_digest(proof, _proof(token, hello)):
+    if not hmac.compare_digest(proof, keyed_digest(token, hello)):
         return None
-    connection.sendall(_MAGIC + _proof(token, b"answer" + hello))
+    connection.sendall(_MAGIC + keyed_digest(token, b"answer" + hello))
     return rank, stream
 
 
-def _proof(token: bytes, content: bytes) -> bytes:
+def keyed_digest(token: bytes, content: bytes) -> bytes:
+    """Return the HMAC-SHA256 of a content with the token."""
     return hmac.new(token, content, hashlib.sha256).digest()
 
 

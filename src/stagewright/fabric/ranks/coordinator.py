@@ -30,6 +30,7 @@ from stagewright.fabric.ranks.probe import PairProbe
 from stagewright.fabric.ranks.wire import TO_COORDINATOR, Channel, Frame, authenticate_agent
 from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, row_type, step_type
+from stagewright.files.json_values import from_json
 
 SILENT_S = 6.0  # without a heartbeat a rank counts as dead
 _STOP_S = 3.0  # time for the others to send their remaining rows
@@ -174,7 +175,7 @@ class Coordinator:
             if settings.probe and settings.engine == "sockets" and workload.num_ranks > 1:
                 self._send_all("probe")
                 answers = self._gather("probed", _PREPARE_S + settings.hang_s)
-                measured.pairs = [PairProbe.from_dict(pair) for answer in answers for pair in answer["pairs"]]
+                measured.pairs = [from_json(PairProbe, pair) for answer in answers for pair in answer["pairs"]]
             self._begin = time.monotonic()
             self._send_all("run", {"steps": settings.steps})
             done = self._gather("done", None, progress)

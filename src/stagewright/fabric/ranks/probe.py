@@ -13,10 +13,8 @@ import socket
 import statistics
 import struct
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 from stagewright.errors import RunError
 from stagewright.fabric.ranks.connections import Connections, receive_exactly
@@ -51,20 +49,6 @@ class PairProbe:
     """Retransmitted segments during the bursts."""
     segments: int
     """Data segments sent during the bursts."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PairProbe:
-        return cls(
-            source=int(data["source"]),
-            destination=int(data["destination"]),
-            latency_s=float(data["latency_s"]),
-            bytes_per_s=float(data["bytes_per_s"]),
-            retransmits=int(data["retransmits"]),
-            segments=int(data["segments"]),
-        )
 
 
 def probe_pairs(connections: Connections, engine: SocketEngine, num_ranks: int) -> list[PairProbe]:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from stagewright.errors import RunError, StagewrightError, UsageError
@@ -216,7 +217,7 @@ class Rank:
         probes = []
         if self._connections is not None and isinstance(self._engine, SocketEngine) and self._all_pairs:
             probes = probe_pairs(self._connections, self._engine, self._workload.num_ranks)
-        self._send("probed", {"pairs": [probe.to_dict() for probe in probes]})
+        self._send("probed", {"pairs": [asdict(probe) for probe in probes]})
 
     def _run(self, fields: dict[str, Any]) -> None:
         """Run all trials."""
@@ -236,19 +237,8 @@ class Rank:
         links = []
         if self._connections is not None:
             for (peer, stream), connection in sorted(self._connections.sockets.items()):
-                info = tcp_info(connection)
-                links.append(
-                    {
-                        "source": self._rank,
-                        "destination": peer,
-                        "stream": stream,
-                        "retransmits": info.retransmits,
-                        "segments": info.segments,
-                        "rtt_s": info.rtt_s,
-                        "min_rtt_s": info.min_rtt_s,
-                        "rto_s": info.rto_s,
-                    }
-                )
+                ends = {"source": self._rank, "destination": peer, "stream": stream}
+                links.append({**ends, **asdict(tcp_info(connection))})
         self._send("done", {"links": links})
 
     def _trials(self, log: TrialLog) -> None:
@@ -304,37 +294,23 @@ class Rank:
         before = engine.retransmits()
         _clear(engine)
         start = launch = time.perf_counter()
-        starts, launches, flows, numbers = [], [], [], []
+        flows: dict[int, Flow] = {}  # by message, as are the times of its start, launch and end
+        starts, launches = {}, {}
         for index, (message, entry) in enumerate(zip(workload.messages, self._flows, strict=True)):
             launch += message.gap_s
             if entry is not None:
-                starts.append(launch)
-                launch += delay_s
-                launches.append(launch)
-                flows.append(entry[0])
-                numbers.append(index)
-        ended = engine.run_overlapped(flows, launches, trial)
+                flows[index], starts[index] = entry[0], launch
+                launches[index] = launch = launch + delay_s
+        ended = engine.run_overlapped([*flows.values()], [*launches.values()], trial)
+        ends = dict(zip(flows, ended, strict=True))
         retransmits = engine.retransmits() - before
         if number < 0:
             return
         for index in range(len(workload.messages)):
-            if index not in numbers:
-                log.add(number, index, None, trial, start, start, start, 0, engine)
-                continue
-            position = numbers.index(index)
+            begin, launched, end = (moments.get(index, start) for moments in (starts, launches, ends))
             # Overlapped messages share connections: retransmissions are attributed to the first message.
-            count = retransmits if position == 0 else 0
-            log.add(
-                number,
-                index,
-                flows[position],
-                trial,
-                starts[position],
-                launches[position],
-                ended[position],
-                count,
-                engine,
-            )
+            count = retransmits if index == min(flows, default=None) else 0
+            log.add(number, index, flows.get(index), trial, begin, launched, end, count, engine)
 
 
 def _clear(engine: SocketEngine | TorchEngine) -> None:

@@ -20,22 +20,14 @@ class TcpInfo:
     """State of one end of a connection."""
 
     retransmits: int
-    """Retransmitted segments."""
     rtt_s: float
     """Smoothed round-trip time."""
     min_rtt_s: float
     """Minimum round-trip time."""
     rto_s: float
     """Retransmission timeout (RTO)."""
-    segment_bytes: int
-    """Maximum segment size."""
-    window: int
-    """Congestion window in segments."""
-    delivery_bytes_per_s: float
-    """Most recent delivery rate."""
     segments: int
     """Data segments sent."""
-    retransmitted_bytes: int
 
 
 def tcp_info(connection: socket.socket) -> TcpInfo:
@@ -45,19 +37,12 @@ def tcp_info(connection: socket.socket) -> TcpInfo:
     def u32(offset: int) -> int:
         return int(struct.unpack_from("=I", raw, offset)[0])
 
-    def u64(offset: int) -> int:
-        return int(struct.unpack_from("=Q", raw, offset)[0])
-
     return TcpInfo(
         retransmits=u32(_RETRANSMITS_OFFSET),
         rtt_s=u32(68) / 1e6,
         min_rtt_s=u32(148) / 1e6,
         rto_s=u32(8) / 1e6,
-        segment_bytes=u32(16),
-        window=u32(80),
-        delivery_bytes_per_s=float(u64(160)),
         segments=u32(156),
-        retransmitted_bytes=u64(208),
     )
 
 

@@ -15,7 +15,6 @@ else can start or change a run. The content is not encrypted and contains no sec
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import secrets
@@ -26,7 +25,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stagewright.errors import RunError, UsageError
-from stagewright.fabric.ranks.connections import receive_exactly
+from stagewright.fabric.ranks.connections import keyed_digest, receive_exactly
 
 TO_RANK = frozenset({"prepare", "connect", "probe", "run", "stop", "finish"})
 TO_COORDINATOR = frozenset({"listening", "connected", "probed", "trials", "steps", "done", "alive", "fault"})
@@ -92,7 +91,7 @@ class Channel:
     def _mac(self, direction: bytes, counter: int, content: bytes) -> bytes:
         if self._key is None:
             return b""
-        return hmac.new(self._key, direction + _COUNTER.pack(counter) + content, hashlib.sha256).digest()
+        return keyed_digest(self._key, direction + _COUNTER.pack(counter) + content)
 
 
 def check_token(token: str) -> bytes:
@@ -112,11 +111,11 @@ def authenticate_agent(connection: socket.socket, token: bytes) -> Channel:
     connection.sendall(_MAGIC + own_nonce)
     answer = receive_exactly(connection, _NONCE_BYTES + _MAC_BYTES)
     peer_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(token, b"agent" + own_nonce + peer_nonce)):
+    if not hmac.compare_digest(proof, keyed_digest(token, b"agent" + own_nonce + peer_nonce)):
         raise UsageError("the agent has another token; use the same --token-file on both hosts")
-    connection.sendall(_proof(token, b"coordinator" + own_nonce + peer_nonce))
+    connection.sendall(keyed_digest(token, b"coordinator" + own_nonce + peer_nonce))
     connection.settimeout(None)
-    return Channel(connection, _proof(token, b"key" + own_nonce + peer_nonce), accepts=TO_COORDINATOR)
+    return Channel(connection, keyed_digest(token, b"key" + own_nonce + peer_nonce), accepts=TO_COORDINATOR)
 
 
 def authenticate_coordinator(connection: socket.socket, token: bytes) -> Channel:
@@ -126,13 +125,9 @@ def authenticate_coordinator(connection: socket.socket, token: bytes) -> Channel
     if not hello.startswith(_MAGIC):
         raise RunError("the peer is not a coordinator")
     peer_nonce, own_nonce = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(own_nonce + _proof(token, b"agent" + peer_nonce + own_nonce))
+    connection.sendall(own_nonce + keyed_digest(token, b"agent" + peer_nonce + own_nonce))
     proof = receive_exactly(connection, _MAC_BYTES)
-    if not hmac.compare_digest(proof, _proof(token, b"coordinator" + peer_nonce + own_nonce)):
+    if not hmac.compare_digest(proof, keyed_digest(token, b"coordinator" + peer_nonce + own_nonce)):
         raise RunError("the coordinator has another token")
     connection.settimeout(None)
-    return Channel(connection, _proof(token, b"key" + peer_nonce + own_nonce), accepts=TO_RANK)
-
-
-def _proof(token: bytes, content: bytes) -> bytes:
-    return hmac.new(token, content, hashlib.sha256).digest()
+    return Channel(connection, keyed_digest(token, b"key" + peer_nonce + own_nonce), accepts=TO_RANK)

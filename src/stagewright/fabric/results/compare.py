@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,6 @@ class LayerChange:
     tail_ratio_low: float | None
     tail_ratio_high: float | None
     tail_differs: bool | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_runs(first: FabricFolder, second: FabricFolder, *, seed: int = 0) -> list[LayerChange]:

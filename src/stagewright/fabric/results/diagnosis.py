@@ -40,16 +40,13 @@ class Diagnosis:
     """The cause of slowness that stands out."""
 
     kind: Literal["none", "late-host", "lossy-link", "lossy-network", "slow-link", "far-link"]
-    rank: int | None
+    rank: int | None = None
     """The rank whose host or link it is; None for a pair or no cause."""
-    pair: tuple[int, int] | None
+    pair: tuple[int, int] | None = None
     """The two ranks, if the link between them is the cause."""
     sentence: str
-    evidence: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
     """One line per observation."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +57,6 @@ class Symptom:
     """retransmission-timeout, rate, latency, straggler or host."""
     sentence: str
     """Explanation, with a fix if there is one."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def diagnose(
@@ -85,7 +79,7 @@ def diagnose(
         for cause in (_lossy_link(trials.num_ranks, pairs, links), _slow_link(trials, pairs)):
             if cause is not None:
                 return cause
-    return Diagnosis(kind="none", rank=None, pair=None, sentence="no host and no link stands out", evidence=())
+    return Diagnosis(kind="none", sentence="no host and no link stands out")
 
 
 def busy_times(trials: TrialTable) -> npt.NDArray[np.float64]:
@@ -119,7 +113,6 @@ def _late_host(trials: TrialTable, work: Sequence[int] | None) -> Diagnosis | No
     return Diagnosis(
         kind="late-host",
         rank=rank,
-        pair=None,
         sentence=f"rank {rank} is a straggler: the others wait for its host, not for the network",
         evidence=(
             f"it is busy for {format_s(float(busy[rank]))} per trial, the others for {format_s(others)}",
@@ -134,12 +127,12 @@ def _lossy_link(num_ranks: int, pairs: Sequence[PairProbe], links: Sequence[Mapp
     A probe has the network to itself. In trials, a lossy link makes all ranks of a ring wait and then send in bursts,
     which overflow healthy links too: those counts can hide the cause.
     """
-    for counts in ([pair.to_dict() for pair in pairs], links):
+    for counts in ([asdict(pair) for pair in pairs], links):
         table = _count_retransmissions(num_ranks, counts)
         lossy = _find_lossy(table) if table.used.any() else None
         if lossy is not None:
             return _lossy(table, *lossy)
-    table = _count_retransmissions(num_ranks, links or [pair.to_dict() for pair in pairs])
+    table = _count_retransmissions(num_ranks, links or [asdict(pair) for pair in pairs])
     if not table.used.any():
         return None
     busy = table.used & (table.sent > _BUSY_SEGMENTS)
@@ -149,8 +142,6 @@ def _lossy_link(num_ranks: int, pairs: Sequence[PairProbe], links: Sequence[Mapp
         return None
     return Diagnosis(
         kind="lossy-network",
-        rank=None,
-        pair=None,
         sentence="all links lose packets, none more than the others",
         evidence=(f"{resent:.0f} of {sent:.0f} segments ({resent / sent:.2%}) were retransmitted",),
     )
@@ -169,9 +160,9 @@ def _lossy(table: _Retransmissions, ranks: tuple[int, ...], inside: float, outsi
     )
     if len(ranks) == 1:
         sentence = f"the link of rank {ranks[0]} loses packets"
-        return Diagnosis(kind="lossy-link", rank=ranks[0], pair=None, sentence=sentence, evidence=evidence)
+        return Diagnosis(kind="lossy-link", rank=ranks[0], sentence=sentence, evidence=evidence)
     sentence = f"packets are lost between rank {ranks[0]} and rank {ranks[1]}"
-    return Diagnosis(kind="lossy-link", rank=None, pair=(ranks[0], ranks[1]), sentence=sentence, evidence=evidence)
+    return Diagnosis(kind="lossy-link", pair=(ranks[0], ranks[1]), sentence=sentence, evidence=evidence)
 
 
 class _Retransmissions(NamedTuple):
@@ -298,39 +289,29 @@ def find_symptoms(
     diagnosis: Diagnosis,
 ) -> list[Symptom]:
     """Find the symptoms of one layer, from its times, its retransmissions per trial and its ideal time (α–β)."""
-    symptoms: list[Symptom] = []
     if not len(times_s):
-        return symptoms
+        return []
+    sentences: dict[str, str] = {}  # by kind
     median = float(np.median(times_s))
     slow = times_s > float(np.min(times_s)) + _RTO_S
     if slow.any() and (retransmits[slow] > 0).mean() >= 0.5:
         steps = np.unique(np.round(times_s[slow & (retransmits > 0)] / 0.2).astype(int))
         levels = ", ".join(f"{200 * step} ms" for step in steps[:3])
-        symptoms.append(
-            Symptom(
-                kind="retransmission-timeout",
-                sentence=f"{int(slow.sum())} of {len(times_s)} trials took about {levels} and had "
-                "retransmissions: TCP's retransmission timeout (RTO) is at least 200 ms; on a network with short round "
-                "trips lower it: ip route change … rto_min 5ms",
-            )
+        sentences["retransmission-timeout"] = (
+            f"{int(slow.sum())} of {len(times_s)} trials took about {levels} and had retransmissions: TCP's "
+            "retransmission timeout (RTO) is at least 200 ms; on a network with short round trips lower it: "
+            "ip route change … rto_min 5ms"
         )
     if floor_s is not None and median < 2 * floor_s:
-        symptoms.append(
-            Symptom(
-                kind="host",
-                sentence=f"within 2 × of {format_s(floor_s)} on this host's loopback: the host limits, not the network",
-            )
+        sentences["host"] = (
+            f"within 2 × of {format_s(floor_s)} on this host's loopback: the host limits, not the network"
         )
     elif ideal_bytes_s is not None and ideal_latency_s is not None:
-        ideal = ideal_bytes_s + ideal_latency_s
-        if ideal > _PLATEAU_SHARE * median and ideal_bytes_s > ideal_latency_s:
-            symptoms.append(Symptom(kind="rate", sentence="bandwidth-bound: the link rate explains the time"))
-        elif ideal > _PLATEAU_SHARE * median:
-            symptoms.append(
-                Symptom(kind="latency", sentence="latency-bound: the latency of its steps explains the time")
-            )
+        explains = ideal_bytes_s + ideal_latency_s > _PLATEAU_SHARE * median
+        if explains and ideal_bytes_s > ideal_latency_s:
+            sentences["rate"] = "bandwidth-bound: the link rate explains the time"
+        elif explains:
+            sentences["latency"] = "latency-bound: the latency of its steps explains the time"
     if diagnosis.kind == "late-host":
-        symptoms.append(
-            Symptom(kind="straggler", sentence=f"rank {diagnosis.rank} starts late, so all ranks finish late")
-        )
-    return symptoms
+        sentences["straggler"] = f"rank {diagnosis.rank} starts late, so all ranks finish late"
+    return [Symptom(kind=kind, sentence=sentence) for kind, sentence in sentences.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class LayerResult:
             "limited_by_host": self.limited_by_host,
             "wrong": self.wrong,
             "retransmits": self.retransmits,
-            "modes": [symptom.to_dict() for symptom in self.symptoms],
+            "modes": [asdict(symptom) for symptom in self.symptoms],
         }
 
 
@@ -118,7 +118,7 @@ class FabricResult:
             "bytes_per_s": self.bytes_per_s,
             "projected_s": self.projected_s,
             "projected_ideal_s": self.projected_ideal_s,
-            "verdict": self.diagnosis.to_dict(),
+            "verdict": asdict(self.diagnosis),
             "pairs": [dict(pair) for pair in self.pairs],
             "connections": [dict(connection) for connection in self.connections],
             "hosts": [dict(host) for host in self.hosts],
@@ -178,7 +178,7 @@ def summarize(
         projected_s=_projected(steps, workload, means),
         projected_ideal_s=_projected(steps, workload, ideals),
         diagnosis=diagnosis,
-        pairs=tuple(pair.to_dict() for pair in measured.pairs),
+        pairs=tuple(asdict(pair) for pair in measured.pairs),
         connections=tuple(measured.links),
         hosts=tuple(measured.hosts),
         network=network,

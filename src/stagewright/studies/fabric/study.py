@@ -164,7 +164,7 @@ def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation],
             RankLocation(name=f"host {host}", host=lab_network.address(host), namespace=lab.namespace(host))
             for host in range(options.hosts)
         ]
-        yield places, LabView(hosts=(), network={**lab_network.to_dict(), "used": list(lab.methods)}, lateness=None)
+        yield places, LabView(hosts=(), network={**asdict(lab_network), "used": list(lab.methods)}, lateness=None)
 
 
 def _save(

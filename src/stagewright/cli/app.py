@@ -41,23 +41,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(models)
-app.command()(doctor)
-app.command()(runs)
-app.command()(profile)
-app.command()(split)
-app.command()(compare)
-app.command()(plan)
-app.command()(forecast)
-app.command()(explain)
-app.command()(fit)
-app.command()(train)
-app.command()(trace)
-app.command()(report)
-app.command()(watch)
-app.add_typer(codecs)
-app.add_typer(fabric)
-app.add_typer(study)
+for verb in (models, doctor, runs, profile, split, compare, plan, forecast, explain, fit, train, trace, report, watch):
+    app.command()(verb)
+for group in (codecs, fabric, study):
+    app.add_typer(group)
 app.command()(worker)
 
 

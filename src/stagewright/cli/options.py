@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.screen import note
+from stagewright.cli.screen import note, progress
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
     from stagewright.graph import UnitGraph
+    from stagewright.profiler import Profile
     from stagewright.zoo import Model
 
-_MODEL = "Model"
-_MEASURE = "How it is measured"
+
+def panel(name: str) -> Callable[..., Any]:
+    """Return typer.Option for the options under one heading of the help."""
+    return partial(typer.Option, rich_help_panel=name)
+
+
+_model_option = panel("Model")
+measure_option = panel("How it is measured")
 
 ModelName = Annotated[
     str,
@@ -29,50 +38,31 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
-Batch = Annotated[
-    int | None,
-    typer.Option(min=1, help="Samples in one micro-batch. \\[default: the model's]", rich_help_panel=_MODEL),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option(metavar="DIR", help="A folder of safetensors files.", rich_help_panel=_MODEL),
-]
-ImageSize = Annotated[int | None, typer.Option(min=1, help="Image height and width in pixels.", rich_help_panel=_MODEL)]
-SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens per sample.", rich_help_panel=_MODEL)]
-NumClasses = Annotated[int | None, typer.Option(min=1, help="Number of classes.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or float64.", rich_help_panel=_MODEL)]
-RunDtype = Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_MODEL)]
-Seed = Annotated[int, typer.Option(help="Seed of random weights and the example batch.", rich_help_panel=_MODEL)]
-Units = Annotated[
-    str,
-    typer.Option(
-        help="auto (whole blocks), leaf (finest), or module names with commas.",
-        rich_help_panel=_MODEL,
-    ),
-]
+Batch = Annotated[int | None, _model_option(min=1, help="Samples in one micro-batch. \\[default: the model's]")]
+Weights = Annotated[str | None, _model_option(metavar="DIR", help="A folder of safetensors files.")]
+ImageSize = Annotated[int | None, _model_option(min=1, help="Image height and width in pixels.")]
+SequenceLength = Annotated[int | None, _model_option(min=1, help="Tokens per sample.")]
+NumClasses = Annotated[int | None, _model_option(min=1, help="Number of classes.")]
+Dtype = Annotated[str | None, _model_option(help="float32, bfloat16, float16 or float64.")]
+RunDtype = Annotated[str | None, _model_option(help="float32 or bfloat16.")]
+Seed = Annotated[int, _model_option(help="Seed of random weights and the example batch.")]
+Units = Annotated[str, _model_option(help="auto (whole blocks), leaf (finest), or module names with commas.")]
 DeviceName = Annotated[
     str | None,
-    typer.Option(
+    measure_option(
         "--device",
         help="cpu:0, cpu:0-1 (pinned cores, as many threads), cuda:0. \\[default: the first core]",
-        rich_help_panel=_MEASURE,
         show_default=False,
     ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="How many times to measure.", rich_help_panel=_MEASURE)]
-Inference = Annotated[
-    bool,
-    typer.Option("--inference", help="Forward only, in eval mode. \\[default: training]", rich_help_panel=_MEASURE),
-]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Neither read nor write the profile cache.", rich_help_panel=_MEASURE)
-]
+Repeats = Annotated[int, measure_option(min=1, help="How many times to measure.")]
+Inference = Annotated[bool, measure_option("--inference", help="Forward only, in eval mode. \\[default: training]")]
+NoCache = Annotated[bool, measure_option("--no-cache", help="Neither read nor write the profile cache.")]
 CacheDir = Annotated[
     str | None,
-    typer.Option(
+    measure_option(
         metavar="DIR",
         help="Profile cache. \\[default: $STAGEWRIGHT_CACHE or the user's cache folder]",
-        rich_help_panel=_MEASURE,
         show_default=False,
     ),
 ]
@@ -80,25 +70,37 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelChoice:
-    """The model options of a command."""
+class ModelOptions:
+    """The options of a verb that measures a model in its own process."""
 
-    name: str
-    units: str
-    """``auto``, ``leaf`` or names with commas."""
-    inference: bool
-    """Forward only, in eval mode."""
-    options: dict[str, Any]
-    """Arguments of ``zoo.load``."""
+    batch: Batch = None
+    weights: Weights = None
+    image_size: ImageSize = None
+    sequence_length: SequenceLength = None
+    num_classes: NumClasses = None
+    dtype: Dtype = None
+    seed: Seed = 0
+    units: Units = "auto"
+    device: DeviceName = None
+    repeats: Repeats = 5
+    inference: Inference = False
 
-    def capture(self, device: Device) -> tuple[Model, UnitGraph]:
+    def begin(self, model: str) -> Device:
+        """Check the model's name and pin this process to the device (by default the first core); needs no torch yet."""
+        check_name(model)
+        device = Device.parse(self.device if self.device is not None else f"cpu:{min(available_cores())}")
+        pin_process(device)
+        return device
+
+    def capture(self, name: str, device: Device) -> tuple[Model, UnitGraph]:
         """Build the model with its example batch and capture it; print notes about its weights, loss and capture."""
         from stagewright import zoo
         from stagewright.graph import capture
         from stagewright.zoo.loss import loss_source
         from stagewright.zoo.model import LOSS_NOTES
 
-        model = zoo.load(self.name, **self.options)
+        names = ("batch", "weights", "image_size", "sequence_length", "num_classes", "dtype", "seed")
+        model = zoo.load(name, **{option: getattr(self, option) for option in names})
         model.module.train(not self.inference)
         model = model.to(device.torch_device())
         units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
@@ -109,12 +111,34 @@ class ModelChoice:
         return model, graph
 
 
-def begin(model: str, text: str | None) -> Device:
-    """Check a model's name and pin this process to a device (by default the first core), before torch is imported."""
-    check_name(model)
-    device = Device.parse(text if text is not None else f"cpu:{min(available_cores())}")
-    pin_process(device)
-    return device
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions(ModelOptions):
+    """The options of a verb that profiles a model."""
+
+    no_cache: NoCache = False
+    cache_dir: CacheDir = None
+
+    def profile(self, name: str, model: Model, graph: UnitGraph, device: Device, *, use_cache: bool = True) -> Profile:
+        """Measure each unit of a captured model."""
+        from stagewright.profiler import profile
+
+        with progress(f"measuring {name} on {device}") as report:
+            return profile(
+                graph,
+                model.args,
+                model.kwargs,
+                name=name,
+                device=device,
+                repeats=self.repeats,
+                training=not self.inference,
+                cache=cache_choice(self.cache_dir, self.no_cache or not use_cache),
+                progress=report,
+            )
+
+
+def cache_choice(folder: str | None, no_cache: bool) -> str | bool:
+    """Return the profile cache to use: a folder, the user's (True) or none (False)."""
+    return False if no_cache else folder or True
 
 
 def check_output(path: Path, option: str, like: str) -> None:

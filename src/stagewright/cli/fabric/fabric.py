@@ -10,7 +10,7 @@ import typer
 
 from stagewright.cli.fabric.execution import measure, measure_floor, print_result, show_progress
 from stagewright.cli.fabric.options import add_delays, build_workload, rank_locations, read_token
-from stagewright.cli.options import Json
+from stagewright.cli.options import Json, panel
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
@@ -23,136 +23,82 @@ fabric = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_WHAT = "Workload"
-_HOW = "Transport"
-_WHERE = "Hosts"
-_SHOW = "Output"
+_what_option = panel("Workload")
+_how_option = panel("Transport")
+_where_option = panel("Hosts")
+_show_option = panel("Output")
 
 TokenFile = Annotated[
     Path | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help="File with the secret shared by coordinator and agents.",
-        rich_help_panel=_WHERE,
-    ),
+    _where_option("--token-file", metavar="FILE", help="File with the secret shared by coordinator and agents."),
 ]
 
 
 @fabric.command()
 def run(
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Send the gradients of a model, last layer first.", rich_help_panel=_WHAT),
+        str | None, _what_option(metavar="MODEL", help="Send the gradients of a model, last layer first.")
     ] = None,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Send one training step of a plan.toml.", rich_help_panel=_WHAT)
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Send messages of these sizes: 2600,1MiB.", rich_help_panel=_WHAT)
-    ] = None,
+    plan: Annotated[Path | None, _what_option(metavar="FILE", help="Send one training step of a plan.toml.")] = None,
+    sizes: Annotated[str | None, _what_option(metavar="LIST", help="Send messages of these sizes: 2600,1MiB.")] = None,
     chakra: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PREFIX", help="Send Chakra traces PREFIX.0.et, …; --ranks rescales.", rich_help_panel=_WHAT
-        ),
+        Path | None, _what_option(metavar="PREFIX", help="Send Chakra traces PREFIX.0.et, …; --ranks rescales.")
     ] = None,
-    begin: Annotated[
-        str | None, typer.Option("-b", metavar="SIZE", help="Sweep: first size.", rich_help_panel=_WHAT)
-    ] = None,
-    end: Annotated[
-        str | None, typer.Option("-e", metavar="SIZE", help="Sweep: last size.", rich_help_panel=_WHAT)
-    ] = None,
-    factor: Annotated[int, typer.Option("-f", help="Sweep: ratio of consecutive sizes.", rich_help_panel=_WHAT)] = 2,
-    batch: Annotated[int, typer.Option(help="Global batch size of the model.", rich_help_panel=_WHAT)] = 64,
-    epochs: Annotated[int, typer.Option(help="Epochs.", rich_help_panel=_WHAT)] = 1,
-    samples: Annotated[int, typer.Option(help="Samples per epoch; MNIST has 60000.", rich_help_panel=_WHAT)] = 60000,
-    bucket: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Bucket size for gradients, as in DDP.", rich_help_panel=_WHAT)
-    ] = None,
+    begin: Annotated[str | None, _what_option("-b", metavar="SIZE", help="Sweep: first size.")] = None,
+    end: Annotated[str | None, _what_option("-e", metavar="SIZE", help="Sweep: last size.")] = None,
+    factor: Annotated[int, _what_option("-f", help="Sweep: ratio of consecutive sizes.")] = 2,
+    batch: Annotated[int, _what_option(help="Global batch size of the model.")] = 64,
+    epochs: Annotated[int, _what_option(help="Epochs.")] = 1,
+    samples: Annotated[int, _what_option(help="Samples per epoch; MNIST has 60000.")] = 60000,
+    bucket: Annotated[str | None, _what_option(metavar="SIZE", help="Bucket size for gradients, as in DDP.")] = None,
     trials: Annotated[
         int | None,
-        typer.Option(
-            "--trials",
-            "-n",
-            help="Measured trials. \\[default: batches × epochs of a model, else 100]",
-            rich_help_panel=_WHAT,
-        ),
+        _what_option("--trials", "-n", help="Measured trials. \\[default: batches × epochs of a model, else 100]"),
     ] = None,
-    warmup: Annotated[int, typer.Option("--warmup", "-w", min=0, help="Warm-up trials.", rich_help_panel=_WHAT)] = 5,
-    time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="Stop after this time.", rich_help_panel=_WHAT)
-    ] = "10min",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the payload.", rich_help_panel=_WHAT)] = 0,
+    warmup: Annotated[int, _what_option("--warmup", "-w", min=0, help="Warm-up trials.")] = 5,
+    time_limit: Annotated[str, _what_option("--time-limit", metavar="TIME", help="Stop after this time.")] = "10min",
+    seed: Annotated[int, _what_option(min=0, help="Seed of the payload.")] = 0,
     algorithm: Annotated[
         str,
-        typer.Option(
+        _how_option(
             help="Collective: ring, bidirectional-ring, halving-doubling, double-tree (all-reduce); reduce-scatter, "
-            "all-gather, all-to-all, broadcast, pipeline.",
-            rich_help_panel=_HOW,
+            "all-gather, all-to-all, broadcast, pipeline."
         ),
     ] = "ring",
-    engine: Annotated[str, typer.Option(help="sockets, gloo or nccl.", rich_help_panel=_HOW)] = "sockets",
-    overlap: Annotated[bool, typer.Option("--overlap", help="Let messages overlap.", rich_help_panel=_HOW)] = False,
-    no_gaps: Annotated[
-        bool, typer.Option("--no-gaps", help="Omit the computation between a plan's messages.", rich_help_panel=_HOW)
-    ] = False,
+    engine: Annotated[str, _how_option(help="sockets, gloo or nccl.")] = "sockets",
+    overlap: Annotated[bool, _how_option("--overlap", help="Let messages overlap.")] = False,
+    no_gaps: Annotated[bool, _how_option("--no-gaps", help="Omit the computation between a plan's messages.")] = False,
     late: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RANK:TIME", help="Delay a rank before each message (a straggler).", rich_help_panel=_HOW),
+        list[str] | None, _how_option(metavar="RANK:TIME", help="Delay a rank before each message (a straggler).")
     ] = None,
-    streams: Annotated[
-        int, typer.Option(min=1, max=64, help="Connections per pair of ranks.", rich_help_panel=_HOW)
-    ] = 1,
-    congestion: Annotated[
-        str | None, typer.Option(help="Congestion control: cubic, bbr, …", rich_help_panel=_HOW)
-    ] = None,
+    streams: Annotated[int, _how_option(min=1, max=64, help="Connections per pair of ranks.")] = 1,
+    congestion: Annotated[str | None, _how_option(help="Congestion control: cubic, bbr, …")] = None,
     buffer: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Socket buffer size. \\[default: the kernel's]", rich_help_panel=_HOW),
+        str | None, _how_option(metavar="SIZE", help="Socket buffer size. \\[default: the kernel's]")
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Number of ranks. \\[default: as many as hosts, or as the plan needs, or 4]",
-            rich_help_panel=_WHERE,
-        ),
+        _where_option(min=1, help="Number of ranks. \\[default: as many as hosts, or as the plan needs, or 4]"),
     ] = None,
     hosts: Annotated[
         str | None,
-        typer.Option(
+        _where_option(
             metavar="LIST",
             help="Hosts that run an agent: a,b:7651. \\[default: the lab's hosts, or this host's loopback]",
-            rich_help_panel=_WHERE,
         ),
     ] = None,
     token_file: TokenFile = None,
-    no_probe: Annotated[
-        bool, typer.Option("--no-probe", help="Do not probe pairs first.", rich_help_panel=_SHOW)
-    ] = False,
-    no_floor: Annotated[
-        bool, typer.Option("--no-floor", help="Do not measure this host's loopback first.", rich_help_panel=_SHOW)
-    ] = False,
+    no_probe: Annotated[bool, _show_option("--no-probe", help="Do not probe pairs first.")] = False,
+    no_floor: Annotated[bool, _show_option("--no-floor", help="Do not measure this host's loopback first.")] = False,
     fail_above: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-above", metavar="p99=50ms", help="Exit with 3 if a layer is above.", rich_help_panel=_SHOW
-        ),
+        list[str] | None, _show_option("--fail-above", metavar="p99=50ms", help="Exit with 3 if a layer is above.")
     ] = None,
-    nccl: Annotated[
-        bool, typer.Option("--nccl", help="Print the columns of nccl-tests.", rich_help_panel=_SHOW)
-    ] = False,
-    pairs: Annotated[bool, typer.Option("--pairs", help="Print a table of all pairs.", rich_help_panel=_SHOW)] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot CDF and trials: .png, .svg, .pdf.", rich_help_panel=_SHOW)
-    ] = None,
-    root: Annotated[Path, typer.Option(help="Folder for run folders.", rich_help_panel=_SHOW)] = Path("runs"),
+    nccl: Annotated[bool, _show_option("--nccl", help="Print the columns of nccl-tests.")] = False,
+    pairs: Annotated[bool, _show_option("--pairs", help="Print a table of all pairs.")] = False,
+    plot: Annotated[Path | None, _show_option(metavar="FILE", help="Plot CDF and trials: .png, .svg, .pdf.")] = None,
+    root: Annotated[Path, _show_option(help="Folder for run folders.")] = Path("runs"),
     chakra_out: Annotated[
-        Path | None,
-        typer.Option(
-            "--chakra-out", metavar="PREFIX", help="Write the workload as Chakra traces.", rich_help_panel=_SHOW
-        ),
+        Path | None, _show_option("--chakra-out", metavar="PREFIX", help="Write the workload as Chakra traces.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -321,9 +267,7 @@ def compare(
     print_table(change_table(changes, f"{first.name} vs. {second.name}"))
 
 
-@fabric.command(
-    context_settings={"allow_interspersed_args": False},
-)
+@fabric.command(context_settings={"allow_interspersed_args": False})
 def lab(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND…", help="Command to run in the lab.", show_default=False)

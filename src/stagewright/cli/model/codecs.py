@@ -6,23 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import (
-    Batch,
-    DeviceName,
-    Dtype,
-    ImageSize,
-    Inference,
-    Json,
-    ModelChoice,
-    ModelName,
-    NumClasses,
-    Repeats,
-    Seed,
-    SequenceLength,
-    Units,
-    Weights,
-    begin,
-)
+from stagewright.cli.option_groups import with_groups
+from stagewright.cli.options import Json, ModelName, ModelOptions
 from stagewright.cli.screen import note, print_json, print_table, progress
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
@@ -57,6 +42,7 @@ def list_codecs(json: Json = False) -> None:
 
 
 @codecs.command()
+@with_groups
 def bench(
     model: ModelName,
     json: Json = False,
@@ -72,17 +58,8 @@ def bench(
         str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")
     ] = MEASURED,
     links: Annotated[str, typer.Option(metavar="RATES", help="Link rates to evaluate, with commas.")] = LINKS,
-    batch: Batch = None,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    num_classes: NumClasses = None,
-    dtype: Dtype = None,
-    seed: Seed = 0,
-    units: Units = "auto",
-    device: DeviceName = None,
-    repeats: Repeats = 5,
-    inference: Inference = False,
+    *,
+    options: ModelOptions,
 ) -> None:
     """Measure codecs on the tensors that cross a model's cuts: error, size, speed, links where each pays off."""
     from stagewright.codecs.registry import check_codec
@@ -97,25 +74,11 @@ def bench(
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
-    target = begin(model, device)
-    choice = ModelChoice(
-        name=model,
-        units=units,
-        inference=inference,
-        options={
-            "batch": batch,
-            "weights": weights,
-            "image_size": image_size,
-            "sequence_length": sequence_length,
-            "num_classes": num_classes,
-            "dtype": dtype,
-            "seed": seed,
-        },
-    )
+    device = options.begin(model)
     from stagewright.engine.jobs.codec_bench import bench_codecs, even_cuts
     from stagewright.engine.parallel.model import cut_indices
 
-    loaded, graph = choice.capture(target)
+    loaded, graph = options.capture(model, device)
     indices = even_cuts(graph, stages)
     if cuts is not None:
         indices = cut_indices(graph, [name.strip() for name in cuts.split(",")])
@@ -126,9 +89,9 @@ def bench(
             indices,
             chosen,
             rates,
-            device=str(target),
-            training=not inference,
-            repeats=repeats,
+            device=str(device),
+            training=not options.inference,
+            repeats=options.repeats,
             progress=report,
         )
     if plot is not None:

@@ -5,113 +5,54 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from stagewright.cli.options import (
-    Batch,
-    CacheDir,
-    DeviceName,
-    Dtype,
-    ImageSize,
-    Inference,
-    Json,
-    ModelChoice,
-    ModelName,
-    NoCache,
-    NumClasses,
-    Repeats,
-    Seed,
-    SequenceLength,
-    Units,
-    Weights,
-    begin,
-    numbers,
-)
+from stagewright.cli.option_groups import with_groups
+from stagewright.cli.options import Json, ModelName, ProfileOptions, numbers, panel
 from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
-_WHERE = "Where to cut"
-_WHAT_FOR = "Conditions"
+_where_option = panel("Where to cut")
+_what_for_option = panel("Conditions")
 
 
+@with_groups
 def split(
     model: ModelName,
-    stages: Annotated[
-        int | None, typer.Option(help="How many stages. \\[default: 2, or as --cut says]", rich_help_panel=_WHERE)
-    ] = None,
+    stages: Annotated[int | None, _where_option(help="How many stages. \\[default: 2, or as --cut says]")] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help="parameters, macs, blocks, time, optimal, client-server; or module:function. \\[default: optimal]",
-            rich_help_panel=_WHERE,
+        _where_option(
+            help="parameters, macs, blocks, time, optimal, client-server; or module:function. \\[default: optimal]"
         ),
     ] = None,
-    all_policies: Annotated[bool, typer.Option("--all", help="Compare all policies.", rich_help_panel=_WHERE)] = False,
-    cut: Annotated[
-        list[str] | None,
-        typer.Option(help="Cut after this unit or block; repeat for each cut.", rich_help_panel=_WHERE),
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Build the stages and time each as a whole.", rich_help_panel=_WHERE),
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the stages (.png, .svg, .pdf).", rich_help_panel=_WHERE)
-    ] = None,
+    all_policies: Annotated[bool, _where_option("--all", help="Compare all policies.")] = False,
+    cut: Annotated[list[str] | None, _where_option(help="Cut after this unit or block; repeat for each cut.")] = None,
+    measure: Annotated[bool, _where_option("--measure", help="Build the stages and time each as a whole.")] = False,
+    plot: Annotated[Path | None, _where_option(metavar="FILE", help="Draw the stages (.png, .svg, .pdf).")] = None,
     json: Json = False,
-    microbatches: Annotated[
-        str, typer.Option(help="Micro-batches in a step, or inf for an endless stream.", rich_help_panel=_WHAT_FOR)
-    ] = "8",
+    microbatches: Annotated[str, _what_for_option(help="Micro-batches in a step, or inf for an endless stream.")] = "8",
     memory: Annotated[
-        str | None,
-        typer.Option(help="Memory of each device, like 2GiB; or one a device, with commas.", rich_help_panel=_WHAT_FOR),
+        str | None, _what_for_option(help="Memory of each device, like 2GiB; or one a device, with commas.")
     ] = None,
-    speeds: Annotated[
-        str | None,
-        typer.Option(help="Relative speeds of the devices, like 1,1,0.5.", rich_help_panel=_WHAT_FOR),
-    ] = None,
+    speeds: Annotated[str | None, _what_for_option(help="Relative speeds of the devices, like 1,1,0.5.")] = None,
     bandwidth: Annotated[
-        str | None,
-        typer.Option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]", rich_help_panel=_WHAT_FOR),
+        str | None, _what_for_option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]")
     ] = None,
-    latency: Annotated[str, typer.Option(help="Latency of each link, like 50us.", rich_help_panel=_WHAT_FOR)] = "0s",
-    overlap_links: Annotated[
-        bool, typer.Option("--overlap-links", help="Transfers overlap with compute.", rich_help_panel=_WHAT_FOR)
-    ] = False,
-    schedule: Annotated[
-        str, typer.Option(help="1f1b or gpipe, for the memory estimate.", rich_help_panel=_WHAT_FOR)
-    ] = "1f1b",
+    latency: Annotated[str, _what_for_option(help="Latency of each link, like 50us.")] = "0s",
+    overlap_links: Annotated[bool, _what_for_option("--overlap-links", help="Transfers overlap with compute.")] = False,
+    schedule: Annotated[str, _what_for_option(help="1f1b or gpipe, for the memory estimate.")] = "1f1b",
     recompute: Annotated[
-        bool,
-        typer.Option(
-            "--recompute", help="Activation checkpointing: units save only their inputs.", rich_help_panel=_WHAT_FOR
-        ),
+        bool, _what_for_option("--recompute", help="Activation checkpointing: units save only their inputs.")
     ] = False,
-    optimizer_states: Annotated[
-        int, typer.Option(help="Optimizer states per parameter (Adam 2, SGD 0).", rich_help_panel=_WHAT_FOR)
-    ] = 2,
+    optimizer_states: Annotated[int, _what_for_option(help="Optimizer states per parameter (Adam 2, SGD 0).")] = 2,
     client_first: Annotated[
-        int | None,
-        typer.Option(help="client-server: first units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
+        int | None, _what_for_option(help="client-server: first units at the client. \\[default: the best]")
     ] = None,
     client_last: Annotated[
-        int | None,
-        typer.Option(help="client-server: last units at the client. \\[default: the best]", rich_help_panel=_WHAT_FOR),
+        int | None, _what_for_option(help="client-server: last units at the client. \\[default: the best]")
     ] = None,
-    batch: Batch = None,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    num_classes: NumClasses = None,
-    dtype: Dtype = None,
-    seed: Seed = 0,
-    units: Units = "auto",
-    device: DeviceName = None,
-    repeats: Repeats = 5,
-    inference: Inference = False,
-    no_cache: NoCache = False,
-    cache_dir: CacheDir = None,
+    *,
+    options: ProfileOptions,
 ) -> None:
     """Cut a model into pipeline stages and show the cost of each stage and the speed-up bound."""
     if sum([bool(policy), all_policies, bool(cut)]) > 1:
@@ -129,7 +70,7 @@ def split(
         "client_first": client_first,
         "client_last": client_last,
     }
-    target = begin(model, device)
+    device = options.begin(model)
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.registry import find_policy
     from stagewright.partition.split import compare, split_at
@@ -143,21 +84,7 @@ def split(
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
-    choice = ModelChoice(
-        name=model,
-        units=units,
-        inference=inference,
-        options={
-            "batch": batch,
-            "weights": weights,
-            "image_size": image_size,
-            "sequence_length": sequence_length,
-            "num_classes": num_classes,
-            "dtype": dtype,
-            "seed": seed,
-        },
-    )
-    loaded, graph = choice.capture(target)
+    loaded, graph = options.capture(model, device)
     num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
     if cut and len(cut) + 1 != num_stages:
         raise UsageError(
@@ -168,21 +95,7 @@ def split(
     for name in cut or ():
         if name not in known:
             raise UnknownName("unit", name, sorted(known))
-    from stagewright.profiler import measure_stages
-    from stagewright.profiler import profile as measure_units
-
-    with progress(f"measuring {model} on {target}") as report:
-        profile = measure_units(
-            graph,
-            loaded.args,
-            loaded.kwargs,
-            name=model,
-            device=target,
-            repeats=repeats,
-            training=not inference,
-            cache=False if no_cache or measure else cache_dir or True,  # stages and units are timed in one run
-            progress=report,
-        )
+    profile = options.profile(model, loaded, graph, device, use_cache=not measure)  # stages are timed in the same run
     if cut:
         comparison = Comparison(splits=(split_at(profile, cut, conditions),))
     elif all_policies:
@@ -191,15 +104,17 @@ def split(
         comparison = Comparison(splits=(split_by(profile, num_stages, policy or "optimal", conditions),))
     measured = None
     if measure:
-        with progress(f"measuring stages of {model} on {target}") as report:
+        from stagewright.profiler import measure_stages
+
+        with progress(f"measuring stages of {model} on {device}") as report:
             measured = measure_stages(
                 graph,
                 loaded.args,
                 loaded.kwargs,
                 splits=[split.cuts for split in comparison],
-                device=target,
-                repeats=repeats,
-                training=not inference,
+                device=device,
+                repeats=options.repeats,
+                training=not options.inference,
                 progress=report,
             )
     if plot is not None:

@@ -7,25 +7,13 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
-from stagewright.cli.planning.options import (
-    Bandwidth,
-    ClusterFile,
-    Devices,
-    FreeCommunication,
-    Fresh,
-    InfiniteDevices,
-    Innermost,
-    Latency,
-    PerfectBalance,
-    Rescale,
-    measuring_from,
-    note_profile,
-    what_if_from,
-)
+from stagewright.cli.option_groups import with_groups
+from stagewright.cli.options import Json
+from stagewright.cli.planning.options import ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
 
+@with_groups
 def explain(
     target: Annotated[
         Path, typer.Argument(metavar="RUN|PLAN", help="A run folder, or a plan.toml.", show_default=False)
@@ -33,18 +21,8 @@ def explain(
     cluster: ClusterFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the waterfall (.png, .svg, .pdf).")] = None,
     json: Json = False,
-    free_communication: FreeCommunication = False,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    devices: Devices = None,
-    infinite_devices: InfiniteDevices = False,
-    perfect_balance: PerfectBalance = False,
-    rescale: Rescale = False,
-    innermost: Innermost = "pipeline",
-    repeats: Repeats = 5,
-    fresh: Fresh = False,
-    no_cache: NoCache = False,
-    cache_dir: CacheDir = None,
+    *,
+    options: ForecastOptions,
 ) -> None:
     """Split the gap between n × and the actual speed-up into its causes, and name the change that gains most."""
     if plot is not None:
@@ -55,20 +33,7 @@ def explain(
     from stagewright.api.inputs import load_cluster
 
     explanation, prepared = explain_target(
-        target,
-        load_cluster(cluster),
-        what_if_from(
-            free_communication=free_communication,
-            bandwidth=bandwidth,
-            latency=latency,
-            devices=devices,
-            infinite_devices=infinite_devices,
-            perfect_balance=perfect_balance,
-        ),
-        measuring_from(
-            rescale=rescale, innermost=innermost, cache=cache_dir, no_cache=no_cache, repeats=repeats, fresh=fresh
-        ),
-        SCREEN,
+        target, load_cluster(cluster), options.what_if(), options.measuring(), SCREEN
     )
     if plot is not None:
         note(f"drawn: {explanation.plot(plot)}")

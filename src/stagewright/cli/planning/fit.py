@@ -7,22 +7,12 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import (
-    CacheDir,
-    ImageSize,
-    Json,
-    ModelName,
-    NumClasses,
-    RunDtype,
-    Seed,
-    SequenceLength,
-    Units,
-)
+from stagewright.cli import options as opt
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
 
 def fit(
-    model: ModelName,
+    model: opt.ModelName,
     memory: Annotated[str, typer.Option(help="Memory of each device, like 8GiB.")],
     devices: Annotated[int, typer.Option(min=1, help="How many devices.")] = 2,
     what: Annotated[
@@ -37,14 +27,14 @@ def fit(
         bool, typer.Option("--check", help="Run the best strategy at its limit and just above it.")
     ] = False,
     root: Annotated[Path, typer.Option(help="Where run folders of --check go.")] = Path("runs"),
-    json: Json = False,
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    num_classes: NumClasses = None,
-    dtype: RunDtype = None,
-    seed: Seed = 0,
-    units: Units = "auto",
-    cache_dir: CacheDir = None,
+    json: opt.Json = False,
+    image_size: opt.ImageSize = None,
+    sequence_length: opt.SequenceLength = None,
+    num_classes: opt.NumClasses = None,
+    dtype: opt.RunDtype = None,
+    seed: opt.Seed = 0,
+    units: opt.Units = "auto",
+    cache_dir: opt.CacheDir = None,
 ) -> None:
     """Find the most layers, samples or tokens that fit, for each strategy, with and without checkpointing."""
     from stagewright.api.fit import fit as find_sizes

@@ -7,55 +7,29 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json, NoCache, Repeats
-from stagewright.cli.planning.options import (
-    Bandwidth,
-    ClusterFile,
-    Devices,
-    FreeCommunication,
-    Fresh,
-    InfiniteDevices,
-    Innermost,
-    Latency,
-    PerfectBalance,
-    Rescale,
-    measuring_from,
-    note_profile,
-    what_if_from,
-)
+from stagewright.cli.option_groups import with_groups
+from stagewright.cli.options import Json, panel
+from stagewright.cli.planning.options import ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
 
-_OUT = "What to write"
+_out_option = panel("What to write")
 
 
+@with_groups
 def forecast(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
     cluster: ClusterFile = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the timeline (.png, .svg, .pdf).", rich_help_panel=_OUT)
-    ] = None,
+    plot: Annotated[Path | None, _out_option(metavar="FILE", help="Draw the timeline (.png, .svg, .pdf).")] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A Chrome and Perfetto trace of the step (.json).", rich_help_panel=_OUT),
+        Path | None, _out_option(metavar="FILE", help="A Chrome and Perfetto trace of the step (.json).")
     ] = None,
     chakra: Annotated[
-        Path | None,
-        typer.Option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.", rich_help_panel=_OUT),
+        Path | None, _out_option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.")
     ] = None,
     json: Json = False,
-    free_communication: FreeCommunication = False,
-    bandwidth: Bandwidth = None,
-    latency: Latency = None,
-    devices: Devices = None,
-    infinite_devices: InfiniteDevices = False,
-    perfect_balance: PerfectBalance = False,
-    rescale: Rescale = False,
-    innermost: Innermost = "pipeline",
-    repeats: Repeats = 5,
-    fresh: Fresh = False,
-    no_cache: NoCache = False,
-    cache_dir: CacheDir = None,
+    *,
+    options: ForecastOptions,
 ) -> None:
     """Predict a plan's step: time, speed-up, timeline of every worker, memory, bytes sent."""
     from stagewright.spec.plan_file import read_plan
@@ -75,18 +49,8 @@ def forecast(
     from stagewright.api.forecast import measure_plan
     from stagewright.api.inputs import load_cluster
 
-    measuring = measuring_from(
-        rescale=rescale, innermost=innermost, cache=cache_dir, no_cache=no_cache, repeats=repeats, fresh=fresh
-    )
-    what_if = what_if_from(
-        free_communication=free_communication,
-        bandwidth=bandwidth,
-        latency=latency,
-        devices=devices,
-        infinite_devices=infinite_devices,
-        perfect_balance=perfect_balance,
-    )
-    prepared = what_if.apply(measure_plan(wanted, load_cluster(cluster), measuring, SCREEN))
+    what_if = options.what_if()
+    prepared = what_if.apply(measure_plan(wanted, load_cluster(cluster), options.measuring(), SCREEN))
     result = prepared.forecast()
     if not result.segments:
         from stagewright.simulator.simulate import MAX_SEGMENTS

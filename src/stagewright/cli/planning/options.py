@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from stagewright.cli.options import CacheDir, NoCache, Repeats, cache_choice, measure_option, panel
 from stagewright.cli.screen import note
 from stagewright.quantity import format_age, parse_rate, parse_s
 
@@ -14,83 +14,68 @@ if TYPE_CHECKING:
     from stagewright.api.forecast import Measuring, WhatIf
     from stagewright.profiler.profile import Profile
 
-_IF = "What if"
-_WHERE = "Where"
+_what_if_option = panel("What if")
+_where_option = panel("Where")
 
 ClusterFile = Annotated[
-    Path | None,
-    typer.Option("--cluster", metavar="FILE", help="A cluster file. \\[default: this machine]", rich_help_panel=_WHERE),
+    Path | None, _where_option("--cluster", metavar="FILE", help="A cluster file. \\[default: this machine]")
 ]
 Rescale = Annotated[
-    bool,
-    typer.Option(
-        "--rescale",
-        help="Multiply times of another kind of device by the cluster's speeds.",
-        rich_help_panel=_WHERE,
-    ),
+    bool, _where_option("--rescale", help="Multiply times of another kind of device by the cluster's speeds.")
 ]
-Innermost = Annotated[
-    str,
-    typer.Option(help="Axis with neighboring ranks: pipeline (the engine's) or tensor.", rich_help_panel=_WHERE),
-]
-FreeCommunication = Annotated[
-    bool, typer.Option("--free-communication", help="Links and collectives cost nothing.", rich_help_panel=_IF)
-]
-Bandwidth = Annotated[str | None, typer.Option(help="Bandwidth of every link, like 10Gbit/s.", rich_help_panel=_IF)]
-Latency = Annotated[str | None, typer.Option(help="Latency of every link, like 1us.", rich_help_panel=_IF)]
-Devices = Annotated[int | None, typer.Option(min=1, help="This many devices, all alike.", rich_help_panel=_IF)]
-Fresh = Annotated[
-    bool,
-    typer.Option(
-        "--fresh",
-        help="Measure the model again instead of using the cached profile.",
-        rich_help_panel="How it is measured",
-    ),
-]
+Innermost = Annotated[str, _where_option(help="Axis with neighboring ranks: pipeline (the engine's) or tensor.")]
+FreeCommunication = Annotated[bool, _what_if_option("--free-communication", help="Links and collectives cost nothing.")]
+Bandwidth = Annotated[str | None, _what_if_option(help="Bandwidth of every link, like 10Gbit/s.")]
+Latency = Annotated[str | None, _what_if_option(help="Latency of every link, like 1us.")]
+Devices = Annotated[int | None, _what_if_option(min=1, help="This many devices, all alike.")]
+Fresh = Annotated[bool, measure_option("--fresh", help="Measure the model again instead of using the cached profile.")]
 InfiniteDevices = Annotated[
-    bool,
-    typer.Option("--infinite-devices", help="One device a unit (pipeline) or a sample (data).", rich_help_panel=_IF),
+    bool, _what_if_option("--infinite-devices", help="One device a unit (pipeline) or a sample (data).")
 ]
-PerfectBalance = Annotated[
-    bool, typer.Option("--perfect-balance", help="Every stage takes the mean of all stages.", rich_help_panel=_IF)
-]
+PerfectBalance = Annotated[bool, _what_if_option("--perfect-balance", help="Every stage takes the mean of all stages.")]
 
 
-def measuring_from(
-    *, rescale: bool, innermost: str, cache: str | None, no_cache: bool, repeats: int, fresh: bool
-) -> Measuring:
-    """Return how to measure, from the options."""
-    from stagewright.api.forecast import Measuring
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastOptions:
+    """The options of a verb that forecasts a plan."""
 
-    return Measuring(
-        repeats=repeats,
-        fresh=fresh,
-        cache=False if no_cache else cache or True,
-        rescale=rescale,
-        innermost=innermost,  # type: ignore[arg-type]  # checked where it is used
-    )
+    free_communication: FreeCommunication = False
+    bandwidth: Bandwidth = None
+    latency: Latency = None
+    devices: Devices = None
+    infinite_devices: InfiniteDevices = False
+    perfect_balance: PerfectBalance = False
+    rescale: Rescale = False
+    innermost: Innermost = "pipeline"
+    repeats: Repeats = 5
+    fresh: Fresh = False
+    no_cache: NoCache = False
+    cache_dir: CacheDir = None
 
+    def measuring(self) -> Measuring:
+        """Return how to measure the model."""
+        from stagewright.api.forecast import Measuring
 
-def what_if_from(
-    *,
-    free_communication: bool,
-    bandwidth: str | None,
-    latency: str | None,
-    devices: int | None,
-    infinite_devices: bool,
-    perfect_balance: bool,
-) -> WhatIf:
-    """Return the what-if changes, from the options."""
-    from stagewright.api.forecast import WhatIf
+        return Measuring(
+            repeats=self.repeats,
+            fresh=self.fresh,
+            cache=cache_choice(self.cache_dir, self.no_cache),
+            rescale=self.rescale,
+            innermost=self.innermost,  # type: ignore[arg-type]  # checked where it is used
+        )
 
-    return WhatIf(
-        free_communication=free_communication,
-        perfect_balance=perfect_balance,
-        bandwidth=parse_rate(bandwidth) if bandwidth is not None else None,
-        latency_s=parse_s(latency) if latency is not None else None,
-        devices=devices,
-        infinite_devices=infinite_devices,
-    )
+    def what_if(self) -> WhatIf:
+        """Return what to change in the forecast."""
+        from stagewright.api.forecast import WhatIf
+
+        return WhatIf(
+            free_communication=self.free_communication,
+            perfect_balance=self.perfect_balance,
+            bandwidth=parse_rate(self.bandwidth) if self.bandwidth is not None else None,
+            latency_s=parse_s(self.latency) if self.latency is not None else None,
+            devices=self.devices,
+            infinite_devices=self.infinite_devices,
+        )
 
 
 def note_profile(profile: Profile) -> None:

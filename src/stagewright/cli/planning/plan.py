@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stagewright.cli.options import (
-    CacheDir,
-    ImageSize,
-    Json,
-    ModelName,
-    NumClasses,
-    Repeats,
-    Seed,
-    SequenceLength,
-    Units,
-)
+from stagewright.cli import options as opt
 from stagewright.cli.planning.options import ClusterFile, Fresh, Innermost, Rescale
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.errors import UsageError
@@ -26,11 +16,11 @@ from stagewright.zoo.named import catalog
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
 
-_SEARCH = "Search space"
+_search_option = opt.panel("Search space")
 
 
 def plan(
-    model: ModelName,
+    model: opt.ModelName,
     batch: Annotated[int, typer.Option(min=1, help="Global batch: samples in a step.")] = 256,
     cluster: ClusterFile = None,
     output: Annotated[
@@ -44,41 +34,28 @@ def plan(
         ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the best three on this machine, if they fit.")] = False,
-    json: Json = False,
-    top: Annotated[int, typer.Option(min=1, help="How many plans to show.", rich_help_panel=_SEARCH)] = 10,
-    schedules: Annotated[
-        str, typer.Option(help="Pipeline schedules, with commas.", show_default="all", rich_help_panel=_SEARCH)
-    ] = "",
-    recompute: Annotated[
-        str, typer.Option(help="Modes of activation checkpointing, with commas.", rich_help_panel=_SEARCH)
-    ] = "none,always",
-    codecs: Annotated[
-        str, typer.Option(help="Codecs on links, with commas; all but none change values.", rich_help_panel=_SEARCH)
-    ] = "none",
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.", rich_help_panel=_SEARCH)] = "adamw",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.", rich_help_panel=_SEARCH)] = "float32",
+    json: opt.Json = False,
+    top: Annotated[int, _search_option(min=1, help="How many plans to show.")] = 10,
+    schedules: Annotated[str, _search_option(help="Pipeline schedules, with commas.", show_default="all")] = "",
+    recompute: Annotated[str, _search_option(help="Modes of activation checkpointing, with commas.")] = "none,always",
+    codecs: Annotated[str, _search_option(help="Codecs on links, with commas; all but none change values.")] = "none",
+    optimizer: Annotated[str, _search_option(help="sgd, adam or adamw.")] = "adamw",
+    dtype: Annotated[str, _search_option(help="float32 or bfloat16.")] = "float32",
     analytic: Annotated[
-        bool,
-        typer.Option(
-            "--analytic",
-            help="Use formulas and the hardware's peak; no model is built or measured.",
-            rich_help_panel=_SEARCH,
-        ),
+        bool, _search_option("--analytic", help="Use formulas and the hardware's peak; no model is built or measured.")
     ] = False,
-    efficiency: Annotated[
-        float, typer.Option(help="With --analytic: the share of the peak that is reached.", rich_help_panel=_SEARCH)
-    ] = 0.5,
+    efficiency: Annotated[float, _search_option(help="With --analytic: the share of the peak that is reached.")] = 0.5,
     root: Annotated[Path, typer.Option(help="Where run folders of --verify go.")] = Path("runs"),
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    num_classes: NumClasses = None,
-    seed: Seed = 0,
-    units: Units = "auto",
+    image_size: opt.ImageSize = None,
+    sequence_length: opt.SequenceLength = None,
+    num_classes: opt.NumClasses = None,
+    seed: opt.Seed = 0,
+    units: opt.Units = "auto",
     rescale: Rescale = False,
     innermost: Innermost = "pipeline",
-    repeats: Repeats = 5,
+    repeats: opt.Repeats = 5,
     fresh: Fresh = False,
-    cache_dir: CacheDir = None,
+    cache_dir: opt.CacheDir = None,
 ) -> None:
     """Search data × tensor × pipeline × micro-batches × schedule × checkpointing × FSDP for the fastest plan."""
     if ":" not in model:

@@ -34,13 +34,7 @@ def report(
         bool, typer.Option("--forecast", help="Measure the models here and compare the runs with their forecasts.")
     ] = False,
     newest: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Only the newest N runs. \\[default: 40]",
-            show_default=False,
-        ),
+        int | None, typer.Option(min=1, metavar="N", help="Only the newest N runs. \\[default: 40]", show_default=False)
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page. \\[default: models and strategies]")] = None,
     cache_dir: CacheDir = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json, NoCache, Repeats, check_output
+from stagewright.cli.options import CacheDir, Json, NoCache, Repeats, cache_choice, check_output, panel
 from stagewright.cli.screen import note, print_json, print_table, screen
 from stagewright.errors import UsageError
 
@@ -18,52 +18,37 @@ if TYPE_CHECKING:
     from stagewright.trace.events import Trace
     from stagewright.trace.operators import Comparison, WorkerOperators
 
-_WHAT = "What to show"
-_OUT = "What to write"
+_what_option = panel("What to show")
+_out_option = panel("What to write")
 
 
 def trace(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
     workers: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="A B", help="Two workers, with --compare-workers.", show_default=False),
+        list[int] | None, typer.Argument(metavar="A B", help="Two workers, with --compare-workers.", show_default=False)
     ] = None,
     step: Annotated[
-        int | None,
-        typer.Option(help="Which step. \\[default: the median one, or the one that failed]", rich_help_panel=_WHAT),
+        int | None, _what_option(help="Which step. \\[default: the median one, or the one that failed]")
     ] = None,
     forecast: Annotated[
-        bool,
-        typer.Option("--forecast", help="Compare with the forecast; measures the model first.", rich_help_panel=_WHAT),
+        bool, _what_option("--forecast", help="Compare with the forecast; measures the model first.")
     ] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Memory over one step.", rich_help_panel=_WHAT)] = False,
+    memory: Annotated[bool, _what_option("--memory", help="Memory over one step.")] = False,
     operators: Annotated[
         bool,
-        typer.Option(
-            "--operators",
-            help="Run the plan for one more step under torch's profiler and list its operators.",
-            rich_help_panel=_WHAT,
+        _what_option(
+            "--operators", help="Run the plan for one more step under torch's profiler and list its operators."
         ),
     ] = False,
     compare_workers: Annotated[
-        bool,
-        typer.Option(
-            "--compare-workers", help="Compare the operators that two workers executed.", rich_help_panel=_WHAT
-        ),
+        bool, _what_option("--compare-workers", help="Compare the operators that two workers executed.")
     ] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw the timeline or, with --memory, the memory (.png, .svg, .pdf).",
-            rich_help_panel=_OUT,
-        ),
+        _out_option(metavar="FILE", help="Draw the timeline or, with --memory, the memory (.png, .svg, .pdf)."),
     ] = None,
     perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).", rich_help_panel=_OUT
-        ),
+        Path | None, _out_option(metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).")
     ] = None,
     json: Json = False,
     repeats: Repeats = 5,
@@ -244,7 +229,7 @@ def _forecast(plan: Plan, cache: str | None, no_cache: bool, repeats: int) -> Fo
 
     if not plan.training:
         note("the forecast is for one batch; the run measured a stream of batches")
-    measuring = Measuring(cache=False if no_cache else cache or True, repeats=repeats)
+    measuring = Measuring(cache=cache_choice(cache, no_cache), repeats=repeats)
     return measure_plan(plan, None, measuring, SCREEN).forecast()
 
 

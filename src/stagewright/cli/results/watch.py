@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import Json
+from stagewright.cli.options import Json, panel
 from stagewright.cli.screen import LEAST_WIDTH, note, print_json, screen
 from stagewright.errors import UsageError
 
 if TYPE_CHECKING:
     from stagewright.report.live.server import Watcher
 
-_PAGE = "Page"
+_page_option = panel("Page")
 _ENDED = ("done", "failed", "refused", "interrupted", "killed")
 _VIEW_S = 0.2  # between two frames in the terminal
 _LINE_S = 5.0  # between two lines without a terminal
@@ -28,23 +28,18 @@ _LINE_S = 5.0  # between two lines without a terminal
 
 def watch(
     run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run folder, or a folder of runs: follows the newest."),
+        Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs: follows the newest.")
     ] = Path("runs"),
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show it in the terminal only; opens no port, ends with the run.")
     ] = False,
     speed: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Replay a finished run at N times its speed."),
+        float | None, typer.Option(metavar="N", help="Replay a finished run at N times its speed.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.", rich_help_panel=_PAGE)] = 0,
-    address: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback needs a token.", rich_help_panel=_PAGE)
-    ] = "127.0.0.1",
+    port: Annotated[int, _page_option(min=0, max=65535, help="Port; 0: any free one.")] = 0,
+    address: Annotated[str, _page_option(help="Address to listen on; any but loopback needs a token.")] = "127.0.0.1",
     token: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Token that viewers must present; auto creates one.", rich_help_panel=_PAGE),
+        str | None, _page_option(metavar="TEXT", help="Token that viewers must present; auto creates one.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -7,17 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import (
-    ImageSize,
-    Json,
-    ModelName,
-    NumClasses,
-    RunDtype,
-    Seed,
-    SequenceLength,
-    Units,
-    Weights,
-)
+from stagewright.cli import options as opt
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.codecs.registry import check_codec
 from stagewright.engine.launch.fork_server import start_fork_server
@@ -27,70 +17,45 @@ from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, RECOMPUTES, check_c
 from stagewright.zoo.named import catalog
 from stagewright.zoo.validation import check_name
 
-_RUN = "How it runs"
+_run_option = opt.panel("How it runs")
 _BATCH = 32
 
 
 def compare(
-    model: ModelName,
-    devices: Annotated[
-        str, typer.Option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.", rich_help_panel=_RUN)
-    ] = "2",
+    model: opt.ModelName,
+    devices: Annotated[str, _run_option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.")] = "2",
     strategies: Annotated[
-        str,
-        typer.Option(
-            help="Names with commas, meshes after spaces: 'serial,data data=2,pipeline=2'.", rich_help_panel=_RUN
-        ),
+        str, _run_option(help="Names with commas, meshes after spaces: 'serial,data data=2,pipeline=2'.")
     ] = "serial,data,tensor,pipeline",
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Global batch: samples in a step. \\[default: 32]", rich_help_panel=_RUN)
-    ] = None,
-    microbatches: Annotated[int, typer.Option(min=1, help="Micro-batches of a pipeline.", rich_help_panel=_RUN)] = 8,
-    schedule: Annotated[str, typer.Option(help="Schedule of a pipeline.", rich_help_panel=_RUN)] = "1f1b",
-    policy: Annotated[
-        str, typer.Option(help="Where a pipeline is cut; yours is module:function.", rich_help_panel=_RUN)
-    ] = "optimal",
-    cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_RUN)] = None,
-    recompute: Annotated[
-        str, typer.Option(help="Activation checkpointing: none, always, except-last.", rich_help_panel=_RUN)
-    ] = "none",
-    shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_RUN)] = False,
-    codec: Annotated[
-        str, typer.Option(help="On a pipeline's links: a codec, auto, or your module:Class.", rich_help_panel=_RUN)
-    ] = "none",
+    batch: Annotated[int | None, _run_option(min=1, help="Global batch: samples in a step. \\[default: 32]")] = None,
+    microbatches: Annotated[int, _run_option(min=1, help="Micro-batches of a pipeline.")] = 8,
+    schedule: Annotated[str, _run_option(help="Schedule of a pipeline.")] = "1f1b",
+    policy: Annotated[str, _run_option(help="Where a pipeline is cut; yours is module:function.")] = "optimal",
+    cut: Annotated[list[str] | None, _run_option(help="Cut after this unit.")] = None,
+    recompute: Annotated[str, _run_option(help="Activation checkpointing: none, always, except-last.")] = "none",
+    shard: Annotated[bool, _run_option("--shard", help="Data parallel with FSDP2.")] = False,
+    codec: Annotated[str, _run_option(help="On a pipeline's links: a codec, auto, or your module:Class.")] = "none",
     codec_backward: Annotated[
-        str | None,
-        typer.Option("--codec-backward", help="For gradients. \\[default: as --codec]", rich_help_panel=_RUN),
+        str | None, _run_option("--codec-backward", help="For gradients. \\[default: as --codec]")
     ] = None,
-    inference: Annotated[
-        bool, typer.Option("--inference", help="Forward only, as a stream of batches.", rich_help_panel=_RUN)
-    ] = False,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory limit of each device, like 2GiB.", rich_help_panel=_RUN)
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.", rich_help_panel=_RUN)] = 10,
-    warmup: Annotated[int, typer.Option(min=0, help="Warm-up steps.", rich_help_panel=_RUN)] = 3,
+    inference: Annotated[bool, _run_option("--inference", help="Forward only, as a stream of batches.")] = False,
+    memory: Annotated[str | None, _run_option(help="Memory limit of each device, like 2GiB.")] = None,
+    steps: Annotated[int, _run_option(min=1, help="Timed steps.")] = 10,
+    warmup: Annotated[int, _run_option(min=0, help="Warm-up steps.")] = 3,
     rounds: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Repeat all strategies, interleaved; speed-ups are medians over rounds.", rich_help_panel=_RUN
-        ),
+        int, _run_option(min=1, help="Repeat all strategies, interleaved; speed-ups are medians over rounds.")
     ] = 1,
-    batch_norm: Annotated[
-        str, typer.Option(help="Statistics by micro-batch (plain) or batch (deferred).", rich_help_panel=_RUN)
-    ] = "plain",
-    hang_s: Annotated[
-        float, typer.Option(min=1, help="End a run without progress after this many seconds.", rich_help_panel=_RUN)
-    ] = 300.0,
-    root: Annotated[Path, typer.Option(help="Where run folders go.", rich_help_panel=_RUN)] = Path("runs"),
-    json: Json = False,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    num_classes: NumClasses = None,
-    dtype: RunDtype = None,
-    seed: Seed = 0,
-    units: Units = "auto",
+    batch_norm: Annotated[str, _run_option(help="Statistics by micro-batch (plain) or batch (deferred).")] = "plain",
+    hang_s: Annotated[float, _run_option(min=1, help="End a run without progress after this many seconds.")] = 300.0,
+    root: Annotated[Path, _run_option(help="Where run folders go.")] = Path("runs"),
+    json: opt.Json = False,
+    weights: opt.Weights = None,
+    image_size: opt.ImageSize = None,
+    sequence_length: opt.SequenceLength = None,
+    num_classes: opt.NumClasses = None,
+    dtype: opt.RunDtype = None,
+    seed: opt.Seed = 0,
+    units: opt.Units = "auto",
 ) -> None:
     """Run one batch under each strategy, verify each against the single-device baseline, and compare them."""
     check_name(model, weights)

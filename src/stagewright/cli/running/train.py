@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights
+from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights, panel
 from stagewright.cli.screen import SCREEN, print_json, print_table
 from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.errors import UsageError
 from stagewright.zoo import tasks
 from stagewright.zoo.validation import check_name
 
-_HOW = "How it runs"
-_LEARN = "Training"
-_KEEP = "Files"
+_how_option = panel("How it runs")
+_learn_option = panel("Training")
+_keep_option = panel("Files")
 
 
 def train(
@@ -24,85 +24,48 @@ def train(
     task: Annotated[
         str, typer.Argument(metavar="TASK", help=f"One of {', '.join(tasks.names())}.", show_default=False)
     ],
-    plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A plan.toml; options override it.", rich_help_panel=_HOW),
-    ] = None,
-    mesh: Annotated[
-        str | None, typer.Option(help="Like data=2,pipeline=2. \\[default: serial]", rich_help_panel=_HOW)
-    ] = None,
+    plan: Annotated[Path | None, _how_option(metavar="FILE", help="A plan.toml; options override it.")] = None,
+    mesh: Annotated[str | None, _how_option(help="Like data=2,pipeline=2. \\[default: serial]")] = None,
     microbatches: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Micro-batches of each replica. \\[default: 4 in a pipeline, else 1]", rich_help_panel=_HOW
-        ),
+        int | None, _how_option(min=1, help="Micro-batches of each replica. \\[default: 4 in a pipeline, else 1]")
     ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Schedule of a pipeline. \\[default: 1f1b]", rich_help_panel=_HOW)
-    ] = None,
-    cut: Annotated[list[str] | None, typer.Option(help="Cut after this unit.", rich_help_panel=_HOW)] = None,
-    recompute: Annotated[
-        str | None, typer.Option(help="Activation checkpointing: none, always, except-last.", rich_help_panel=_HOW)
-    ] = None,
+    schedule: Annotated[str | None, _how_option(help="Schedule of a pipeline. \\[default: 1f1b]")] = None,
+    cut: Annotated[list[str] | None, _how_option(help="Cut after this unit.")] = None,
+    recompute: Annotated[str | None, _how_option(help="Activation checkpointing: none, always, except-last.")] = None,
     codec: Annotated[
-        str | None,
-        typer.Option(help="On a pipeline's links: a codec, auto, or your module:Class.", rich_help_panel=_HOW),
+        str | None, _how_option(help="On a pipeline's links: a codec, auto, or your module:Class.")
     ] = None,
-    shard: Annotated[bool, typer.Option("--shard", help="Data parallel with FSDP2.", rich_help_panel=_HOW)] = False,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16.", rich_help_panel=_HOW)] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.", rich_help_panel=_HOW),
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="\\[default: 3]", rich_help_panel=_LEARN)] = None,
-    batch: Annotated[
-        int | None, typer.Option(min=1, help="Global batch: samples in a step. \\[default: 64]", rich_help_panel=_LEARN)
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or adamw. \\[default: adamw]", rich_help_panel=_LEARN)
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", help="\\[default: 0.001]", rich_help_panel=_LEARN)
-    ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd.", rich_help_panel=_LEARN)] = None,
-    weight_decay: Annotated[float | None, typer.Option("--weight-decay", rich_help_panel=_LEARN)] = None,
-    clip: Annotated[
-        float | None,
-        typer.Option(help="Clip gradients to this global norm.", rich_help_panel=_LEARN),
-    ] = None,
+    shard: Annotated[bool, _how_option("--shard", help="Data parallel with FSDP2.")] = False,
+    dtype: Annotated[str | None, _how_option(help="float32 or bfloat16.")] = None,
+    devices: Annotated[str | None, _how_option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.")] = None,
+    epochs: Annotated[int | None, _learn_option(min=1, help="\\[default: 3]")] = None,
+    batch: Annotated[int | None, _learn_option(min=1, help="Global batch: samples in a step. \\[default: 64]")] = None,
+    optimizer: Annotated[str | None, _learn_option(help="sgd, adam or adamw. \\[default: adamw]")] = None,
+    learning_rate: Annotated[float | None, _learn_option("--learning-rate", help="\\[default: 0.001]")] = None,
+    momentum: Annotated[float | None, _learn_option(help="Momentum of sgd.")] = None,
+    weight_decay: Annotated[float | None, _learn_option("--weight-decay")] = None,
+    clip: Annotated[float | None, _learn_option(help="Clip gradients to this global norm.")] = None,
     batch_norm: Annotated[
-        str | None, typer.Option(help="Statistics by micro-batch (plain) or batch (deferred).", rich_help_panel=_LEARN)
+        str | None, _learn_option(help="Statistics by micro-batch (plain) or batch (deferred).")
     ] = None,
     seeds: Annotated[
-        str | None,
-        typer.Option(help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]", rich_help_panel=_LEARN),
+        str | None, _learn_option(help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]")
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option("--checkpoint-every", min=1, help="Steps between checkpoints.", rich_help_panel=_KEEP)
+        int | None, _keep_option("--checkpoint-every", min=1, help="Steps between checkpoints.")
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue from the latest matching checkpoint under --root.", rich_help_panel=_KEEP
-        ),
+        bool, _keep_option("--resume", help="Continue from the latest matching checkpoint under --root.")
     ] = False,
     start: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="Start from this run or checkpoint.", rich_help_panel=_KEEP),
+        Path | None, _keep_option("--from", metavar="DIR", help="Start from this run or checkpoint.")
     ] = None,
     export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write the trained weights here, as model.safetensors.", rich_help_panel=_KEEP
-        ),
+        Path | None, _keep_option(metavar="DIR", help="Write the trained weights here, as model.safetensors.")
     ] = None,
-    root: Annotated[Path, typer.Option(help="Where run folders go.", rich_help_panel=_KEEP)] = Path("runs"),
-    data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="A folder of parquet files.", rich_help_panel=_KEEP)
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder with tokenizer.json.", rich_help_panel=_KEEP)
-    ] = None,
+    root: Annotated[Path, _keep_option(help="Where run folders go.")] = Path("runs"),
+    data_dir: Annotated[Path | None, _keep_option("--data-dir", help="A folder of parquet files.")] = None,
+    tokenizer: Annotated[Path | None, _keep_option(metavar="DIR", help="A folder with tokenizer.json.")] = None,
     json: Json = False,
     weights: Weights = None,
     image_size: ImageSize = None,

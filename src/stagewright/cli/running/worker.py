@@ -17,15 +17,10 @@ def worker(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
     run_folder: Annotated[
         Path | None,
-        typer.Option(
-            "--run-folder",
-            metavar="FOLDER",
-            help="The run folder. \\[default: a new one in runs/]",
-        ),
+        typer.Option("--run-folder", metavar="FOLDER", help="The run folder. \\[default: a new one in runs/]"),
     ] = None,
     job: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Job to run: package.module:function. \\[default: the plan's]"),
+        str | None, typer.Option(metavar="PATH", help="Job to run: package.module:function. \\[default: the plan's]")
     ] = None,
     hang_s: Annotated[
         float | None,

@@ -18,40 +18,25 @@ from stagewright.cli.study.conduct import conduct
 from stagewright.studies.framework.options import OptionInfo, declared_options, help_of
 from stagewright.studies.runner.load import options_class
 
-_EXECUTION = "Execution"
+_execution_option = cli_options.panel("Execution")
 _SHARED: dict[str, tuple[Any, Any]] = {
-    "quick": (
-        Annotated[
-            bool,
-            typer.Option("--quick", help="Small sizes: under 3 minutes on 2 cores.", rich_help_panel=_EXECUTION),
-        ],
-        False,
-    ),
+    "quick": (Annotated[bool, _execution_option("--quick", help="Small sizes: under 3 minutes on 2 cores.")], False),
     "resume": (
         Annotated[
             Path | None,
-            typer.Option(
+            _execution_option(
                 metavar="FOLDER",
                 help="Continue the study in this folder with its options, and repeat the parts that failed.",
-                rich_help_panel=_EXECUTION,
                 show_default=False,
             ),
         ],
         None,
     ),
     "fresh": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--fresh", help="Start a new study, even if the same one was interrupted.", rich_help_panel=_EXECUTION
-            ),
-        ],
+        Annotated[bool, _execution_option("--fresh", help="Start a new study, even if the same one was interrupted.")],
         False,
     ),
-    "root": (
-        Annotated[Path, typer.Option(help="Parent of the study folders.", rich_help_panel=_EXECUTION)],
-        Path("studies"),
-    ),
+    "root": (Annotated[Path, _execution_option(help="Parent of the study folders.")], Path("studies")),
     "json": (cli_options.Json, False),
 }
 """Options of every study: annotation and default."""

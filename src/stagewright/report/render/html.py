@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stagewright.report.palette import color, color_names
-from stagewright.table import Table
 
 
 def render_template(name: str, /, **values: Any) -> str:
@@ -27,11 +26,6 @@ def render_macro(name: str, /, *values: Any) -> Markup:
     """Render a macro of ``items.html``."""
     macro = getattr(_environment().get_template("items.html").module, name)
     return Markup(macro(*values))
-
-
-def table_html(table: Table) -> str:
-    """Render a table with its title and notes."""
-    return str(render_macro("table", table))
 
 
 def template_text(name: str) -> Markup:

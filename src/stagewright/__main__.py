@@ -6,8 +6,15 @@ engine, and imports torch only after its device is pinned.
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
+
+if sys.path[:1] in ([""], [os.getcwd()]):
+    # `python -m` puts the current directory first, where a file called profile.py or queue.py would replace a module of
+    # the standard library. `user_code` adds it behind the standard library when a plan names the user's code.
+    del sys.path[0]
+
+import argparse
 from pathlib import Path
 
 

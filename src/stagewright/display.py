@@ -6,6 +6,7 @@ they are asked for.
 
 from __future__ import annotations
 
+import unicodedata
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,19 @@ _FIGURES = {
     "Forecast": "figures.timeline:plot_forecast",
     "Split": "figures.split:plot_split",
 }
+
+
+def printable(text: str) -> str:
+    """Show control characters as escapes, except for line breaks and tabs: a name must not control the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character in "\n\t" or not _is_control(character) else repr(character)[1:-1] for character in text
+    )
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 class Displayed:

@@ -2,7 +2,9 @@
 
     shop:tagger   ─► the module, with the current directory importable ─► its attribute
 
-An error in user code becomes one sentence that ends with its line. Nothing here imports torch.
+The standard library comes before the current directory, so that a file called profile.py or queue.py can't replace a
+module that libraries import. An error in user code becomes one sentence that ends with its line. Nothing here imports
+torch.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
@@ -35,6 +38,8 @@ def split_name(name: str, role: str) -> tuple[str, str]:
     if module_name.endswith(".py") or "/" in module_name:
         fixed = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise UsageError(f"{module_name!r} is a file, not a module; write {fixed}:{path}")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise UsageError(f"{name!r} is not a name in a module; write package.module:{role}")
     return module_name, path
 
 
@@ -47,26 +52,27 @@ def check_module(name: str, kind: str, role: str) -> None:
 
 def has_module(module_name: str) -> bool:
     """Whether a module exists here or is installed; it is not imported, but its parent package is."""
-    _make_importable()
+    make_importable()
     try:
         return module_name in sys.modules or importlib.util.find_spec(module_name) is not None
     except ModuleNotFoundError as error:
         return error.name is None or not f"{module_name}.".startswith(f"{error.name}.")
-    except Exception:  # raised by the parent package: reported when it is imported
+    except (Exception, SystemExit):  # raised by the parent package: reported when it is imported
         return True
 
 
 def find(name: str, kind: str, role: str) -> Any:
     """Import what `name` refers to; `kind` (model) and `role` (factory) are used in errors."""
     module_name, path = split_name(name, role)
-    _make_importable()
+    make_importable()
+    _check_shadowing(name, module_name, kind)
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             raise _no_module(name, error.name, kind) from None
         raise _broken(name, module_name, kind, error) from error
-    except Exception as error:  # anything that a user's module may raise at import
+    except (Exception, SystemExit) as error:  # anything that a user's module may raise at import
         raise _broken(name, module_name, kind, error) from error
     file, holder = getattr(value, "__file__", None), module_name
     for part in path.split("."):
@@ -78,12 +84,30 @@ def find(name: str, kind: str, role: str) -> Any:
     return value
 
 
-def _make_importable() -> None:
+def make_importable() -> None:
     """Make modules of the current directory importable, also those written a moment ago."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.insert(_after_standard_library(), here)
     importlib.invalidate_caches()
+
+
+def _after_standard_library() -> int:
+    """Return the position on the path after the standard library and before installed packages."""
+    standard = Path(os.__file__).parent
+    folders = (standard, standard / "lib-dynload")
+    return max((index + 1 for index, entry in enumerate(sys.path) if Path(entry) in folders), default=0)
+
+
+def _check_shadowing(name: str, module_name: str, kind: str) -> None:
+    """Refuse a file of the current directory that has the name of a module of the standard library."""
+    top = module_name.partition(".")[0]
+    here = [path for path in (Path.cwd() / f"{top}.py", Path.cwd() / top / "__init__.py") if path.is_file()]
+    if top in sys.stdlib_module_names and here:
+        raise UsageError(
+            f"{here[0]} has the name of Python's own module {top!r}, so it can't be imported for the {kind} {name!r}; "
+            f"rename it, like my_{top}"
+        )
 
 
 def _no_module(name: str, missing: str, kind: str) -> UsageError:

@@ -24,6 +24,7 @@ from stagewright.codecs.kernels import select as kernels
 from stagewright.codecs.name import CodecName
 from stagewright.codecs.registry import check_codec
 from stagewright.errors import CorruptMessage, UnknownName, UsageError
+from stagewright.spec.local_check import check_user_code
 from stagewright.spec.plan_file import plan_from_table
 
 NAMES = [*EXAMPLES, "topk:0.5", "topk:100", "sort1+0", "sort4+8", "lowrank:1"]
@@ -340,8 +341,9 @@ def test_a_codec_named_with_its_module(custom_module: None) -> None:
     table = {"batch": 8, "microbatches": 4, "model": {"name": "mlp-mnist"}, "mesh": {"pipeline": 2}}
     plan = plan_from_table({**table, "codec": "bf16", "codec_backward": "feedback(my_codecs:Half)"})
     assert plan.codec_of(0, backward=True) == "feedback(my_codecs:Half)"
-    with pytest.raises(UsageError, match=r"the plan: no module named 'not_mine' for the codec 'not_mine:Half'"):
-        plan_from_table({**table, "codec": "not_mine:Half"})
+    missing = plan_from_table({**table, "codec": "not_mine:Half"})
+    with pytest.raises(UsageError, match=r"no module named 'not_mine' for the codec 'not_mine:Half'"):
+        check_user_code(missing)
 
 
 @pytest.mark.parametrize(

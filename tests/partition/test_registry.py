@@ -10,6 +10,7 @@ from stagewright import partition
 from stagewright.errors import SplitError, UsageError
 from stagewright.partition import Conditions, compare, find_policy, policy, policy_names, registry, split
 from stagewright.profiler.profile import Profile
+from stagewright.spec.local_check import check_user_code
 from stagewright.spec.plan_file import plan_from_table
 
 
@@ -82,8 +83,9 @@ def test_a_policy_named_with_its_module(user_module: None, make_profile: Callabl
     assert split(profile, 2, "my_policies:placed").placement == (0, 0)
     table = {"batch": 8, "microbatches": 4, "model": {"name": "mlp-mnist"}, "mesh": {"pipeline": 2}}
     assert plan_from_table({**table, "split": "my_policies:halves"}).split == "my_policies:halves"
-    with pytest.raises(UsageError, match="the plan: unknown policy 'halfs'; did you mean 'halves'"):
-        plan_from_table({**table, "split": "my_policies:halfs"})
+    missing = plan_from_table({**table, "split": "my_policies:halfs"})
+    with pytest.raises(UsageError, match="unknown policy 'halfs'; did you mean 'halves'"):
+        check_user_code(missing)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_deleted_index_is_built_again(root: Path) -> None:
 def test_an_index_that_another_process_holds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows(root)
     real = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda place, timeout: real(place, timeout=0.05))
+    monkeypatch.setattr(sqlite3, "connect", lambda place, timeout, **more: real(place, timeout=0.05, **more))
     holder = real(root / INDEX_NAME)
     try:
         holder.execute("BEGIN EXCLUSIVE")
@@ -138,3 +138,55 @@ def test_collectives_on_a_network_are_runs_too(root: Path) -> None:
     assert (done.model, done.workers, done.p50_s, done.status) == ("mlp", 4, 0.02, "done")
     (folder / "fabric.json").write_text('{"begun": 3}')
     assert "can't be read" in str({one.name: one for one in rows(root)}[folder.name].error)
+
+
+def test_a_link_and_a_database_of_another_program_are_left_alone(root: Path, tmp_path: Path) -> None:
+    before, path = rows(root), root / INDEX_NAME
+    path.unlink()
+    other = tmp_path / "other.sqlite"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE runs (mine TEXT)")
+    database.close()
+    content = other.read_bytes()
+    path.write_bytes(content)
+    assert rows(root) == before
+    assert path.read_bytes() == content
+    path.unlink()
+    path.symlink_to(other)
+    assert rows(root) == before
+    assert other.read_bytes() == content
+
+
+def test_links_to_folders_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = RunFolder.create(
+        tmp_path_factory.mktemp("elsewhere"), PLAN, environment={}, now=datetime(2026, 11, 15, 5)
+    )
+    (root / "link").symlink_to(elsewhere.path)
+    (root / "loop").symlink_to(root)
+    assert len(rows(root)) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("result.json", '{"samples_per_s": "abc"}', "samples_per_s is 'abc', not a number"),
+        ("result.json", '{"status": "done", "ended": 5}', "ended is 5, not a string"),
+        ("result.json", '{"epochs": [{"accuracy": "x"}], "metric": "accuracy"}', "epoch is missing"),
+        ("result.json", "[" * 100_000, "nested too deeply"),
+        ("result.json", '{"link_bytes": 7}', "link_bytes is 7, not an object"),
+        ("environment.json", "[]", "must hold a JSON object"),
+        ("plan.toml", "x = " + "[" * 50_000, "nested too deeply"),
+    ],
+)
+def test_one_damaged_run_is_one_row(root: Path, file: str, content: str, reason: str) -> None:
+    name = rows(root)[0].name
+    (root / name / file).write_text(content)
+    found = {row.name: row for row in rows(root)}
+    assert len(found) == 2
+    assert found[name].status == "damaged"
+    assert reason in str(found[name].error)
+
+
+def test_a_name_that_is_not_utf8(root: Path) -> None:
+    os.rename(root / rows(root)[0].name, os.fsencode(root) + b"/2026-11-15-\xff\x1b[2J")
+    assert next(row.name for row in rows(root)).startswith("2026-11-15-\\xff")

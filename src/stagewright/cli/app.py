@@ -31,6 +31,7 @@ from stagewright.cli.running.train import train
 from stagewright.cli.running.worker import worker
 from stagewright.cli.study import study
 from stagewright.cli.usage import is_usage_error, usage_sentence
+from stagewright.display import printable
 from stagewright.errors import StagewrightError
 
 app = typer.Typer(
@@ -66,7 +67,7 @@ def main() -> None:
     try:
         code = app(prog_name="stagewright", standalone_mode=False)
     except StagewrightError as error:
-        print(f"stagewright: {error}", file=sys.stderr)
+        print(f"stagewright: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has closed it
@@ -79,7 +80,7 @@ def main() -> None:
         if not is_usage_error(error):
             raise
         if type(error).__name__ != "NoArgsIsHelpError":  # typer has shown the help
-            print(f"stagewright: {usage_sentence(error)}", file=sys.stderr)
+            print(f"stagewright: {printable(usage_sentence(error))}", file=sys.stderr)
         sys.exit(2)
     finally:
         gc.freeze()  # otherwise the last collection scans all imported modules for a second

@@ -13,6 +13,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from stagewright.api.progress import Progress
+from stagewright.display import printable
 
 if TYPE_CHECKING:
     from stagewright.table import Table
@@ -31,7 +32,7 @@ def screen() -> Console:
 
 def note(text: str) -> None:
     """Print a line on standard error."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, style="dim", markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), style="dim", markup=False)
 
 
 def note_coverage(coverage: float) -> None:
@@ -62,7 +63,7 @@ def print_lines(*lines: str) -> None:
     """Print sentences as they are."""
     console = screen()
     for line in lines:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
 
 @contextmanager

@@ -65,15 +65,24 @@ def check_codec(text: str) -> None:
 
     A user's class is imported and created; other names are checked without importing torch.
     """
+    check_codec_name(text)
+    if text != AUTO and _innermost(CodecName.parse(text)).is_custom:
+        get(text)
+
+
+def check_codec_name(text: str) -> None:
+    """Raise UsageError unless this can be the name of a codec; a user's class is checked by its form only."""
     if text == AUTO:
         return
-    name = CodecName.parse(text)
+    name = _innermost(CodecName.parse(text))
+    if not name.is_custom and name.kind not in BUILTIN_CODECS and name.kind not in _FACTORIES:
+        raise UnknownName("codec", text, (*EXAMPLES, AUTO))
+
+
+def _innermost(name: CodecName) -> CodecName:
     while name.inner is not None:
         name = name.inner
-    if name.is_custom:
-        get(text)
-    elif name.kind not in BUILTIN_CODECS and name.kind not in _FACTORIES:
-        raise UnknownName("codec", text, (*EXAMPLES, AUTO))
+    return name
 
 
 def codec_names() -> tuple[str, ...]:

@@ -27,6 +27,8 @@ def replace_text(content: str, path: Path) -> None:
     try:
         with open(temporary, "x", encoding="utf-8", newline="\n") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or a crash may leave an empty file under the final name
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

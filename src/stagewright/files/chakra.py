@@ -19,6 +19,7 @@ from stagewright.errors import UsageError
 
 _VERSION = "0.0.4"
 _MOST_NODE_BYTES = 64 * 2**20
+_MOST_VARINT_BITS = 70  # ten bytes
 
 
 def check_chakra() -> Any:
@@ -120,6 +121,8 @@ def _blocks(file: IO[bytes]) -> Iterator[bytes]:
                 return
             length |= (byte[0] & 0x7F) << shift
             shift += 7
+            if shift > _MOST_VARINT_BITS:
+                raise EOFError
             if not byte[0] & 0x80:
                 break
         if length > _MOST_NODE_BYTES:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stagewright.errors import CacheError
+from stagewright.errors import CacheError, UsageError
 from stagewright.files.atomic import replace_text
+from stagewright.files.json_values import read_object
 
 NAME_KEYS = ("model", "mode", "inputs", "device", "threads", "training", "units", "weights", "part")
 
@@ -62,7 +63,7 @@ class KeyedCache:
         """Load an entry, or None and the reason why the file is not valid ("" where it does not exist)."""
         path = self.path(key)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_object(path)
             if content["format"] != self._format:
                 return None, f"{path} has format {content['format']}, not {self._format}"
             difference = _difference(content["key"], key)
@@ -73,6 +74,8 @@ class KeyedCache:
             return None, ""
         except OSError as error:
             return None, f"{path} can't be read: {error.strerror}"
+        except UsageError as error:
+            return None, str(error)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return None, self.damaged(key, error)
 

@@ -18,6 +18,9 @@ from typing import Any, TypeAlias
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
 
+MAX_FILE_BYTES = 8 * 2**20
+"""Size above which a TOML file is refused."""
+
 Reader: TypeAlias = Callable[[object, str], Any]
 
 
@@ -27,7 +30,12 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path} is a folder; name a TOML file in it, like {Path(path) / 'plan.toml'}")
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes; is it another file?")
+        return tomllib.loads(content.decode())
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML that is read here: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         twice = "; a key or a table is defined twice, keep one" if "overwrite" in str(error) else ""
         raise UsageError(f"{path} is not TOML: {error}{twice}") from None

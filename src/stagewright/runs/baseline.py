@@ -37,7 +37,7 @@ def begun_s(folder: RunFolder) -> float:
     text = folder.environment().get("begun")
     try:
         return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return 0.0
 
 
@@ -90,7 +90,9 @@ def choose_baseline(folder: RunFolder, plan: Plan, runs: Sequence[BaselineRun]) 
 
 def _machine(folder: RunFolder) -> tuple[str, ...]:
     environment = folder.environment()
-    return str(environment.get("processor")), *(str(gpu.get("name")) for gpu in environment.get("gpus", ()))
+    gpus = environment.get("gpus")
+    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    return str(environment.get("processor")), *names
 
 
 def find_baseline(folder: RunFolder) -> BaselineRun | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.files.json_values import from_json, parse_json, read_object
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 
@@ -81,7 +81,7 @@ class RunIndex:
     def rows(self) -> list[RunRow]:
         """Return all runs, newest first."""
         rows = self._database.execute("SELECT row FROM runs ORDER BY begun DESC, name DESC").fetchall()
-        return [RunRow(**json.loads(row)) for (row,) in rows]
+        return [_read_row(row) for (row,) in rows]
 
     def close(self) -> None:
         """Close the file."""
@@ -97,7 +97,7 @@ class RunIndex:
         if not self.root.is_dir():
             return self._connect(":memory:")
         path = self.root / INDEX_NAME
-        for _ in range(2):
+        for _ in range(0 if _is_foreign(path) else 2):
             try:
                 return self._connect(str(path))
             except (sqlite3.DatabaseError, ValueError, TypeError) as error:
@@ -122,7 +122,7 @@ class RunIndex:
                 )
                 self._refresh(database)
                 for (row,) in database.execute("SELECT row FROM runs"):
-                    RunRow(**json.loads(row))
+                    _read_row(row)
         except BaseException:
             database.close()
             raise
@@ -132,7 +132,9 @@ class RunIndex:
         stored = dict(database.execute("SELECT name, stamp FROM runs").fetchall())
         seen = set()
         for folder in _run_folders(self.root, _DEPTH):
-            name, stamp = folder.relative_to(self.root).as_posix(), _stamp(folder)
+            # A name that is not UTF-8 is shown with escapes.
+            name = os.fsencode(folder.relative_to(self.root)).decode("utf-8", "backslashreplace")
+            stamp = _stamp(folder)
             seen.add(name)
             if stored.get(name) != stamp:
                 row = _plan_row(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric_row(folder, name)
@@ -152,11 +154,34 @@ class RunIndex:
         database.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in stored if name not in seen])
 
 
+def _is_foreign(path: Path) -> bool:
+    """Whether the file is a link, or a database with tables of another program: it is left alone."""
+    if path.is_symlink():
+        return True
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(address, timeout=0.1, uri=True)) as database:
+            version = database.execute("PRAGMA user_version").fetchone()[0]
+            tables = {name: sql or "" for name, sql in database.execute("SELECT name, sql FROM sqlite_master")}
+    except sqlite3.Error:
+        return False  # no file yet, or a damaged one
+    own = {"runs", "sqlite_autoindex_runs_1"}
+    is_own = set(tables) <= own and (version == _VERSION or "stamp TEXT" in tables.get("runs", ""))
+    return bool(tables) and not is_own
+
+
+def _read_row(text: object) -> RunRow:
+    """Read a row; ValueError where it is damaged."""
+    if not isinstance(text, str | bytes):
+        raise ValueError("a row of the index is not text")
+    return from_json(RunRow, parse_json(text))
+
+
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     """Yield all run folders; hidden ones are being created."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith(".") or not entry.is_dir():
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
                 continue
             path = folder / entry.name
             if (path / _PLAN).is_file() or (path / _FABRIC).is_file():
@@ -219,9 +244,9 @@ def _result_columns(result: RunResult | None) -> dict[str, Any]:
 def _fabric_row(folder: Path, name: str) -> RunRow:
     """Describe a run of collectives on a network."""
     try:
-        request = json.loads((folder / _FABRIC).read_text(encoding="utf-8"))
+        request = read_object(folder / _FABRIC)
         path = folder / "result.json"
-        result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        result = read_object(path) if path.is_file() else None
         workload, total = request["workload"], (result or {}).get("total", {})
         error = (result or {}).get("error")
         return RunRow(
@@ -234,15 +259,16 @@ def _fabric_row(folder: Path, name: str) -> RunRow:
             p50_s=_cell(total.get("p50_s")),
             error=error if isinstance(error, str) else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except UsageError as problem:
+        return RunRow(name=name, status="damaged", error=str(problem))
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as problem:
         return RunRow(name=name, status="damaged", error=f"{folder / _FABRIC} can't be read: {problem}")
 
 
 def _cell(value: Any) -> Any:
     """Reduce a value to one cell: the largest of a sequence (one number for each worker), None for NaN."""
     if isinstance(value, list | tuple):
-        numbers = [number for number in value if isinstance(number, int | float)]
-        return max(numbers) if numbers else None
-    if isinstance(value, float) and not math.isfinite(value):
+        return max((number for number in map(_cell, value) if number is not None), default=None)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         return None
-    return value if isinstance(value, str | int | float) else None
+    return value

@@ -22,6 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from stagewright.errors import UsageError
+from stagewright.files.json_values import parse_json
+
+MAX_FILE_BYTES = 2**30
+
 JournalEvent: TypeAlias = tuple[
     str, str, int | None, int | None, float, float, int | None, int | None, str | None
 ]  # kind, stream, stage, micro-batch, begin, end, bytes, peer, note; times in seconds of the worker's clock
@@ -133,9 +138,13 @@ def read_journal(folder: Path) -> list[RecordedStep]:
     steps: list[RecordedStep] = []
     for path in reversed(journal_paths(folder)):
         try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise UsageError(f"{path} has more than {MAX_FILE_BYTES} bytes; is it a journal?")
             content = path.read_bytes()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            raise UsageError(f"can't read {path}: {error.strerror}") from None
         offset, words = 0, list[str | None]()
         while offset + _LENGTH.size <= len(content):
             (length,) = _LENGTH.unpack_from(content, offset)
@@ -188,7 +197,10 @@ def _from_bytes(record: bytes, words: list[str | None]) -> RecordedStep:
     number, begin_s, end_s, about, length = _HEAD.unpack_from(record)
     start = _HEAD.size
     if length:
-        words += json.loads(record[start : start + length])
+        new = parse_json(record[start : start + length])
+        if not isinstance(new, list) or not all(word is None or isinstance(word, str) for word in new):
+            raise ValueError("the words of a record are not a list of texts")
+        words += new
     events = [
         (
             words[kind],

@@ -123,6 +123,8 @@ class EpochResult:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], metric: str) -> EpochResult:
+        if not isinstance(content, Mapping) or metric not in content:
+            raise ValueError(f"an epoch has no {metric}")
         return from_json(cls, {**content, "score": content[metric]})
 
 
@@ -152,10 +154,12 @@ class TrainingHistory:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TrainingHistory:
-        metric = str(content["metric"])
-        epochs = tuple(EpochResult.from_dict(row, metric) for row in content["epochs"])
+        metric, rows = content.get("metric"), content.get("epochs")
+        if not isinstance(metric, str) or not isinstance(rows, list | tuple):
+            raise ValueError("a history needs epochs and the name of their metric")
+        epochs = [EpochResult.from_dict(row, metric) for row in rows]
         rest = {name: content[name] for name in ("steps", "model", "task", "seed") if name in content}
-        return cls(metric=metric, epochs=epochs, **rest)
+        return from_json(cls, {"metric": metric, "epochs": [asdict(epoch) for epoch in epochs], **rest})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import read_object
 from stagewright.runs.result import RunResult, Status
 from stagewright.runs.worker_folder import WorkerFolder
 from stagewright.spec.plan import AXES, Plan
@@ -99,7 +100,7 @@ class RunFolder:
         """Return the ranks of the workers that have a folder."""
         folder = self.path / "workers"
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
+        return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= 6))
 
     def metrics(self, rank: int) -> Iterator[dict[str, Any]]:
         """Read a worker's metrics so far, step by step."""
@@ -180,13 +181,6 @@ def _json(content: Mapping[str, Any]) -> str:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} must hold a JSON object, not a {type(content).__name__}")
-    return content

@@ -14,12 +14,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from stagewright.errors import RunError
+from stagewright.errors import RunError, UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import parse_json
 from stagewright.runs.journal import read_journal, remove_journal, rows_of
 
 UNFINISHED = "unfinished"
 """Note of a step that a fault interrupted, and of its last event."""
+
+MAX_LINE_BYTES = 2**20
+"""Length of a line of metrics or events above which it is not one of ours."""
+
+MAX_ROWS, MAX_COLUMNS = 4_000_000, 64
+"""Size above which a file of events or memory is refused."""
 
 _TYPES = {"stage": "int64", "microbatch": "int64", "bytes": "int64", "peer": "int64", "note": "string"}
 
@@ -54,11 +61,11 @@ class WorkerFolder:
         except FileNotFoundError:
             return
         with file:
-            for line in file:
+            while line := file.readline(MAX_LINE_BYTES):
                 try:
-                    values = json.loads(line)
+                    values = parse_json(line)
                 except ValueError:
-                    continue  # incomplete: the writer was killed, or is still writing
+                    continue  # incomplete: the writer was killed, or is still writing; or longer than any line of ours
                 if isinstance(values, dict):
                     yield values
 
@@ -125,12 +132,9 @@ class WorkerFolder:
     def _rows(self, name: str) -> list[dict[str, Any]]:
         path = self.path / f"{name}.parquet"
         if path.is_file():
-            from pyarrow import parquet
-
-            rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-            return rows
-        lines = self.path / f"{name}.jsonl"
-        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()] if lines.is_file() else []
+            return _read_parquet(path)
+        path = self.path / f"{name}.jsonl"
+        return list(_read_lines(path)) if path.is_file() else []
 
     def close(self) -> None:
         """Close the metrics file."""
@@ -153,6 +157,36 @@ class WorkerFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path, thrift_string_size_limit=2**24, thrift_container_size_limit=2**20) as file:
+            if file.metadata.num_rows > MAX_ROWS or file.metadata.num_columns > MAX_COLUMNS:
+                raise ValueError(
+                    f"{file.metadata.num_rows} rows of {file.metadata.num_columns} columns, but at most {MAX_ROWS} of "
+                    f"{MAX_COLUMNS} are read"
+                )
+            rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
+            return rows
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path} is damaged: {reason or type(error).__name__}") from None
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                row = parse_json(line)
+                if not isinstance(row, dict):
+                    raise ValueError("a line is not a JSON object")
+                yield row
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
 
 
 def _journal_rows(folder: Path) -> list[dict[str, Any]]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagewright.cluster.device import Device, has_gpu
+from stagewright.codecs.registry import check_codec
 from stagewright.errors import UsageError
 from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.user_code import is_user_defined
 from stagewright.zoo.validation import check_model, check_name
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def check_on_this_machine(plan: Plan) -> Blueprint | None:
     """
     from stagewright.zoo.blueprint import Options
 
+    check_user_code(plan)
     model = plan.model
     options = Options(
         image_size=model.image_size,
@@ -42,6 +45,17 @@ def check_on_this_machine(plan: Plan) -> Blueprint | None:
     )
     check_devices(plan.devices)
     return check_model(model.name, model.weights, options)
+
+
+def check_user_code(plan: Plan) -> None:
+    """Import the policy and the codecs that a plan names; UsageError where that fails."""
+    if not plan.cuts and is_user_defined(plan.split):
+        from stagewright.partition.registry import find_policy
+
+        find_policy(plan.split)
+    for codec in (plan.codec, plan.codec_backward or ()):
+        for name in (codec,) if isinstance(codec, str) else codec:
+            check_codec(name)
 
 
 def check_devices(devices: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """The rules every plan must satisfy. Each violation raises UsageError with one sentence and a fix.
 
-The engine checks rules that need the model (enough units, divisible attention heads). Nothing here imports torch: a
-plan is checked before its worker is pinned.
+The engine checks rules that need the model (enough units, divisible attention heads). Nothing here imports torch or
+user code: a plan is checked before its worker is pinned, and reading a stranger's plan must not run anything.
+`local_check.py` imports what a plan names before it runs.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 
-from stagewright.codecs.registry import check_codec
+from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
-from stagewright.user_code import is_user_defined
+from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DTYPES = ("float32", "bfloat16")
 BATCH_NORMS = ("plain", "deferred")
 RECOMPUTES = ("none", "always", "except-last")
+MAX_WORKERS = 131_072
+MAX_STAGES = 16_384
+MAX_MICROBATCHES = 2**20
 _DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+)?")
 
 
@@ -59,11 +64,9 @@ def check_choice(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 def _check_policy(name: str) -> None:
-    """Check a policy name; a user-defined policy, `package.module:function`, is imported."""
+    """Check a policy name; a user-defined policy, `package.module:function`, by its form only."""
     if is_user_defined(name):
-        from stagewright.partition.registry import find_policy
-
-        find_policy(name)
+        split_name(name, "policy")
     else:
         check_choice("policy", name, _policies())
 
@@ -90,6 +93,8 @@ def _check_numbers(plan: Plan) -> None:
     for name, number in at_least_one.items():
         if number is not None and number < 1:
             raise UsageError(f"{name} = {number}, but must be at least 1")
+    if plan.microbatches > MAX_MICROBATCHES:
+        raise UsageError(f"microbatches = {plan.microbatches}, but must be at most {MAX_MICROBATCHES}")
     if plan.warmup < 0:
         raise UsageError(f"warmup = {plan.warmup}, but must be at least 0")
     if plan.clip is not None and not (math.isfinite(plan.clip) and plan.clip > 0):
@@ -130,6 +135,8 @@ def _check_batch(plan: Plan) -> None:
 
 def _check_devices(plan: Plan) -> None:
     num_workers = plan.mesh.num_workers
+    if num_workers > MAX_WORKERS:
+        raise UsageError(f"{plan.mesh} has {num_workers} workers, but a plan has at most {MAX_WORKERS}")
     if plan.devices and len(plan.devices) != num_workers:
         raise UsageError(
             f"{len(plan.devices)} device{'s' if len(plan.devices) != 1 else ''} for the {num_workers} workers of "
@@ -145,7 +152,9 @@ def _check_devices(plan: Plan) -> None:
 
 def _check_stages(plan: Plan) -> None:
     num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
-    repeated = [name for name in plan.cuts if plan.cuts.count(name) > 1]
+    if num_stages > MAX_STAGES:
+        raise UsageError(f"{num_stages} stages, but a plan has at most {MAX_STAGES}")
+    repeated = [name for name, count in Counter(plan.cuts).items() if count > 1]
     if repeated:
         raise UsageError(f"the cut after {repeated[0]!r} is given twice: name each cut once")
     if plan.cuts and len(plan.cuts) + 1 != num_stages:
@@ -249,7 +258,7 @@ def _check_codecs(plan: Plan) -> None:
     for key, codec in (("codec", plan.codec), ("codec_backward", plan.codec_backward)):
         names = [codec] if isinstance(codec, str) else codec or []
         for name in names:
-            check_codec(name)
+            check_codec_name(name)
         if isinstance(codec, tuple) and len(codec) != num_cuts:
             raise UsageError(
                 f"{key} has {len(codec)} codecs for {num_cuts} cuts: give one for each cut, or one for all"

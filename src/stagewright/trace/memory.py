@@ -5,13 +5,16 @@ workers/N/memory.parquet: a row where an action begins, and one for the peak ins
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.files.json_values import from_json
 from stagewright.quantity import format_bytes, format_s
 from stagewright.runs.run_folder import RunFolder
-from stagewright.trace.read import read_clock
+from stagewright.runs.worker_folder import WorkerFolder
+from stagewright.trace.read import MAX_TIME_S, read_clock
 
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")
 
@@ -71,18 +74,28 @@ def read_memory(folder: RunFolder) -> tuple[WorkerMemory, ...]:
                 f"{folder.path} has no memory of worker {rank} over time: the run is of an older version, the worker "
                 "did not end, or it trained for less than two steps; run its plan again"
             )
-        workers.append((rank, read_clock(worker).offset_s, rows))
-    begin_s = min(row["time_s"] + offset_s for _, offset_s, rows in workers for row in rows)
+        workers.append((rank, read_clock(worker).offset_s, [_moment(row, worker) for row in rows]))
+    begin_s = min(moment.time_s + offset_s for _, offset_s, moments in workers for moment in moments)
     return tuple(
         WorkerMemory(
             rank=rank,
             moments=tuple(
-                MemoryMoment(**{**row, "time_s": row["time_s"] + offset_s - begin_s})
-                for row in sorted(rows, key=lambda row: float(row["time_s"]))
+                replace(moment, time_s=moment.time_s + offset_s - begin_s)
+                for moment in sorted(moments, key=lambda moment: moment.time_s)
             ),
         )
-        for rank, offset_s, rows in workers
+        for rank, offset_s, moments in workers
     )
+
+
+def _moment(row: Mapping[str, Any], worker: WorkerFolder) -> MemoryMoment:
+    try:
+        moment = from_json(MemoryMoment, row)
+    except ValueError as error:
+        raise UsageError(f"the memory of {worker.path} is damaged: {error}") from None
+    if not abs(moment.time_s) < MAX_TIME_S or any(getattr(moment, name) < 0 for name in CATEGORIES):
+        raise UsageError(f"the memory of {worker.path} is damaged: {moment}")
+    return moment
 
 
 def peak_sentence(memory: WorkerMemory) -> str:

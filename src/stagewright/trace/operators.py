@@ -130,7 +130,7 @@ def read_operators(folder: RunFolder) -> tuple[WorkerOperators, ...]:
                 Operator(**{**row, "start_s": row["start_s"] + offset_s, "end_s": row["end_s"] + offset_s})
                 for row in rows
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"can't read {path}: {error}; record operators again with --operators") from None
         workers.append(WorkerOperators(rank=rank, operators=operators))
     return tuple(workers)

@@ -7,16 +7,19 @@ A killed or running worker has the complete steps of its journal.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.files.json_values import from_json, read_object
 from stagewright.runs.run_folder import RunFolder
 from stagewright.runs.worker_folder import UNFINISHED, WorkerFolder
 from stagewright.spec.plan import Plan
 from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
+
+MAX_TIME_S = 1e12
+"""Larger times of a clock are damaged."""
 
 _COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note")
 
@@ -50,7 +53,7 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
             if unfinished and _has_failed(folder):
                 continue
             raise UsageError(_missing(folder, plan, rank))
-        if "kind" not in rows[0]:
+        if not any("kind" in row for row in rows):
             raise UsageError(
                 f"the events of {folder.path} were written by an older version, without kinds; run its plan again: "
                 f"{_rerun_command(folder, plan)}"
@@ -85,15 +88,14 @@ def read_clock(worker: WorkerFolder) -> WorkerClock:
     """Read a worker's clock; without a file, worker 0's clock."""
     path = worker.path / "clock.json"
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return WorkerClock(
-            host=str(content.get("host", "")),
-            **{name: float(content.get(name, 0.0)) for name in ("offset_s", "error_s", "wall_s")},
-        )
+        clock = from_json(WorkerClock, read_object(path))
     except FileNotFoundError:
         return WorkerClock()
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise UsageError(f"can't read {path}: {error}") from None
+    if not all(abs(number) < MAX_TIME_S for number in (clock.offset_s, clock.error_s, clock.wall_s)):
+        raise UsageError(f"{path} has a time that is not below {MAX_TIME_S:g} s: {clock}")
+    return clock
 
 
 def _events(rows: Sequence[Mapping[str, Any]], shift_s: float) -> tuple[TraceEvent, ...]:
@@ -112,15 +114,33 @@ def _events(rows: Sequence[Mapping[str, Any]], shift_s: float) -> tuple[TraceEve
 
 def _check(rows: Sequence[Mapping[str, Any]], worker: WorkerFolder) -> None:
     for row in rows:
-        wrong = None
-        if row["kind"] not in KINDS:
-            wrong = f"an event of the unknown kind {row['kind']!r}"
-        elif row.get("stream") not in STREAMS:
-            wrong = f"an event in the unknown stream {row.get('stream')!r}"
-        elif not row["end_s"] >= row["start_s"]:
-            wrong = f"a {row['kind']} that ends at {row['end_s']} s, before it begins at {row['start_s']} s"
+        wrong = _wrong(row)
         if wrong is not None:
             raise UsageError(f"the events of {worker.path} have {wrong}; was it written by another version?")
+
+
+def _wrong(row: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with an event; None for a valid one."""
+    if row.get("kind") not in KINDS:
+        return f"an event of the unknown kind {row.get('kind')!r}"
+    if row.get("stream") not in STREAMS:
+        return f"an event in the unknown stream {row.get('stream')!r}"
+    times = [row.get("start_s"), row.get("end_s")]
+    if not all(isinstance(time, int | float) and abs(time) < MAX_TIME_S for time in times):
+        return f"a {row['kind']} from {times[0]!r} to {times[1]!r} s"
+    if not row["end_s"] >= row["start_s"]:
+        return f"a {row['kind']} that ends at {row['end_s']} s, before it begins at {row['start_s']} s"
+    if not _is_count(row.get("step")):
+        return f"a {row['kind']} of the step {row.get('step')!r}"
+    for name in ("stage", "microbatch", "bytes", "peer"):
+        if row.get(name) is not None and not _is_count(row[name]):
+            return f"a {row['kind']} with {name} = {row[name]!r}"
+    note = row.get("note")
+    return None if note is None or isinstance(note, str) else f"a {row['kind']} with the note {note!r}"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
 
 
 def _finished(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

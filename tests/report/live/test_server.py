@@ -184,3 +184,35 @@ def test_nothing_of_it_imports_torch() -> None:
         "sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'pyarrow')))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_nothing_that_was_sent_is_repeated_in_a_header(make_run: Callable[..., Any]) -> None:
+    with served(make_run().path) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"GET /?token=a%0d%0aX-Injected:1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 303")
+    assert b"X-Injected" not in answer
+
+
+def test_strangers_make_room_for_a_viewer(make_run: Callable[..., Any]) -> None:
+    with served(make_run().path, choose_access("127.0.0.1", "auto")) as server:
+        before = threading.active_count()
+        strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+        assert ask(server, "/state", Authorization=f"Bearer {server.access.token}")[0] == 200
+        assert threading.active_count() - before <= server_module.MAX_STRANGERS + 1
+        assert ask(server, "/state", Authorization=f"Bearer {server.access.token}")[0] == 200
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_damaged_file_does_not_end_the_reader(make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    with served(run.path) as server:
+        poll = server.watcher.tail.poll
+        monkeypatch.setattr(server.watcher.tail, "poll", lambda: 1 / 0)
+        stream = Stream(server)
+        shown = stream.until(lambda state: state["status"] == "failed")
+        assert "ZeroDivisionError" in shown["error"]["text"]
+        monkeypatch.setattr(server.watcher.tail, "poll", poll)
+        stream.until(lambda state: state["status"] == "starting")
+        stream.close()

@@ -196,3 +196,34 @@ def test_reading_leaves_no_trace(make_run: Callable[..., Any]) -> None:
     assert inventory() == before
     if files:
         assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_line_that_never_ends_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = LineTail(path)
+    with path.open("wb") as file:
+        for _ in range(12):
+            file.write(b"x" * 2**20)
+            file.flush()
+            assert lines.read_new() == []
+        assert len(lines._partial) <= tail_module.MAX_LINE_BYTES
+        file.write(b'\n{"step": 1}\n')
+        file.flush()
+    assert [line for _ in range(4) for line in lines.read_new()] == [{"step": 1}]
+    lines.close()
+
+
+@pytest.mark.parametrize("line", ['{"step": NaN, "seconds": 1}', '{"step": 1, "seconds": NaN}', '{"step": 1e400}'])
+def test_values_that_no_run_writes_are_ignored(make_run: Callable[..., Any], line: str) -> None:
+    run = make_run()
+    run.line(kind="other")
+    with (run.path / "workers" / "0" / "metrics.jsonl").open("a") as file:
+        file.write(line + '\n{"step": 0, "seconds": 0.5}\n')
+    tail = RunTail(run.path)
+    tail.poll()
+    assert tail.poll().step == 1
+
+
+def test_a_plan_of_too_many_workers_is_named(make_run: Callable[..., Any]) -> None:
+    run = make_run(Plan.of("digits-vit", 99999, "data=99999"))
+    assert "data=99999 has more workers than can be followed: at most 4096" in str(RunTail(run.path).poll().damaged)

@@ -23,7 +23,10 @@ import types
 from collections.abc import Iterator
 from multiprocessing import forkserver
 
+from stagewright.engine.worker.process import LAUNCHER_PID
+
 _PRELOADED = (
+    "stagewright.engine.launch.end_with_launcher",  # first: the others take seconds
     "stagewright.engine.jobs.measure",
     "stagewright.engine.jobs.train",
     "stagewright.zoo.loading",
@@ -69,8 +72,15 @@ def _ensure_running() -> None:
     multiprocessing.set_forkserver_preload([*_PRELOADED])
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    # `python -c` puts the current directory first on the path, where a file called profile.py would replace a module of
+    # the standard library; workers get this process's path.
+    settings = {"PYTHONSAFEPATH": "1", **({LAUNCHER_PID: str(os.getpid())} if in_main_thread else {})}
+    saved = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         forkserver.ensure_running()
     finally:
+        for name, value in saved.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
         if before is not None:
             signal.signal(signal.SIGINT, before)

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.files.atomic import save_text
-from stagewright.files.json_values import from_json
+from stagewright.files.json_values import from_json, read_object
 
 RECORD_BYTES = 1024
 
@@ -241,8 +241,8 @@ class Fault:
     def read(cls, path: Path) -> Fault | None:
         """Read a file; None where it is missing or damaged."""
         try:
-            return from_json(cls, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError):
+            return from_json(cls, read_object(path))
+        except (OSError, ValueError, UsageError):
             return None
 
 

@@ -23,10 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import from_json, read_object
 
 # unknown: the process runs, or ran, on another machine or in another container.
 ProcessState: TypeAlias = Literal["running", "stopped", "gone", "unknown"]
+
+LAUNCHER_PID = "STAGEWRIGHT_LAUNCHER_PID"
+"""Environment variable of the fork server: the process that it ends with."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -57,9 +62,10 @@ class ProcessMark:
     def read(cls, path: Path) -> ProcessMark | None:
         """Read a file; None where it is missing or damaged."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            mark = from_json(cls, read_object(path))
+        except (OSError, ValueError, UsageError):
             return None
+        return mark if 0 < mark.pid < 2**31 else None
 
     def state(self) -> ProcessState:
         """Return whether the process still runs."""
@@ -78,6 +84,14 @@ class ProcessMark:
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped (SIGSTOP, a debugger); False where the system does not report it."""
     return _stat(pid)[0] in ("T", "t")
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when the thread that started it ends; `parent` is its process id."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)  # it ended before the line above
 
 
 def end_with_agent(*, has_agent: bool) -> None:

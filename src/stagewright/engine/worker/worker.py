@@ -31,6 +31,7 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import read_plan
+from stagewright.user_code import make_importable
 
 DEFAULT_JOB = "stagewright.engine.jobs.measure:run_job"
 """The job of a worker: ``package.module:function`` of plan, context and run folder."""
@@ -162,6 +163,7 @@ def _leave_group() -> None:
 
 def _load_job(path: str) -> Callable[..., None]:
     module, colon, name = path.partition(":")
+    make_importable()
     try:
         function = getattr(importlib.import_module(module), name) if colon else None
     except (ImportError, AttributeError) as error:

@@ -66,10 +66,27 @@ class ResultRead:
     result: RunResult
 
 
+MAX_DURATION_S = 1e9
+"""A step of thirty years is damaged."""
+
 Change: TypeAlias = PlanRead | MetricsLine | ActivitySeen | ProcessSeen | FaultSeen | ResultRead
 
 
 def read_number(values: Mapping[str, Any], name: str) -> float | None:
     """Return a number of a metrics line; None where it is missing or not a number."""
     value = values.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if not isinstance(value, int) or abs(value) < 2**63 else None
+
+
+def read_count(values: Mapping[str, Any], name: str) -> int | None:
+    """Return a count of a metrics line; None where it is missing, negative or not finite."""
+    value = read_number(values, name)
+    return int(value) if value is not None and 0 <= value < 2**53 else None
+
+
+def read_duration_s(values: Mapping[str, Any], name: str) -> float | None:
+    """Return a duration of a metrics line; None where it is missing, negative or not finite."""
+    value = read_number(values, name)
+    return value if value is not None and 0 <= value < MAX_DURATION_S else None

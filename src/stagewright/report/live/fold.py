@@ -12,6 +12,8 @@ from stagewright.report.live.changes import (
     PlanRead,
     ProcessSeen,
     ResultRead,
+    read_count,
+    read_duration_s,
     read_number,
 )
 from stagewright.report.live.state import LiveState, WorkerState
@@ -78,22 +80,21 @@ def _with_line(state: LiveState, change: MetricsLine) -> LiveState:
     values = change.values
     if state.plan is None or change.rank >= len(state.workers):
         return state
-    total = read_number(values, "total")
+    total = read_count(values, "total")
     if total is not None:
-        state = replace(state, total=int(total))
+        state = replace(state, total=total)
     kind = values.get("kind", "measured")
     if kind == "begin":
-        per_epoch = read_number(values, "batches")
-        return replace(state, per_epoch=int(per_epoch) if per_epoch else None)
+        return replace(state, per_epoch=read_count(values, "batches") or None)
     if kind == "epoch":
-        epoch = read_number(values, "epoch")
+        epoch = read_count(values, "epoch")
         is_old = epoch is None or (state.epochs and state.epochs[-1]["epoch"] >= epoch)
         return state if is_old else replace(state, epochs=(*state.epochs, dict(values)))
-    step, step_s = read_number(values, "step"), read_number(values, "seconds")
+    step, step_s = read_count(values, "step"), read_duration_s(values, "seconds")
     if step is None or step_s is None:
         return state
     state = _with_worker_step(state, change, step_s)
-    num_done = int(step) if kind == "step" else int(step) + 1
+    num_done = step if kind == "step" else step + 1
     if state.step is not None and num_done <= state.step:
         return state  # another worker has reported this step
     return _with_step(state, change, num_done, step_s)
@@ -101,12 +102,12 @@ def _with_line(state: LiveState, change: MetricsLine) -> LiveState:
 
 def _with_worker_step(state: LiveState, change: MetricsLine, step_s: float) -> LiveState:
     before = state.workers[change.rank]
-    memory = read_number(change.values, "memory_bytes")
-    memory_bytes = int(memory) if memory is not None else before.memory_bytes
+    memory = read_count(change.values, "memory_bytes")
+    memory_bytes = memory if memory is not None else before.memory_bytes
     sizes = [size for size in (memory_bytes, before.peak_memory_bytes) if size is not None]
     after = replace(
         before,
-        recent=(*before.recent[1 - NUM_RECENT :], (step_s, read_number(change.values, "waited_s"))),
+        recent=(*before.recent[1 - NUM_RECENT :], (step_s, read_duration_s(change.values, "waited_s"))),
         memory_bytes=memory_bytes,
         peak_memory_bytes=max(sizes, default=None),
     )
@@ -116,8 +117,8 @@ def _with_worker_step(state: LiveState, change: MetricsLine, step_s: float) -> L
 def _with_step(state: LiveState, change: MetricsLine, num_done: int, step_s: float) -> LiveState:
     assert state.plan is not None
     values = change.values
-    loss, epoch, num_samples = (read_number(values, name) for name in ("loss", "epoch", "samples"))
-    samples = state.plan.batch if num_samples is None else int(num_samples)
+    loss, epoch, num_samples = read_number(values, "loss"), read_count(values, "epoch"), read_count(values, "samples")
+    samples = state.plan.batch if num_samples is None else num_samples
     every, curve = state.curve_every, state.curve
     if num_done % every == 0 or not curve:
         curve = (*curve, (num_done, loss, samples / step_s if step_s > 0 else 0.0))
@@ -127,7 +128,7 @@ def _with_step(state: LiveState, change: MetricsLine, num_done: int, step_s: flo
     return replace(
         state,
         step=num_done,
-        epoch=state.epoch if epoch is None else int(epoch),
+        epoch=state.epoch if epoch is None else epoch,
         loss=loss,
         recent=(*state.recent[1 - NUM_RECENT :], (step_s, samples)),
         curve=curve,

@@ -18,13 +18,15 @@ from typing import Any
 from stagewright.engine.worker.faults import Doing, Fault, worker_folder
 from stagewright.errors import UsageError
 from stagewright.report.live.changes import (
+    MAX_DURATION_S,
     ActivitySeen,
     Change,
     FaultSeen,
     MetricsLine,
     PlanRead,
     ResultRead,
-    read_number,
+    read_count,
+    read_duration_s,
 )
 from stagewright.report.live.fold import fold
 from stagewright.report.live.state import LiveState
@@ -103,10 +105,10 @@ def make_moments(lines: Sequence[Sequence[Mapping[str, Any]]], trace: Trace | No
     starts: dict[int, float] = {}
     clock = 0.0
     for index, line in enumerate(lines[lead]):
-        number = read_number(line, "step")
-        if number is not None and read_number(line, "seconds") is not None:
+        number = read_count(line, "step")
+        if number is not None and read_duration_s(line, "seconds") is not None:
             # Training counts completed steps.
-            starts[int(number) - (line.get("kind") == "step")] = clock
+            starts[number - (line.get("kind") == "step")] = clock
         clock += _duration_s(line)
         moments += [
             Moment(at_s=clock, change=MetricsLine(rank=rank, values=worker_lines[index]))
@@ -131,9 +133,9 @@ def _duration_s(line: Mapping[str, Any]) -> float:
     """Return the time that a metrics line covers; a line of a measurement may cover several batches."""
     kind = line.get("kind")
     if kind == "epoch":
-        return read_number(line, "evaluation_s") or 0.0
-    batches = (read_number(line, "batches") or 1) if kind is None else 1
-    return (read_number(line, "seconds") or 0.0) * batches
+        return read_duration_s(line, "evaluation_s") or 0.0
+    batches = (read_count(line, "batches") or 1) if kind is None else 1
+    return min(MAX_DURATION_S, (read_duration_s(line, "seconds") or 0.0) * batches)
 
 
 def _activity_moments(rank: int, step: int, events: Iterable[TraceEvent], offset_s: float) -> list[Moment]:

@@ -10,6 +10,7 @@ Plain ``http.server`` suffices for a few viewers on loopback. A slow or disconne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -22,13 +23,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from stagewright.display import printable
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.report.live.access import Access
 from stagewright.report.live.difference import difference
 from stagewright.report.live.page import page_html
 from stagewright.report.live.replay import Replay, read_replay
 from stagewright.report.live.snapshot import snapshot
+from stagewright.report.live.state import LiveState
 from stagewright.report.live.tail import RunTail
+from stagewright.user_code import one_line
 
 POLL_S = 0.05
 """Polling interval of the run folder, and minimum interval of events to a viewer."""
@@ -43,6 +47,9 @@ AUTO_S = 20.0
 """Length of a replay with speed ``auto``."""
 
 MAX_VIEWERS = 32
+MAX_STRANGERS = 64
+"""Connections that have not shown the token yet."""
+
 _COOKIE = "stagewright-token"
 _SEND_TIMEOUT_S = 10.0
 
@@ -107,8 +114,11 @@ class Watcher:
 
     def _read(self) -> bool:
         """Poll the folder; return whether the run has ended."""
-        state = self.tail.poll()
-        shown = {**snapshot(state, time.time()), "replay": None}
+        try:
+            shown = {**snapshot(self.tail.poll(), time.time()), "replay": None}
+        except Exception as error:  # the next poll may read a repaired file: the thread goes on
+            damaged = LiveState(name=self.tail.path.name, damaged=f"the run can't be read: {one_line(error)}")
+            shown = {**snapshot(damaged, time.time()), "replay": None}
         if shown != self._snapshot:
             with self._updated:
                 self._snapshot, self._version = shown, self._version + 1
@@ -165,6 +175,8 @@ class LiveServer:
 
 
 class _Http(ThreadingHTTPServer):
+    """A thread per connection; of those that have shown no token yet, the oldest makes room for a new one."""
+
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
@@ -172,7 +184,27 @@ class _Http(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        self._lock = threading.Lock()
+        self._strangers: dict[Any, None] = {}  # in the order of their arrival
         super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._strangers[request] = None
+            oldest = next(iter(self._strangers)) if len(self._strangers) > MAX_STRANGERS else None
+            if oldest is not None:
+                del self._strangers[oldest]
+                _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def admit(self, request: Any) -> None:
+        """Note that a connection has shown the token, if there is one."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.admit(request)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         # As in http.server, but without a DNS lookup of this machine's name.
@@ -185,10 +217,17 @@ class _Http(ThreadingHTTPServer):
         """Ignore viewers that disconnect during a response."""
 
 
+def _hang_up(connection: Any) -> None:
+    """End a connection; the thread that reads from it ends, too."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Handles one request; the server sets ``live`` in a subclass."""
 
     live: LiveServer
+    server: _Http
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "stagewright", ""
     timeout = 30
@@ -197,13 +236,19 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         access = self.live.access
+        is_allowed = access.accepts_host(self.headers.get("Host")) and access.accepts_token(
+            query.get("token") or self._offered_token()
+        )
+        if is_allowed:
+            self.server.admit(self.connection)
         if not access.accepts_host(self.headers.get("Host")):
             self._respond(HTTPStatus.FORBIDDEN, "this page is served to 127.0.0.1 and localhost only\n")
         elif not access.accepts_token(query.get("token") or self._offered_token()):
             self._respond(HTTPStatus.FORBIDDEN, "open the printed URL, including ?token=…\n")
         elif parts.path == "/" and "token" in query:
-            # Move the token from the URL and the history into a cookie that scripts can't read.
-            cookie = f"{_COOKIE}={query['token']}; HttpOnly; SameSite=Strict; Path=/"
+            # Move the token from the URL and the history into a cookie that scripts can't read; nothing that was sent
+            # is repeated in a header.
+            cookie = f"{_COOKIE}={access.token or ''}; HttpOnly; SameSite=Strict; Path=/"
             self._respond(HTTPStatus.SEE_OTHER, "", {"Location": "/", "Set-Cookie": cookie})
         elif parts.path == "/":
             nonce = secrets.token_urlsafe(16)
@@ -256,7 +301,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             snapshots = self._replay_snapshots(query) if "at" in query else self._live_snapshots()
         except (StagewrightError, ValueError) as error:
-            self._respond(HTTPStatus.BAD_REQUEST, f"{error}\n")
+            self._respond(HTTPStatus.BAD_REQUEST, f"{printable(str(error))}\n")
             return
         if not self.live.viewers.acquire(blocking=False):
             self._respond(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_VIEWERS} viewers are already connected\n")

@@ -151,7 +151,7 @@ def _find_metric(epoch: Mapping[str, Any]) -> tuple[str, float] | None:
 def _to_unix(text: object) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None
 
 

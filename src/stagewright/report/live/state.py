@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.engine.worker.faults import Doing, Fault, root_cause
 from stagewright.engine.worker.process import ProcessState
-from stagewright.report.live.changes import read_number
+from stagewright.report.live.changes import read_duration_s
 from stagewright.runs.result import RunResult
 from stagewright.spec.plan import Plan
 
@@ -126,7 +126,7 @@ class LiveState:
         if not self.per_epoch or not self.epochs:
             return max(0.0, steps_s)
         num_evaluations = math.ceil(self.total / self.per_epoch) - int(self.epochs[-1]["epoch"])
-        return max(0.0, steps_s + num_evaluations * (read_number(self.epochs[-1], "evaluation_s") or 0.0))
+        return max(0.0, steps_s + num_evaluations * (read_duration_s(self.epochs[-1], "evaluation_s") or 0.0))
 
     @property
     def root_fault(self) -> Fault | None:

@@ -9,7 +9,6 @@ What can't be read is tried again at the next poll. For a folder of runs, the ne
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 from stagewright.engine.worker.faults import RECORD_BYTES, Doing, Fault, parse_doing, worker_folder
 from stagewright.engine.worker.process import ProcessMark
 from stagewright.errors import UsageError
+from stagewright.files.json_values import parse_json
 from stagewright.report.live.changes import (
     ActivitySeen,
     Change,
@@ -33,9 +33,13 @@ from stagewright.report.live.fold import fold
 from stagewright.report.live.state import LiveState
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
+from stagewright.runs.worker_folder import MAX_LINE_BYTES
 
 SLOW_S = 0.5
 """Polling interval of files that seldom change."""
+
+MAX_WORKERS = 4096
+"""Workers of a run that can be followed: each has files that are read twenty times a second."""
 
 _OLD_S = 60.0  # a record that was not written for this long has the time of its file
 _MAX_BYTES = 4 * 2**20  # read at once from one file: a long history arrives in pieces
@@ -62,10 +66,12 @@ class LineTail:
             return []
         self._offset += len(content)
         *complete, self._partial = (self._partial + content).split(b"\n")
+        if len(self._partial) > MAX_LINE_BYTES:
+            self._partial = b"\0"  # no line of ours is so long: what follows until the next line break is skipped
         lines = []
         for line in complete:
             try:
-                values = json.loads(line)
+                values = parse_json(line)
             except ValueError:
                 continue  # its writer was killed
             if isinstance(values, dict):
@@ -229,6 +235,8 @@ class RunTail:
         try:
             begun = folder.environment().get("begun")
             change = PlanRead(name=folder.name, plan=folder.plan(), begun=begun if isinstance(begun, str) else None)
+            if change.plan.mesh.num_workers > MAX_WORKERS:
+                raise UsageError(f"{change.plan.mesh} has more workers than can be followed: at most {MAX_WORKERS}")
         except UsageError as error:
             self._damage = str(error)
             return None

@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from stagewright.display import printable
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.palette import color, stage_color
 
@@ -51,6 +52,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def live_view(shown: Mapping[str, Any], width: int = 96) -> RenderableType:
     """Draw the whole snapshot, as the page shows it."""
+    shown = _printable_values(shown)
     parts: list[RenderableType] = [_draw_head(shown, width)]
     if shown["error"]:
         parts.append(_draw_error(shown["error"]))
@@ -76,6 +78,15 @@ def live_line(shown: Mapping[str, Any]) -> str:
     if shown["error"]:
         words.append(shown["error"]["text"])
     return f"{shown['name']}: {', '.join(words)}"
+
+
+def _printable_values(value: Any) -> Any:
+    """Replace control characters in all texts of a snapshot."""
+    if isinstance(value, Mapping):
+        return {key: _printable_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable_values(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

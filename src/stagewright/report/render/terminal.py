@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from stagewright.display import printable
 from stagewright.table import Cell, Column, Table, Tone
 
 _STYLES: dict[Tone, str] = {
@@ -35,13 +36,13 @@ def draw_table(table: Table) -> RenderableType:
             Text(column.name),
             justify=column.align,
             style="bold" if index == named else "",
-            min_width=None if column.wrap else max((cell_len(str(cell)) for cell in cells), default=0),
+            min_width=None if column.wrap else max((cell_len(printable(str(cell))) for cell in cells), default=0),
             overflow="fold",
         )
     for row in table.rows:
         grid.add_row(*(_draw_cell(cell, column) for cell, column in zip(row, table.columns, strict=True)))
-    title = [Text(table.title, style="table.title")] if table.title else []
-    notes = [Text(note, style="table.caption", justify="left") for note in table.notes]
+    title = [Text(printable(table.title), style="table.title")] if table.title else []
+    notes = [Text(printable(note), style="table.caption", justify="left") for note in table.notes]
     return Group(*title, grid, *notes)
 
 
@@ -52,4 +53,4 @@ def min_table_width(table: Table, console: Console) -> int:
 
 def _draw_cell(cell: str | Cell, column: Column) -> Text:
     style = _STYLES[cell.tone] if isinstance(cell, Cell) else ""
-    return Text(str(cell), style=style, no_wrap=not column.wrap)
+    return Text(printable(str(cell)), style=style, no_wrap=not column.wrap)

@@ -54,7 +54,6 @@ class Link:
 
     bandwidth_bytes_per_s: float
     latency_s: float
-    """Time of an empty message."""
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0:

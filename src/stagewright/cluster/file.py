@@ -19,46 +19,30 @@ from typing import Any, TypeVar
 
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
+from stagewright.files import toml_table as toml
 from stagewright.files.atomic import save_text
-from stagewright.files.toml_table import (
-    Reader,
-    choice,
-    integer,
-    list_of,
-    load_toml,
-    number,
-    rate,
-    read_table,
-    seconds,
-    size,
-    text,
-    to_toml,
-    write_rate,
-    write_seconds,
-    write_size,
-)
 
 Value = TypeVar("Value")
 
-_DEVICES: dict[str, Reader] = {
-    "kind": choice("cpu", "cuda"),
-    "count": integer,
-    "memory": size,
-    "speed": number,
-    "cores": integer,
-    "host": text,
-    "hosts": integer,
-    "hardware": text,
+_DEVICES: dict[str, toml.Reader] = {
+    "kind": toml.choice("cpu", "cuda"),
+    "count": toml.integer,
+    "memory": toml.size,
+    "speed": toml.number,
+    "cores": toml.integer,
+    "host": toml.text,
+    "hosts": toml.integer,
+    "hardware": toml.text,
 }
-_LINK: dict[str, Reader] = {"bandwidth": rate, "latency": seconds}
-_LINKS: dict[str, Reader] = {
+_LINK: dict[str, toml.Reader] = {"bandwidth": toml.rate, "latency": toml.seconds}
+_LINKS: dict[str, toml.Reader] = {
     "intra_host": lambda value, where: _link(value, where),
     "inter_host": lambda value, where: _link(value, where),
     "collective": lambda value, where: _link(value, where),
 }
-_CLUSTER: dict[str, Reader] = {
-    "devices": list_of(lambda value, where: _group(value, where)),
-    "links": lambda value, where: Links(**read_table(value, _LINKS, where)),
+_CLUSTER: dict[str, toml.Reader] = {
+    "devices": toml.list_of(lambda value, where: _group(value, where)),
+    "links": lambda value, where: Links(**toml.read_table(value, _LINKS, where)),
 }
 
 
@@ -66,7 +50,7 @@ def read_cluster(path: str | Path) -> Cluster:
     """Read a cluster file."""
     if not Path(path).exists():
         raise UsageError(f"there is no cluster file {path}; `stagewright doctor -o {path}` writes this machine's")
-    values = read_table(load_toml(path), _CLUSTER, str(path), required=["[[devices]]"])
+    values = toml.read_table(toml.load_toml(path), _CLUSTER, str(path), required=["[[devices]]"])
     return _build(Cluster, values, str(path))
 
 
@@ -78,7 +62,7 @@ def write_cluster(cluster: Cluster, path: str | Path, comment: str = "") -> None
 def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
     """Format a cluster as TOML."""
     links = {
-        name: {"bandwidth": write_rate(link.bandwidth_bytes_per_s), "latency": write_seconds(link.latency_s)}
+        name: {"bandwidth": toml.write_rate(link.bandwidth_bytes_per_s), "latency": toml.write_seconds(link.latency_s)}
         for name, link in (
             ("intra_host", cluster.links.intra_host),
             ("inter_host", cluster.links.inter_host),
@@ -87,7 +71,7 @@ def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
         if link is not None and link != FREE
     }
     content = {"devices": [_group_table(group) for group in cluster.devices], **({"links": links} if links else {})}
-    return "".join(f"# {line}\n" for line in comment.splitlines()) + to_toml(content)
+    return "".join(f"# {line}\n" for line in comment.splitlines()) + toml.to_toml(content)
 
 
 def _group_table(group: DeviceGroup) -> dict[str, Any]:
@@ -95,7 +79,7 @@ def _group_table(group: DeviceGroup) -> dict[str, Any]:
         "kind": group.kind,
         "count": group.count,
         "cores": group.cores if group.kind == "cpu" or group.cores != 1 else None,
-        "memory": None if group.memory_bytes is None else write_size(group.memory_bytes),
+        "memory": None if group.memory_bytes is None else toml.write_size(group.memory_bytes),
         "speed": group.speed,
         "host": group.host,
         "hosts": group.hosts if group.hosts != 1 else None,
@@ -104,14 +88,14 @@ def _group_table(group: DeviceGroup) -> dict[str, Any]:
 
 
 def _group(value: object, where: str) -> DeviceGroup:
-    values = read_table(value, _DEVICES, where, required=['kind = "cuda"', "count = 8"])
+    values = toml.read_table(value, _DEVICES, where, required=['kind = "cuda"', "count = 8"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
     return _build(DeviceGroup, values, where)
 
 
 def _link(value: object, where: str) -> Link:
-    values = read_table(value, _LINK, where, required=['bandwidth = "25GB/s"'])
+    values = toml.read_table(value, _LINK, where, required=['bandwidth = "25GB/s"'])
     return _build(Link, {"bandwidth_bytes_per_s": values["bandwidth"], "latency_s": values.get("latency", 0.0)}, where)
 
 

@@ -35,7 +35,6 @@ class CodecName:
     """The name under which the codec is registered, or ``module:Class``."""
     numbers: tuple[float, ...] = ()
     inner: CodecName | None = None
-    """The wrapped codec."""
     option: str | None = None
     """The text after the wrapped codec."""
 

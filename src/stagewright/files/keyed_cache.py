@@ -43,7 +43,6 @@ class CacheEntry:
 
     content: dict[str, Any]
     age_s: float
-    """Seconds since it was saved."""
 
 
 class KeyedCache:

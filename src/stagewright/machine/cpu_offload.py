@@ -83,8 +83,13 @@ def offloaded(module: nn.Module, device: torch.device) -> Iterator[None]:
     if not is_offloaded(module, device):
         yield
         return
-    with _copying(device):
-        yield
+    mode = _TemporaryCopies(device)
+    _active.append(mode)
+    try:
+        with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
+            yield
+    finally:
+        _active.remove(mode)
 
 
 @contextlib.contextmanager
@@ -108,17 +113,6 @@ def is_temporary(tensor: torch.Tensor) -> bool:
 
 
 _active: list[_TemporaryCopies] = []
-
-
-@contextlib.contextmanager
-def _copying(device: torch.device) -> Iterator[None]:
-    mode = _TemporaryCopies(device)
-    _active.append(mode)
-    try:
-        with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
-            yield
-    finally:
-        _active.remove(mode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ class MeasuredLink:
 
     link: Link
     points: tuple[LinkPoint, ...]
-    """Measurements by ascending size."""
     error: float
     """Largest relative error of the fit for large messages."""
     pinned: bool

@@ -28,7 +28,6 @@ class Gpu:
     """One GPU."""
 
     index: int
-    """Index in torch."""
     name: str
     memory_bytes: int
 
@@ -146,12 +145,17 @@ def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]
     return tuple(f"cpu:{cores[worker % len(cores)]}" for worker in range(num_workers))
 
 
-def _versions(torch_version: str, cuda_version: str | None) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    versions["torch"] = torch_version  # with the build: 2.13.0+cpu
+    return versions
+
+
+def _versions(torch_version: str, cuda_version: str | None) -> dict[str, str]:
+    versions = {"python": platform.python_version(), **installed_versions(_PACKAGES), "torch": torch_version}
     return versions | ({"cuda": cuda_version} if cuda_version else {})
 
 

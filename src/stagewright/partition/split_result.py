@@ -24,11 +24,9 @@ class StageCost:
     device: int
     """Index of the device that runs the stage."""
     first: int
-    """Index of the first unit."""
     last: int
     """Index of the last unit, included."""
     units: tuple[str, ...]
-    """Names of the units, in order."""
     parameters: int
     """Number of parameters, shared ones counted once."""
     macs: int

@@ -11,7 +11,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from stagewright.machine.cpu_offload import is_offloaded
+from stagewright.machine.machine import installed_versions
 
 if TYPE_CHECKING:
     from stagewright.cluster.device import Device
@@ -31,14 +31,7 @@ _LIBRARIES = ("stagewright", "torch", "transformers")
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the installed libraries that a profile depends on."""
-    versions = {}
-    for library in _LIBRARIES:
-        try:
-            versions[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    versions["torch"] = torch.__version__  # includes the build: 2.13.0+cpu
-    return versions
+    return {**installed_versions(_LIBRARIES), "torch": torch.__version__}  # torch with its build: 2.13.0+cpu
 
 
 def profile_key(

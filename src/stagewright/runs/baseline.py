@@ -51,7 +51,6 @@ class BaselineRun:
     machine: tuple[str, ...]
     """Names of the processor and the GPUs."""
     latency_s: float
-    """Median time of a step."""
 
 
 def baseline_runs(folders: Iterable[RunFolder]) -> tuple[BaselineRun, ...]:

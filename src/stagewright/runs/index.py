@@ -67,9 +67,6 @@ class RunRow:
     error: str | None = None
     """Why it failed or can't be read."""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class RunIndex:
     """The runs below a root; updated when it is opened."""
@@ -148,7 +145,7 @@ class RunIndex:
                         row.strategy,
                         row.status,
                         row.samples_per_s,
-                        json.dumps(row.to_dict()),
+                        json.dumps(asdict(row)),
                     ),
                 )
         database.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in stored if name not in seen])

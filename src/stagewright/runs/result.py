@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stagewright.errors import UsageError
@@ -87,7 +87,6 @@ class MemoryUse:
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
-    """Optimizer states."""
     activations: int = 0
     """Saved for backward; in inference, all intermediate results that are still referenced."""
     buffers: int = 0
@@ -299,11 +298,7 @@ class RunResult:
         own = set(names) | (set(history.to_dict()) if history is not None else set())
         result = from_json(cls, {**values, "is_compared": "share_of_bound" in content})
         extra = {key: value for key, value in content.items() if key not in own}
-        return cls(**{**_shallow(result), "history": history, "extra": extra})
-
-
-def _shallow(result: RunResult) -> dict[str, Any]:
-    return {item.name: getattr(result, item.name) for item in fields(result)}
+        return replace(result, history=history, extra=extra)
 
 
 _PLAN_KEYS = ("strategy", "shard", "workers", "batch", "microbatches", "schedule")
@@ -315,5 +310,5 @@ _TIMED_KEYS = (
 _KEYS = {"parity": "equality"}  # field -> JSON key, where they differ
 _NOT_WRITTEN = ("status", "ended", "is_compared", "history", "extra")
 _DEFAULTS = {
-    name: value for name, value in _shallow(RunResult()).items() if name not in _NOT_WRITTEN
+    item.name: getattr(RunResult(), item.name) for item in fields(RunResult) if item.name not in _NOT_WRITTEN
 }  # of fields that are written, in the order of the file

@@ -15,17 +15,7 @@ if TYPE_CHECKING:
     from stagewright.zoo.tasks import Task as Task
     from stagewright.zoo.tasks import load_task as load_task
 
-__all__ = [
-    "Batch",
-    "ImageInput",
-    "Model",
-    "Task",
-    "TextInput",
-    "describe",
-    "load",
-    "load_task",
-    "names",
-]
+__all__ = ["Batch", "ImageInput", "Model", "Task", "TextInput", "describe", "load", "load_task", "names"]
 
 
 def __getattr__(name: str) -> Any:

@@ -61,12 +61,9 @@ class Blueprint:
     config: Any
     """The transformers configuration, if any."""
     inputs: ModelInput
-    """The inputs of the model."""
     objective: Objective
-    """The training objective."""
     num_classes: int | None
     """Number of classes of a classifier; None for next-token prediction."""
     pad_token: int = 0
-    """Padding token id."""
     adjust: Callable[[nn.Module], tuple[str, ...]] = no_changes
     """Change a module after it is built or loaded; returns notes for the user."""

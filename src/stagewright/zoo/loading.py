@@ -6,7 +6,6 @@ Random weights have their own seed: the caller's random number generator is not 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from stagewright.zoo.sources.weights import (
     read_config,
     with_normalization,
 )
+from stagewright.zoo.validation import catalog_blueprint
 
 DTYPES = {
     "float32": torch.float32,
@@ -46,7 +46,6 @@ class _Request:
 
     name: str
     batch: int | None
-    """Size of the example batch."""
     weights: Path | None
     """A folder of safetensors."""
     random_weights: bool
@@ -101,10 +100,7 @@ def load(
 
 
 def _from_catalog(request: _Request) -> Model:
-    entry, layers = catalog.entry_and_layers(request.name)
-    request.options.check_supported(request.name, entry.options)
-    builder = importlib.import_module(f"stagewright.zoo.named.{entry.builder}")
-    blueprint: Blueprint = builder.build(entry, request.options, layers)
+    entry, blueprint = catalog_blueprint(request.name, request.options)
     notes: tuple[str, ...] = ()
     with seeded(request.seed), quiet_transformers():
         if request.weights is None:

@@ -56,11 +56,15 @@ def check_model(name: str, weights: str | None, options: Options) -> Blueprint |
 
         check_options(name, options)
         return None
+    return catalog_blueprint(name, options)[1]
+
+
+def catalog_blueprint(name: str, options: Options) -> tuple[catalog.Entry, Blueprint]:
+    """Return the catalog's entry of a built-in model and its blueprint."""
     entry, layers = catalog.entry_and_layers(name)
     options.check_supported(name, entry.options)
     builder = importlib.import_module(f"stagewright.zoo.named.{entry.builder}")
-    blueprint: Blueprint = builder.build(entry, options, layers)
-    return blueprint
+    return entry, builder.build(entry, options, layers)
 
 
 def has_option(name: str, option: str) -> bool:

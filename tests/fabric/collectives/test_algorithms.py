@@ -1,17 +1,33 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.collectives.algorithms import ALGORITHMS, ALL_REDUCE, bus_factor, collective
-from stagewright.fabric.collectives.collective import Move, chunk_bounds
-from stagewright.fabric.collectives.simulate import bytes_sent, execute, find_errors, ideal_s
+from stagewright.fabric.collectives.collective import Collective, Move, chunk_bounds
+from stagewright.fabric.collectives.simulate import bytes_sent, find_errors, ideal_s
+
+
+def execute(
+    collective: Collective, buffers: Sequence[dict[int, npt.NDArray[np.float64]]]
+) -> list[dict[int, npt.NDArray[np.float64]]]:
+    """Apply the moves to each rank's chunks and return the result."""
+    held = [{chunk: values.copy() for chunk, values in chunks.items()} for chunks in buffers]
+    for _, moves in itertools.groupby(collective.moves, key=lambda move: move.step):
+        arriving = [(move, held[move.source][move.chunk].copy()) for move in moves]
+        for move, values in arriving:
+            if move.action == "reduce" and move.chunk in held[move.destination]:
+                values = held[move.destination][move.chunk] + values
+            held[move.destination][move.chunk] = values
+    return held
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def runs(
     with RunIndex(root) as index:
         rows = index.rows()
     if json:
-        print_json({"root": str(root), "runs": [row.to_dict() for row in rows]})
+        print_json({"root": str(root), "runs": [asdict(row) for row in rows]})
         return
     if not rows:
         note(f"no runs in {root}; start one: stagewright compare mlp-mnist --devices 2")

@@ -32,9 +32,7 @@ class Transfer:
     """Index among the rank's receives or sends."""
     step: int
     peer: int
-    """Rank at the other end."""
     stream: int
-    """Connection to that rank."""
     offset: int
     """Byte offset in the rank's buffer."""
     size: int
@@ -51,7 +49,6 @@ class Program:
     """The transfers and buffer layout of one rank."""
 
     rank: int
-    """Index within the group."""
     buffer_bytes: int
     item_bytes: int
     chunks: dict[int, tuple[int, int]]

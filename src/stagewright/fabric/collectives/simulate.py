@@ -7,11 +7,7 @@ it twice: an engine would send a mix of both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from itertools import groupby
-
-import numpy as np
-import numpy.typing as npt
 
 from stagewright.fabric.collectives.collective import Collective
 
@@ -46,20 +42,6 @@ def find_errors(collective: Collective) -> list[str]:
         if held.get((rank, chunk)) != expected:
             errors.append(f"at the end chunk {chunk} of rank {rank} is {held.get((rank, chunk))}, expected {expected}")
     return errors
-
-
-def execute(
-    collective: Collective, buffers: Sequence[dict[int, npt.NDArray[np.float64]]]
-) -> list[dict[int, npt.NDArray[np.float64]]]:
-    """Apply the moves to each rank's chunks and return the result."""
-    held = [{chunk: values.copy() for chunk, values in chunks.items()} for chunks in buffers]
-    for _, moves in groupby(collective.moves, key=lambda move: move.step):
-        arriving = [(move, held[move.source][move.chunk].copy()) for move in moves]
-        for move, values in arriving:
-            if move.action == "reduce" and move.chunk in held[move.destination]:
-                values = held[move.destination][move.chunk] + values
-            held[move.destination][move.chunk] = values
-    return held
 
 
 def bytes_sent(collective: Collective, size: int) -> list[int]:

@@ -95,7 +95,6 @@ class Measurements:
     error: str | None = None
     """Which rank failed and why, in one sentence."""
     dead: list[int] = field(default_factory=list)
-    """The ranks that died."""
 
 
 @dataclass(slots=True, kw_only=True)

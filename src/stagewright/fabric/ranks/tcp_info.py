@@ -21,9 +21,7 @@ class TcpInfo:
 
     retransmits: int
     rtt_s: float
-    """Smoothed round-trip time."""
     min_rtt_s: float
-    """Minimum round-trip time."""
     rto_s: float
     """Retransmission timeout (RTO)."""
     segments: int

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.errors import UsageError
+from stagewright.quantity import parse_s
 
 # name → fraction of samples below it
 PERCENTILES: dict[str, Fraction] = {
@@ -90,8 +91,6 @@ class Threshold:
     @classmethod
     def parse(cls, text: str) -> Threshold:
         """Parse `p99=50ms`."""
-        from stagewright.quantity import parse_s
-
         name, equals, limit = (part.strip() for part in text.partition("="))
         names = [*PERCENTILES, "max"]
         if not equals or name not in names:

@@ -27,11 +27,9 @@ class LayerResult:
     algbw_bytes_per_s: float | None
     """Algorithm bandwidth at the median, as in nccl-tests."""
     busbw_bytes_per_s: float | None
-    """Bus bandwidth at the median."""
     ideal_s: float | None
     """Time in the α–β model of the probes; None without probes."""
     share_of_ideal: float | None
-    """Ideal time over median."""
     floor_s: float | None
     """Median on this host's loopback; None if not measured."""
     limited_by_host: bool | None
@@ -39,7 +37,6 @@ class LayerResult:
     wrong: int
     """Buffers with wrong contents."""
     retransmits: int
-    """Retransmitted segments."""
     symptoms: tuple[Symptom, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,11 +93,9 @@ class FabricResult:
     network: Mapping[str, Any] | None
     """Settings of the lab, if the run is in one."""
     wall_s: float
-    """Duration of all trials."""
     error: str | None
     """Which rank failed and why."""
     dead: tuple[int, ...] = ()
-    """The ranks that died."""
 
     def to_dict(self) -> dict[str, Any]:
         workload = self.workload

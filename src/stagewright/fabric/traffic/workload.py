@@ -61,7 +61,6 @@ class Workload:
     delays_s: tuple[float, ...] = ()
     """Extra delay of each rank before every message."""
     seed: int = 0
-    """Seed of the payload."""
     time_limit_s: float | None = None
     """No new trial starts after this time; None: no limit."""
 

@@ -26,7 +26,6 @@ class Entry:
     options: frozenset[str]
     """Supported options among `image_size`, `sequence_length`, `num_classes`, `padded`."""
     default_batch: int = 4
-    """Default number of samples in the example batch."""
     default_layers: int | None = None
     """Default number of layers of a family; None for a single model."""
 

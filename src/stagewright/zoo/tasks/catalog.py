@@ -34,7 +34,6 @@ class Entry:
     repository: str = ""
     """Name on the Hugging Face hub."""
     configuration: str | None = None
-    """Configuration of the repository."""
 
     @property
     def splits(self) -> tuple[str, str]:

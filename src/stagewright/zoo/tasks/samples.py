@@ -17,7 +17,6 @@ class Samples(abc.ABC):
     """One split of a data set in the format of a model; `samples[3]` is a batch of one sample."""
 
     labels: NDArray[Any]
-    """The class of every sample."""
 
     def __len__(self) -> int:
         return len(self.labels)

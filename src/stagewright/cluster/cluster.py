@@ -62,7 +62,6 @@ class Link:
             raise UsageError(f"latency = {self.latency_s} s, but must be at least 0")
 
     def message_s(self, num_bytes: float) -> float:
-        """Return the time of a message."""
         return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
 
 

@@ -35,11 +35,9 @@ _DEVICES: dict[str, toml.Reader] = {
     "hardware": toml.text,
 }
 _LINK: dict[str, toml.Reader] = {"bandwidth": toml.rate, "latency": toml.seconds}
-_LINKS: dict[str, toml.Reader] = {
-    "intra_host": lambda value, where: _link(value, where),
-    "inter_host": lambda value, where: _link(value, where),
-    "collective": lambda value, where: _link(value, where),
-}
+_LINKS: dict[str, toml.Reader] = dict.fromkeys(
+    ("intra_host", "inter_host", "collective"), lambda value, where: _link(value, where)
+)
 _CLUSTER: dict[str, toml.Reader] = {
     "devices": toml.list_of(lambda value, where: _group(value, where)),
     "links": lambda value, where: Links(**toml.read_table(value, _LINKS, where)),
@@ -63,12 +61,8 @@ def cluster_to_toml(cluster: Cluster, comment: str = "") -> str:
     """Format a cluster as TOML."""
     links = {
         name: {"bandwidth": toml.write_rate(link.bandwidth_bytes_per_s), "latency": toml.write_seconds(link.latency_s)}
-        for name, link in (
-            ("intra_host", cluster.links.intra_host),
-            ("inter_host", cluster.links.inter_host),
-            ("collective", cluster.links.collective),
-        )
-        if link is not None and link != FREE
+        for name in _LINKS
+        if (link := getattr(cluster.links, name)) not in (None, FREE)
     }
     content = {"devices": [_group_table(group) for group in cluster.devices], **({"links": links} if links else {})}
     return "".join(f"# {line}\n" for line in comment.splitlines()) + toml.to_toml(content)

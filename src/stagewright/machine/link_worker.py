@@ -63,18 +63,12 @@ def measure(
             counts.zero_()
     points = []
     for num_bytes, taken_s in zip(SIZES_BYTES, times_s, strict=True):
-        lower_s, median_s, upper_s = quartiles(taken_s)
+        lower_s, median_s, upper_s = statistics.quantiles(taken_s, n=4, method="inclusive")
         spread_s = upper_s - lower_s
         points.append(
             {"num_bytes": num_bytes, "median_s": median_s, "spread_s": spread_s, "num_messages": 2 * len(taken_s)}
         )
     return points
-
-
-def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Return lower quartile, median and upper quartile."""
-    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return lower, median, upper
 
 
 def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: float) -> None:

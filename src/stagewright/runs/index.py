@@ -81,7 +81,6 @@ class RunIndex:
         return [_read_row(row) for (row,) in rows]
 
     def close(self) -> None:
-        """Close the file."""
         self._database.close()
 
     def __enter__(self) -> RunIndex:
@@ -135,18 +134,9 @@ class RunIndex:
             seen.add(name)
             if stored.get(name) != stamp:
                 row = _plan_row(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric_row(folder, name)
+                columns = (name, stamp, row.begun or "", row.model, row.strategy, row.status, row.samples_per_s)
                 database.execute(
-                    "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        name,
-                        stamp,
-                        row.begun or "",
-                        row.model,
-                        row.strategy,
-                        row.status,
-                        row.samples_per_s,
-                        json.dumps(asdict(row)),
-                    ),
+                    "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*columns, json.dumps(asdict(row)))
                 )
         database.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in stored if name not in seen])
 

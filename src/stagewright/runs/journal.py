@@ -107,7 +107,6 @@ class Journal:
         self._count += 1
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -53,9 +53,6 @@ class ParityReport:
         """The largest relative error; NaN where any is NaN."""
         return math.nan if any(math.isnan(error) for error in self.errors) else max(self.errors)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeBatchLoss:
@@ -75,9 +72,6 @@ class WholeBatchLoss:
     """Whether the difference exceeds rounding: the loss depends on which samples share a batch."""
     without_dropout: bool
     """Whether both were computed without dropout, whose masks differ between micro-batches."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,6 @@ class RunFolder:
         return self.path.name
 
     def plan(self) -> Plan:
-        """Read the plan."""
         return read_plan(self.path / "plan.toml")
 
     def write_plan(self, plan: Plan) -> None:

@@ -136,7 +136,6 @@ class WorkerFolder:
         return list(_read_lines(path)) if path.is_file() else []
 
     def close(self) -> None:
-        """Close the metrics file."""
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None

@@ -30,6 +30,7 @@ from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.memory import held_bytes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import to_json
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.bubble_bound import bubble_bound
@@ -53,7 +54,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     if context.rank == 0:
         baseline = baseline_of(plan, model, graph, context)
         whole = whole_batch_of(plan, model, graph, context, baseline)
-        loss_info = {"loss_source": baseline.loss_source, "whole_batch": None if whole is None else whole.to_dict()}
+        loss_info = {"loss_source": baseline.loss_source, "whole_batch": to_json(whole)}
     activity.begin("build stages")
     runner = StepRunner(plan, model, context, graph)
     with runner.memory.explain_oom():
@@ -62,7 +63,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     # Everything built so far stays alive: keep the garbage collector from scanning it during timed steps.
     gc.collect()
     gc.freeze()
-    result: dict[str, Any] = {"worker": context.rank, "equality": parity.to_dict(), **loss_info}
+    result: dict[str, Any] = {"worker": context.rank, "equality": to_json(parity), **loss_info}
     with run_folder.worker(context.rank) as folder, runner.memory.explain_oom():
         measure = _measure_training if plan.training else _measure_inference
         result |= measure(runner, batch, folder)

@@ -88,7 +88,6 @@ class LabNetwork:
         return f"198.18.0.{host + 1}"
 
     def mac(self, host: int) -> str:
-        """Return a host's MAC address."""
         return f"02:00:c6:12:00:{host + 1:02x}"
 
     def max_packet_bytes(self, host: int) -> int:

@@ -67,16 +67,15 @@ def probe_pairs(connections: Connections, engine: SocketEngine, num_ranks: int) 
                 before = tcp_info(connection)
                 rate = _send_bursts(connection, burst, latency_s)
                 after = tcp_info(connection)
-                probes.append(
-                    PairProbe(
-                        source=rank,
-                        destination=second if rank == first else first,
-                        latency_s=latency_s,
-                        bytes_per_s=rate,
-                        retransmits=after.retransmits - before.retransmits,
-                        segments=after.segments - before.segments,
-                    )
+                probe = PairProbe(
+                    source=rank,
+                    destination=second if rank == first else first,
+                    latency_s=latency_s,
+                    bytes_per_s=rate,
+                    retransmits=after.retransmits - before.retransmits,
+                    segments=after.segments - before.segments,
                 )
+                probes.append(probe)
             else:
                 _receive_bursts(connection, burst)
     engine.barrier(_TRIAL)

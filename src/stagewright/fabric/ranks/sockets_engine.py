@@ -18,7 +18,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from stagewright.errors import RunError
-from stagewright.fabric.collectives.program import Transfer
 from stagewright.fabric.ranks.connections import Connections
 from stagewright.fabric.ranks.flow import HEADER, SMALL_BYTES, Flow, Link, Operation
 from stagewright.fabric.ranks.tcp_info import retransmits
@@ -269,8 +268,9 @@ class SocketEngine:
             raise self._lost(link) from None
         if more == 0:
             raise self._lost(link)
-        if got < HEADER.size <= got + more:
-            self._check_header(link, flow, transfer)
+        is_complete = got < HEADER.size <= got + more
+        if is_complete and HEADER.unpack(link.header) != (self._trial, flow.message, 0, transfer.size):
+            raise self._out_of_step(link, flow, transfer.size)
         link.got = got = got + more
         if got < HEADER.size + transfer.size:
             return True
@@ -338,11 +338,6 @@ class SocketEngine:
         if not any(link.stalled for link in outgoing):
             for link in incoming:
                 self.receive_wait_s[link.peer] += waited
-
-    def _check_header(self, link: Link, flow: Flow, transfer: Transfer) -> None:
-        trial, message, _, size = HEADER.unpack(link.header)
-        if (trial, message, size) != (self._trial, flow.message, transfer.size):
-            raise self._out_of_step(link, flow, transfer.size)
 
     def _out_of_step(self, link: Link, flow: Flow, expected_bytes: int) -> RunError:
         trial, message, _, size = HEADER.unpack(link.header)

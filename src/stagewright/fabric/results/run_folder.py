@@ -86,11 +86,9 @@ class FabricFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def trials(self) -> TrialTable:
-        """Read the raw trials."""
         return read_trials(self.path / "trials.parquet")
 
     def result(self) -> dict[str, Any]:
-        """Read the result."""
         try:
             content: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         except FileNotFoundError:

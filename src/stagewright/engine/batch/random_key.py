@@ -133,6 +133,11 @@ def reseed(call: int) -> None:
             generator.manual_seed(seed)
 
 
+def random_state(device: torch.device) -> list[bytes]:
+    """Return the state of the generators that a model on this device uses."""
+    return [generator.get_state().numpy().tobytes() for generator in device_generators(device)]
+
+
 def device_generators(device: torch.device) -> tuple[torch.Generator, ...]:
     """Return the generators that a model on this device uses: the CPU's and the GPU's."""
     if device.type != "cuda":

@@ -7,7 +7,7 @@ equals the gradient of the full batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,10 +19,11 @@ from torch.utils import _pytree as pytree
 from stagewright.codecs.header import DTYPES
 from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
 from stagewright.engine.batch.microbatch import MicroBatch
-from stagewright.engine.batch.random_key import device_generators, key_stage, random_key
+from stagewright.engine.batch.random_key import key_stage, random_key, random_state
 from stagewright.engine.parity.relative_error import equal_or_nan
 from stagewright.engine.pipeline.link_codec import FakeLink
 from stagewright.graph.preserve import preserved
+from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.loss import loss_source
 from stagewright.zoo.model import LossSource
@@ -77,9 +78,11 @@ def make_baseline(
     before = _copy_buffers(model)
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
-        run = _plain_runner(graph, microbatches[0], loss, seed, device, training=training)
-        if perturbation or any(codec != "none" for link in links for codec in link):
-            run = _coded_runner(graph, cuts, links, loss, seed, device, training=training, perturbation=perturbation)
+        coded = perturbation or any(codec != "none" for link in links for codec in link)
+        stages: list[Stage] = []
+        if coded or (training and _draws_random_numbers(model, microbatches[0], loss, device)):
+            stages = graph.stages(cuts if coded else ())
+        run = _make_runner(graph, stages, cuts, links, loss, seed, device, training=training, perturbation=perturbation)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
         for replica in sorted({microbatch.replica for microbatch in microbatches}):
             local = [microbatch for microbatch in microbatches if microbatch.replica == replica]
@@ -110,7 +113,8 @@ def _add_microbatch(
     baseline: Baseline, microbatch: MicroBatch, run: _Runner, loss: _Loss, training: bool, plain_attention: bool
 ) -> None:
     """Run forward and backward of one micro-batch and add its loss and outputs."""
-    with torch.set_grad_enabled(training), _attention(plain_attention):
+    attention = sdpa_kernel(SDPBackend.MATH) if plain_attention else nullcontext()
+    with torch.set_grad_enabled(training), attention:
         output, value = run(microbatch)
         baseline.loss_source = loss_source(loss, output)
         value = value * microbatch.weight
@@ -122,38 +126,18 @@ def _add_microbatch(
     baseline.outputs.append([tensor.detach().clone() for tensor in tensors])
 
 
-def _plain_runner(
-    graph: UnitGraph, first: MicroBatch, loss: _Loss, seed: int, device: torch.device, *, training: bool
-) -> _Runner:
-    """Run the plain model; if it or its loss draws random numbers, run its graph, where these are keyed."""
-    generators = device_generators(device)  # a GPU has its own generator
-    states = [generator.get_state() for generator in generators]
+def _draws_random_numbers(model: nn.Module, microbatch: MicroBatch, loss: _Loss, device: torch.device) -> bool:
+    """Run a micro-batch and return whether the model or its loss draws random numbers."""
+    before = random_state(device)
     with torch.no_grad():
-        args, kwargs = _clone((first.args, first.kwargs))
-        loss(graph.model(*args, **kwargs), first.target)
-    drawn = any(not torch.equal(s, g.get_state()) for s, g in zip(states, generators, strict=True))
-    if not training or not drawn:
-
-        def run_model(microbatch: MicroBatch) -> tuple[Any, Any]:
-            # Nothing is drawn, but batch norms tell micro-batches apart by the key.
-            with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
-                output = graph.model(*_clone(microbatch.args), **_clone(microbatch.kwargs))
-                return output, loss(output, microbatch.target)
-
-        return run_model
-    stage = graph.stage(0, len(graph.calls) - 1)
-    key_stage(stage)
-
-    def run_graph(microbatch: MicroBatch) -> tuple[Any, Any]:
-        with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
-            output = graph.unflatten(stage(*_clone(graph.flatten(microbatch.args, microbatch.kwargs))))
-            return output, loss(output, microbatch.target)
-
-    return run_graph
+        args, kwargs = _clone((microbatch.args, microbatch.kwargs))
+        loss(model(*args, **kwargs), microbatch.target)
+    return random_state(device) != before
 
 
-def _coded_runner(
+def _make_runner(
     graph: UnitGraph,
+    stages: Sequence[Stage],
     cuts: Sequence[int],
     links: Sequence[tuple[str, str]],
     loss: _Loss,
@@ -163,8 +147,7 @@ def _coded_runner(
     training: bool,
     perturbation: float,
 ) -> _Runner:
-    """Run the model stage by stage, with the codecs of the plan's links between stages."""
-    stages = graph.stages(cuts)
+    """Run the plain model, or its stages if there are any, with keyed random numbers and the codecs of the links."""
     coded = [graph.needs_gradient(cut) for cut in cuts]
     if training:
         for stage in stages:
@@ -177,14 +160,18 @@ def _coded_runner(
         ]
 
     def run(microbatch: MicroBatch) -> tuple[Any, Any]:
-        values: Sequence[Any] = _clone(graph.flatten(microbatch.args, microbatch.kwargs))
-        key = {"seed": seed, "step": 0, "first_sample": microbatch.first_sample}
-        with random_key(**key, device=device) if training else nullcontext():
-            for index, stage in enumerate(stages):
-                values = stage(*values)
-                if index < len(cuts):
-                    values = cross(values, index)
-            output = graph.unflatten(values)
+        # Even if nothing is drawn, batch norms tell micro-batches apart by the key.
+        with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
+            args, kwargs = _clone((microbatch.args, microbatch.kwargs))
+            if not stages:
+                output = graph.model(*args, **kwargs)
+            else:
+                values: Sequence[Any] = graph.flatten(args, kwargs)
+                for index, stage in enumerate(stages):
+                    values = stage(*values)
+                    if index < len(stages) - 1:
+                        values = cross(values, index)
+                output = graph.unflatten(values)
             return output, loss(output, microbatch.target)
 
     return run
@@ -210,10 +197,6 @@ def _average_buffers(
         else value
         for name, value in buffers[0][1].items()
     }
-
-
-def _attention(plain: bool) -> AbstractContextManager[Any]:
-    return sdpa_kernel(SDPBackend.MATH) if plain else nullcontext()
 
 
 def _clone(value: Any) -> Any:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from stagewright.engine.batch.microbatch import MicroBatch
-from stagewright.engine.batch.random_key import device_generators
+from stagewright.engine.batch.random_key import device_generators, preserve_generators, random_state
 from stagewright.engine.worker.memory import held_bytes
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import room_of
@@ -62,14 +62,14 @@ def compare_whole_batch(
             drawn, needed = _trial(model, microbatches[0], loss, device)
         if needed * whole.num_samples / microbatches[0].num_samples > _available(model, device, memory_bytes):
             return None
-        before = _random_state(device)
+        before = random_state(device)
         with preserved(model), torch.no_grad(), _Deterministic(device) if drawn else nullcontext():
             split_loss = known_loss
             if drawn or known_loss is None:
                 split_loss = sum(_loss_of(model, part, loss) * part.weight for part in microbatches)
         with preserved(model), torch.no_grad(), _Deterministic(device) if drawn else nullcontext():
             whole_loss = _loss_of(model, whole, loss)
-            if not _equal(before, _random_state(device)):
+            if random_state(device) != before:
                 return None
     except Exception:  # out of memory, or too many samples for the model: the parity check continues without
         return None
@@ -99,14 +99,14 @@ def _loss_of(model: nn.Module, microbatch: MicroBatch, loss: _Loss) -> float:
 
 def _trial(model: nn.Module, microbatch: MicroBatch, loss: _Loss, device: torch.device) -> tuple[bool, int]:
     """Return whether a micro-batch draws random numbers, and its peak memory increase in bytes."""
-    before = _random_state(device)
+    before = random_state(device)
     if device.type == "cuda":
         _, needed = peak_memory_increase(lambda: _loss_of(model, microbatch, loss), device)
     else:
         with AllocationCounter() as counter:  # the process may still hold free memory of an earlier step
             _loss_of(model, microbatch, loss)
         needed = counter.peak_bytes
-    return not _equal(before, _random_state(device)), needed
+    return random_state(device) != before, needed
 
 
 def _available(model: nn.Module, device: torch.device, limit_bytes: int | None) -> float:
@@ -117,14 +117,6 @@ def _available(model: nn.Module, device: torch.device, limit_bytes: int | None) 
         return min(allowed, room_of(device) - (held_bytes(device) or 0))
     free = available_bytes()
     return allowed if free is None else min(allowed, free / 2)
-
-
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    return [generator.get_state() for generator in device_generators(device)]
-
-
-def _equal(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 _DROPOUTS = {
@@ -155,9 +147,6 @@ class _Deterministic(TorchFunctionMode):
         elif index is not None:
             kwargs = {**kwargs, "dropout_p": 0.0}
         if function in _MEANS:  # some models use these to skip layers (stochastic depth)
-            states = [generator.get_state() for generator in self._generators]
-            drawn = function(*args, **kwargs).fill_(_MEANS[function])
-            for generator, state in zip(self._generators, states, strict=True):
-                generator.set_state(state)
-            return drawn
+            with preserve_generators(self._generators):
+                return function(*args, **kwargs).fill_(_MEANS[function])
         return function(*args, **kwargs)

@@ -113,9 +113,12 @@ class RunFolder:
         save_text(_json({"status": status, "ended": ended, **result.to_dict()}), self.path / "result.json")
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Finish a run that raised: refused for a UsageError, else failed."""
-        refused = isinstance(error, UsageError)
-        self.finish("refused" if refused else "failed", RunResult(error=str(error)))
+        """Finish a run that raised: interrupted by Ctrl-C, refused for a UsageError, else failed."""
+        if isinstance(error, KeyboardInterrupt):
+            self.finish("interrupted")
+        else:
+            refused = isinstance(error, UsageError)
+            self.finish("refused" if refused else "failed", RunResult(error=str(error)))
 
     def result(self) -> RunResult | None:
         """Read result.json; None where the run has not ended."""

@@ -171,7 +171,7 @@ def replica_step(
     replica: DataParallelReplica, x: torch.Tensor, target: torch.Tensor, chunks: int = 1, forwards_first: bool = False
 ) -> torch.Tensor:
     """Run one step on this replica's samples; return the loss of the whole batch. ``forwards_first``: GPipe order."""
-    rows, weight = local_rows(len(x), replica.num_replicas, replica.index)
+    rows, weight = local_rows(len(x), replica.num_workers, replica.index)
     pieces = list(zip(x[rows].chunk(chunks), target[rows].chunk(chunks), strict=True))
     losses: list[torch.Tensor] = []
 
@@ -226,9 +226,9 @@ def steps(
         _, x, target = build(name, batch, step)
         for optimizer in optimizers:
             optimizer.zero_grad()
-        replica.traffic.reset()
+        replica.payload_bytes = 0
         loss = replica_step(replica, x, target, chunks, forwards_first)
-        expected = serial_step(serial, name, x, target, replica.num_replicas)
+        expected = serial_step(serial, name, x, target, replica.num_workers)
         result["loss"] = max(result["loss"], max_relative_error(loss, expected))
         gradients = full_gradients(replica.module)
         result["gradients"] = max(result["gradients"], worst(gradients, full_gradients(serial)))
@@ -236,7 +236,7 @@ def steps(
             optimizer.step()
         state = full_state_dict(replica.module)
         result["state"] = max(result["state"], worst(as_float(state), as_float(serial.state_dict())))
-        result["bytes"].append(replica.traffic.payload_bytes)
+        result["bytes"].append(replica.payload_bytes)
         result["none"].append([key for key, value in gradients.items() if value is None])
     changed = {key: value + 1 for key, value in state.items()}
     load_full_state_dict(replica.module, changed)
@@ -341,7 +341,7 @@ def changed_in_place(rank: int) -> float:
         if model is replica:
             replica.synchronize(0.5)
             gradients = full_gradients(replica.module)
-    return worst({key: value / replica.num_replicas for key, value in gradients.items()}, full_gradients(serial))
+    return worst({key: value / replica.num_workers for key, value in gradients.items()}, full_gradients(serial))
 
 
 def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, Any]:
@@ -374,8 +374,8 @@ def mesh_step(rank: int, name: str, shard: bool, steps: int = 3) -> dict[str, An
         for optimizer in optimizers:
             optimizer.step()
     result["state"] = worst(full_state_dict(replica.module), dict(serial.state_dict()))
-    result["tensor_bytes"] = axis.traffic.payload_bytes
-    result["data_bytes"] = replica.traffic.payload_bytes
+    result["tensor_bytes"] = axis.payload_bytes
+    result["data_bytes"] = replica.payload_bytes
     return result
 
 

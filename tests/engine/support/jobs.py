@@ -14,7 +14,7 @@ from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks
 from stagewright.engine.pipeline.executor import PipelineExecutor
-from stagewright.engine.pipeline.links import Links, TensorShape
+from stagewright.engine.pipeline.links import Links
 from stagewright.engine.worker.context import WorkerContext, make_context
 from stagewright.graph import UnitGraph, capture
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
@@ -159,9 +159,6 @@ def pipeline_step(
     every = graph.stages(cuts)
     stages = {index: stage for index, stage in enumerate(every) if workers[index] == context.pipeline}
 
-    def shapes(cut: int, size: int) -> list[TensorShape]:
-        return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in graph.crossing_shapes(cuts[cut], size)]
-
     again: list[int] = []  # one for each time that a stage ran again
 
     def watch() -> Any:
@@ -182,7 +179,7 @@ def pipeline_step(
         stage_workers=workers,
         schedule=schedule,
         num_microbatches=count,
-        links=Links(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in cuts]),
+        links=Links.of(graph, cuts),
         unflatten=graph.unflatten,
         loss=loss,
     )

@@ -10,7 +10,13 @@ import torch.distributed as dist
 from full_model import full_gradients, full_state_dict, load_full_state_dict
 from torch import nn
 
-from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
+from stagewright.engine.tensor.apply import (
+    TensorPlan,
+    apply_tensor_parallel,
+    plan_tensor_parallel,
+    require_whole_regions,
+)
+from stagewright.engine.tensor.regions import layer_sizes
 
 BATCH, LENGTH = 4, 6
 
@@ -105,11 +111,11 @@ def step(rank: int, name: str) -> dict[str, Any]:
     loss, expected_loss = loss_of(outputs), loss_of(expected)
     loss.backward()
     expected_loss.backward()
-    traffic = copy.copy(axis.traffic)
+    training_bytes = axis.payload_bytes
     gradients = full_gradients(split)
     with torch.no_grad():
         split.eval(), serial.eval()
-        axis.traffic.reset()
+        axis.payload_bytes = 0
         evaluated = max_relative_error(split(**batch).logits, serial(**batch).logits)
     loaded = full_state_dict(split)
     same = list(loaded) == list(state) and all(torch.equal(loaded[key], state[key]) for key in state)
@@ -122,13 +128,27 @@ def step(rank: int, name: str) -> dict[str, Any]:
         "evaluated": evaluated,
         "same_state": same,
         "loads": loads,
-        "training_bytes": traffic.payload_bytes,
-        "num_collectives": traffic.num_collectives,
-        "evaluation_bytes": axis.traffic.payload_bytes,
+        "training_bytes": training_bytes,
+        "evaluation_bytes": axis.payload_bytes,
         "regions": len(plan.regions),
-        "parameters": (held, plan.parameters_per_worker),
-        "planned_bytes": plan.payload_bytes(tokens(batch, serial), 4, training=True),
+        "parameters": (held, parameters_per_worker(serial, plan)),
+        "planned_bytes": planned_bytes(serial, plan, tokens(batch, serial)),
     }
+
+
+def parameters_per_worker(model: nn.Module, plan: TensorPlan) -> int:
+    """Return the parameters of one worker: its share of the split ones, and all others."""
+    columns = [model.get_submodule(name) for region in plan.regions for name in region.column_layers]
+    split = sum(parameter.numel() for layer in columns for parameter in layer.parameters())
+    split += sum(model.get_submodule(region.row_layer).get_parameter("weight").numel() for region in plan.regions)
+    return sum(parameter.numel() for parameter in model.parameters()) - split + split // plan.num_workers
+
+
+def planned_bytes(model: nn.Module, plan: TensorPlan, num_tokens: int) -> int:
+    """Return the bytes of a training step's all-reduces: each region's output in forward, its input in backward."""
+    outputs = [layer_sizes(model.get_submodule(region.row_layer))[1] for region in plan.regions]
+    inputs = [layer_sizes(model.get_submodule(region.column_layers[0]))[0] for region in plan.regions]
+    return num_tokens * 4 * (sum(outputs) + sum(inputs))
 
 
 def tokens(batch: dict[str, Any], model: nn.Module) -> int:

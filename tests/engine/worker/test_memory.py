@@ -29,7 +29,8 @@ def make(limit_bytes: int | None = None, momentum: float = 0.0) -> tuple[nn.Modu
     model = nn.Sequential(nn.Linear(IN, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, OUT))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     tracker = MemoryTracker(worker=1, limit_bytes=limit_bytes)
-    tracker.follow_module(model, optimizer)
+    tracker.follow_module(model)
+    tracker.follow_optimizer(optimizer)
     return model, optimizer, tracker
 
 

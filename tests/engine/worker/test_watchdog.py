@@ -68,11 +68,9 @@ def watch(
     hang_s: float = 0.4,
     grace_s: float = 0.1,
 ) -> StoreWatchdog:
-    one = StoreWatchdog(
+    return StoreWatchdog(
         store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=grace_s
-    )
-    one.start()
-    return one
+    ).start()
 
 
 def wait_for(ended: list[Fault]) -> Fault:
@@ -134,8 +132,8 @@ def test_no_progress_of_any_worker_is_a_hang_and_some_is_not(monkeypatch: pytest
     assert "one._run()" in fault.traceback  # where the main thread is
 
 
-def test_the_one_that_waits_lets_the_other_speak_first() -> None:
-    """Whichever sees the hang first: the fault that is told is of the worker that does not wait."""
+def test_a_waiting_worker_lets_the_stuck_one_report_first() -> None:
+    """The reported fault is that of the worker that does not wait, whichever detects the hang first."""
     for first in (0, 1):
         store, waiting, stuck = HashStore(), Activity(), Activity()
         waiting.begin("receive gradient")

@@ -81,7 +81,9 @@ def freeze_statistics(norms: Iterable[_BatchNorm]) -> Iterator[None]:
     try:
         for norm in norms:
             if norm.training and norm not in _frozen:
-                swapped.append((norm, _swap(norm, {name: _blank(norm._buffers[name]) for name in _BUFFERS})))
+                buffers = {name: norm._buffers[name] for name in _BUFFERS}
+                blank = {name: None if value is None else torch.zeros_like(value) for name, value in buffers.items()}
+                swapped.append((norm, _swap(norm, blank)))
                 _frozen.add(norm)
         yield
     finally:
@@ -265,10 +267,6 @@ def _buffer(norm: _BatchNorm, name: str) -> torch.Tensor:
     buffer = norm._buffers[name]
     assert buffer is not None
     return buffer
-
-
-def _blank(buffer: torch.Tensor | None) -> torch.Tensor | None:
-    return None if buffer is None else torch.zeros_like(buffer)
 
 
 def _swap(norm: _BatchNorm, buffers: dict[str, Any]) -> dict[str, Any]:

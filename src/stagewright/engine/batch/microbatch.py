@@ -15,16 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from stagewright.errors import UsageError
 from stagewright.graph.symbolic_shapes import batch_dim
-
-if TYPE_CHECKING:
-    from stagewright.graph.unit_graph import UnitGraph
+from stagewright.graph.unit_graph import UnitGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +35,9 @@ class MicroBatch:
     first_sample: int = 0
     """Index of the first sample in the global batch."""
     replica: int = 0
-    """Index of the data-parallel replica that runs it."""
     args: tuple[Any, ...] = ()
-    """Positional arguments of the model."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the model."""
     target: Any = None
-    """The loss target."""
     inputs: Sequence[Any] = ()
     """``args`` and ``kwargs`` flattened into the inputs of the first stage; set before a pipeline runs it."""
 

@@ -7,26 +7,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from stagewright.engine.data.gradient_allreduce import bucket_parameters
-from stagewright.engine.tensor.axis import Traffic
-from stagewright.engine.worker.recorder import recorder
+from stagewright.engine.tensor.axis import Axis
 
 
-class DataParallelReplica:
+class DataParallelReplica(Axis):
     """One replica: call it like the module, run backward, then ``synchronize``."""
 
     def __init__(self, module: nn.Module, group: Any, norms: list[Any]) -> None:
         """``norms``: batch norms whose running statistics are averaged over replicas."""
-        self.module = module
-        self.group = group
-        self.num_replicas: int = dist.get_world_size(group)
-        self.index: int = dist.get_rank(group)
-        self.traffic = Traffic()
-        """Collectives on the data axis."""
-        self._norms = norms
+        super().__init__(group, "data")
+        self.module, self._norms = module, norms
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -52,17 +45,9 @@ class DataParallelReplica:
         if not buffers:
             return
         flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers]) * weight
-        self._all_reduce(flat)
+        self.all_reduce(flat)
         for buffer, value in zip(buffers, torch.split(flat, [buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(value.view_as(buffer))
-
-    def _all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        num_bytes = flat.numel() * flat.element_size()
-        self.traffic.add_all_reduce(num_bytes, self.num_replicas)
-        start = recorder.now()
-        dist.all_reduce(flat, group=self.group)
-        recorder.add("collective", start, num_bytes=num_bytes, note="data")
-        return flat
 
     def _used_parameters(self, trained: list[nn.Parameter], unused_here: set[int]) -> list[nn.Parameter]:
         """Return the parameters that any replica used; drop the zero gradients of the others.
@@ -72,7 +57,7 @@ class DataParallelReplica:
         used_here = [parameter.grad is not None and id(parameter) not in unused_here for parameter in trained]
         if not used_here:
             return []
-        flags = self._all_reduce(torch.tensor(used_here, dtype=torch.int64).to(trained[0].device))
+        flags = self.all_reduce(torch.tensor(used_here, dtype=torch.int64).to(trained[0].device))
         if all(used_here):
             return trained  # without reading the flags, which would synchronize with the GPU
         counts = flags.tolist()
@@ -86,7 +71,7 @@ class DataParallelReplica:
         for bucket in bucket_parameters(parameters, bucket_bytes):
             gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            self._all_reduce(flat)
+            self.all_reduce(flat)
             values = torch.split(flat, [parameter.numel() for parameter in bucket])
             for parameter, value in zip(bucket, values, strict=True):
                 if parameter.grad is None:

@@ -91,9 +91,8 @@ class DDPReplica(DataParallelReplica):
         flat = bucket.buffer()
         self._reduced.update(id(parameter) for parameter in bucket.parameters())
         self._unused_here.update(id(parameter) for parameter in bucket.parameters() if parameter.grad is None)
-        num_bytes = flat.numel() * flat.element_size()
-        self.traffic.add_all_reduce(num_bytes, self.num_replicas)
-        done = recorder.begin_overlapped(num_bytes, "data")
+        self.payload_bytes += flat.nbytes
+        done = recorder.begin_overlapped(flat.nbytes, "data")
         work = dist.all_reduce(flat, group=self.group, async_op=True)
         if bucket.is_last():
             recorder.wait_inside("data")  # all gradients are ready: the rest of backward waits for the all-reduces

@@ -11,6 +11,7 @@ units. An autograd chain through all units, the *thread*, fixes that order:
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -52,10 +53,8 @@ class FSDPReplica(DataParallelReplica):
         for scalar in self._scalars:
             scalar.data = scalar.data.to(device)
         ignored = set(self._scalars)
-        self._groups: list[FSDPModule] = []
-        for unit in _separable_units(module, units):
-            self._groups.append(fully_shard(unit, mesh=mesh, ignored_params=ignored))
-        self._groups.append(fully_shard(module, mesh=mesh, ignored_params=ignored))
+        members = [*_separable_units(module, units), module]
+        self._groups: list[FSDPModule] = [fully_shard(unit, mesh=mesh, ignored_params=ignored) for unit in members]
         self._unused_here: set[int] = set()
         self._thread: torch.Tensor | None = None
         self._inputs: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
@@ -212,7 +211,7 @@ class _RecordedCollective:
     """A collective of FSDP2 whose time and traffic are recorded: blocking on CPUs, asynchronous on GPUs."""
 
     def __init__(self, run: Callable[..., Any], replica: DataParallelReplica) -> None:
-        self._run, self._traffic, self._num_replicas = run, replica.traffic, replica.num_replicas
+        self._run, self._replica = run, replica
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate a communication buffer."""
@@ -223,9 +222,8 @@ class _RecordedCollective:
         work = self._run(output_tensor, input_tensor, *args, **options)
         largest = max(output_tensor, input_tensor, key=torch.Tensor.numel)
         stream = "collective" if largest.is_cuda else "compute"
-        num_bytes = largest.numel() * largest.element_size()
-        recorder.add("collective", start, stream=stream, num_bytes=num_bytes, note="data")
-        self._traffic.add_gather_or_scatter(num_bytes, self._num_replicas)
+        recorder.add("collective", start, stream=stream, num_bytes=largest.nbytes, note="data")
+        self._replica.payload_bytes += largest.nbytes
         return work
 
 
@@ -250,8 +248,7 @@ def _separable_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.M
     candidates = list(dict.fromkeys(units))
     nested = {id(child) for unit in candidates for child in unit.modules() if child is not unit}
     uses = _count_uses(module)
-    for parameter in _read_between_units(module):
-        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    uses.update(map(id, _read_between_units(module)))
 
     def is_unshared(unit: nn.Module) -> bool:
         inside = _count_uses(unit)
@@ -268,13 +265,9 @@ def _separable_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.M
     ]
 
 
-def _count_uses(module: nn.Module) -> dict[int, int]:
+def _count_uses(module: nn.Module) -> Counter[int]:
     """Count the modules that hold each parameter, by its identity."""
-    uses: dict[int, int] = {}
-    for child in module.modules():
-        for parameter in child.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    return uses
+    return Counter(id(parameter) for child in module.modules() for parameter in child.parameters(recurse=False))
 
 
 def _read_between_units(module: nn.Module) -> set[nn.Parameter]:

@@ -148,9 +148,8 @@ class GradientAllReduce:
         for parameter, gradient, used in zip(bucket.parameters, bucket.gradients(), has_gradient, strict=True):
             if used:
                 parameter.grad = gradient
-        num_bytes = bucket.flat.numel() * bucket.flat.element_size()
-        self._num_bytes["data"] += num_bytes
-        done = recorder.begin_overlapped(num_bytes, "data")
+        self._num_bytes["data"] += bucket.flat.nbytes
+        done = recorder.begin_overlapped(bucket.flat.nbytes, "data")
         bucket.work = dist.all_reduce(bucket.flat, group=self._data_group, async_op=True)
         if recorder.is_recording:
             bucket.work.get_future().add_done_callback(lambda _: done())
@@ -176,10 +175,9 @@ class GradientAllReduce:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            num_bytes = parameter.grad.numel() * parameter.grad.element_size()
             dist.all_reduce(parameter.grad, group=group)
-            recorder.add("collective", start, num_bytes=num_bytes, note="tied")
-            self._num_bytes["tied"] += num_bytes
+            recorder.add("collective", start, num_bytes=parameter.grad.nbytes, note="tied")
+            self._num_bytes["tied"] += parameter.grad.nbytes
         self._in_last_backward = False
         self._done.clear()
         sent, self._num_bytes = self._num_bytes, dict.fromkeys(self._num_bytes, 0)

@@ -58,19 +58,12 @@ def wrap_data_parallel(
         raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
     group = process_group_of(axis)
     device = device or next(module.parameters()).device
-    _broadcast_from_first(module, group, device)
+    unique = {id(tensor): tensor.detach() for tensor in (*module.parameters(), *module.buffers())}
+    for tensor, value in zip(unique.values(), broadcast(list(unique.values()), device, group=group), strict=True):
+        tensor.copy_(value)
     norms = find_tracked_norms(module) if average_batch_norm else []
     if not shard:
         return DDPReplica(module, group, norms, bucket_bytes)
     if not isinstance(axis, DeviceMesh):
         axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
     return FSDPReplica(module, group, norms, axis, units, device)
-
-
-@torch.no_grad()
-def _broadcast_from_first(module: nn.Module, group: Any, device: torch.device) -> None:
-    """Copy replica 0's parameters and buffers to all replicas."""
-    unique = {id(tensor): tensor.detach() for tensor in (*module.parameters(), *module.buffers())}
-    values = broadcast(list(unique.values()), device, group=group)
-    for tensor in unique.values():
-        tensor.copy_(next(values))

@@ -64,9 +64,6 @@ def run_plan(plan: Plan, root: str | Path, *, progress: Progress | None = None, 
     try:
         launch(plan, folder, hang_s=hang_s)
         result = merge_results(plan, folder)
-    except KeyboardInterrupt:
-        folder.finish("interrupted")
-        raise
     except BaseException as error:
         folder.finish_with_error(error)
         raise

@@ -12,7 +12,8 @@ import gc
 import json
 import statistics
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.worker.clock import write_clock
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
-from stagewright.engine.worker.memory import held_bytes
+from stagewright.engine.worker.memory import MemoryReport, held_bytes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import to_json
@@ -38,6 +39,8 @@ from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch
 
 STREAM_REPEATS = 3
+_Measured: TypeAlias = tuple[list[float], dict[int, int], MemoryReport]
+"""Seconds of each step, bytes sent in a step by cut, and memory."""
 
 
 def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
@@ -66,13 +69,15 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     result: dict[str, Any] = {"worker": context.rank, "equality": to_json(parity), **loss_info}
     with run_folder.worker(context.rank) as folder, runner.memory.explain_oom():
         measure = _measure_training if plan.training else _measure_inference
-        result |= measure(runner, batch, folder)
+        seconds, sent, memory = measure(runner, batch, folder)
+        result |= {"step_s": seconds, "sent_bytes": {str(cut): count for cut, count in sent.items()}}
+        result |= {"collective_bytes": _collective_bytes(runner), "memory": memory.to_dict()}
         folder.write_events(recorder.rows())
         folder.write_memory(runner.memory.rows)
         save_text(json.dumps(result, indent=2) + "\n", folder.path / "result.json")
 
 
-def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> dict[str, Any]:
+def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measured:
     """Measure training steps: two that count memory, then warm-up steps, then timed ones."""
     plan = runner.plan
     parameters = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
@@ -98,7 +103,8 @@ def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> dict[str
     for number in range(plan.warmup):
         step(number)
     recorder.open(runner.context.torch_device)
-    seconds, sent = [], {}
+    seconds: list[float] = []
+    sent: dict[int, int] = {}
     _synchronize(runner)
     for number in range(plan.steps):
         _reset_traffic(runner)
@@ -113,15 +119,10 @@ def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> dict[str
             memory_bytes=held_bytes(runner.context.torch_device),
         )
     recorder.close()
-    return {
-        "step_s": seconds,
-        "sent_bytes": {str(edge): count for edge, count in sent.items()},
-        "collective_bytes": _collective_bytes(runner),
-        "memory": runner.memory.report().to_dict(),
-    }
+    return seconds, sent, runner.memory.report()
 
 
-def _measure_inference(runner: StepRunner, batch: Batch, folder: Any) -> dict[str, Any]:
+def _measure_inference(runner: StepRunner, batch: Batch, folder: Any) -> _Measured:
     """Measure inference: a stream of batches that fills the pipeline once, repeated several times."""
     plan = runner.plan
     runner.memory.reset_peak()
@@ -149,28 +150,22 @@ def _measure_inference(runner: StepRunner, batch: Batch, folder: Any) -> dict[st
             step=number, seconds=seconds[-1], batches=plan.steps, total=STREAM_REPEATS, memory_bytes=held
         )
     recorder.close()
-    memory = runner.memory.report().to_dict()  # of the stream, which computes no loss
+    memory = runner.memory.report()  # of the stream, which computes no loss
     _reset_traffic(runner)
-    sent = runner.infer(batch).sent_bytes
-    return {
-        "step_s": seconds,
-        "sent_bytes": {str(edge): count for edge, count in sent.items()},
-        "collective_bytes": _collective_bytes(runner),
-        "memory": memory,
-    }
+    return seconds, runner.infer(batch).sent_bytes, memory
 
 
 def _reset_traffic(runner: StepRunner) -> None:
     """Reset the byte counters before a step."""
     for axis in (runner.part.tensor_axis, runner.sync.data_axis):
         if axis is not None:
-            axis.traffic.reset()
+            axis.payload_bytes = 0
 
 
 def _collective_bytes(runner: StepRunner) -> dict[str, int]:
     """Return the payload bytes of the last step's collectives, by axis and for tied weights."""
     axes = {"tensor": runner.part.tensor_axis, "data": runner.sync.data_axis}
-    payload = {name: int(axis.traffic.payload_bytes) for name, axis in axes.items() if axis is not None}
+    payload = {name: axis.payload_bytes for name, axis in axes.items() if axis is not None}
     for name, num_bytes in runner.sync.allreduce_bytes.items():
         if num_bytes:
             payload[name] = payload.get(name, 0) + num_bytes
@@ -194,14 +189,12 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> RunResult:
     median = statistics.median(steps)
     rates = sorted(plan.batch / seconds for seconds in steps)
     quarters = statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else [rates[0]] * 3
-    links: dict[str, int] = {}
+    links = Counter[str]()
     for worker in workers[: plan.mesh.pipeline]:
-        for edge, count in worker["sent_bytes"].items():
-            links[edge] = links.get(edge, 0) + count
-    first = {name: workers[0][name] for name in ("equality", "loss_source", "whole_batch")}
+        links.update(worker["sent_bytes"])
     measured = RunResult.from_dict(
         {
-            **first,
+            **{name: workers[0][name] for name in ("equality", "loss_source", "whole_batch")},
             "peak_memory_bytes": [worker["memory"]["peak_memory_bytes"] for worker in workers],
             "process_peak_bytes": [worker["memory"]["process_peak_bytes"] for worker in workers],
             "memory": [worker["memory"]["peak"] for worker in workers],
@@ -215,14 +208,14 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> RunResult:
         samples_per_s=plan.batch / median,
         samples_per_s_spread=quarters[2] - quarters[0],
         latency_s=median,
-        equal=first["equality"]["equal"],
+        equal=measured.parity is not None and measured.parity.equal,
         parity=measured.parity,
         loss_source=measured.loss_source,
         whole_batch=measured.whole_batch,
         peak_memory_bytes=measured.peak_memory_bytes,
         process_peak_bytes=measured.process_peak_bytes,
         memory=measured.memory,
-        link_bytes=links,
+        link_bytes=dict(links),
         collective_bytes=tuple(worker["collective_bytes"] for worker in workers),
         bound=bubble_bound(plan),
         run=str(run_folder.path),

@@ -21,7 +21,7 @@ from typing import Any
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stagewright.engine.jobs.train import load_training_model, options_file
+from stagewright.engine.jobs.train import load_training_model, options_file, read_options
 from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.model import capture_for, load_model
 from stagewright.engine.parallel.optimizer import make_optimizer
@@ -60,7 +60,10 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
     folder = run_folder.worker(context.rank)
     write_clock(context, folder)
     activity.begin("load model")
-    model = load_model(plan, context) if plan.task is None else load_training_model(plan, context, run_folder)
+    if plan.task is None:
+        model = load_model(plan, context)
+    else:
+        model, _ = load_training_model(plan, context, read_options(run_folder))
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     runner = StepRunner(plan, model, context, capture_for(plan, model))

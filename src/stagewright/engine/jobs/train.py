@@ -34,6 +34,7 @@ from stagewright.zoo.model import Batch, Model
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
+    from stagewright.zoo.tasks.task import Task
 
 JOB = "stagewright.engine.jobs.train:run_training"
 _OPTIONS = "training.json"
@@ -57,16 +58,12 @@ class TrainingOptions:
 
 def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """Run training on this worker."""
-    from stagewright.zoo.tasks.task import load_task
-
-    options = _read_options(run_folder)
+    options = read_options(run_folder)
     if plan.task is None:
         raise UsageError(f'{run_folder.path / "plan.toml"} has no task to train; add a line like task = "digits"')
     write_clock(context, run_folder.worker(context.rank))
     activity.begin("load model")
-    model = load_model(plan, context)
-    task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
-    model = with_samples(model, task.dataset(task.splits[0]), context.torch_device)
+    model, task = load_training_model(plan, context, options)
     trainer = Trainer(plan, model, context, write_plan=run_folder.write_plan)
     activity.begin("read samples")
     loop = TrainingLoop(plan, task, trainer, run_folder, num_checkpoints=options.keep)
@@ -77,15 +74,14 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
         trainer.export(options.export)
 
 
-def load_training_model(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> Model:
-    """Load the model of a training run with its task's samples as example batch."""
+def load_training_model(plan: Plan, context: WorkerContext, options: TrainingOptions) -> tuple[Model, Task]:
+    """Load the model of a training run with its task's samples as example batch, and the task."""
     from stagewright.zoo.tasks.task import load_task
 
     assert plan.task is not None
-    options = _read_options(run_folder)
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
-    return with_samples(model, task.dataset(task.splits[0]), context.torch_device)
+    return with_samples(model, task.dataset(task.splits[0]), context.torch_device), task
 
 
 def with_samples(model: Model, samples: Samples, device: torch.device) -> Model:
@@ -117,7 +113,8 @@ def train(
     plan = resolve_plan(plan)
     folder = RunFolder.create(root, plan)
     write_options(folder, options or TrainingOptions())
-    lines = _LineReader(folder.worker(loss_worker(plan)).path / "metrics.jsonl")
+    loss_worker = plan.mesh.rank(0, 0, plan.stage_workers[-1])
+    lines = _LineReader(folder.worker(loss_worker).path / "metrics.jsonl")
 
     def poll() -> None:
         for line in lines.read_new():
@@ -128,9 +125,6 @@ def train(
         launch(plan, folder, job=job, hang_s=hang_s, on_poll=poll)
         poll()
         result = merge_results(plan, folder)
-    except KeyboardInterrupt:
-        folder.finish("interrupted")
-        raise
     except BaseException as error:
         with suppress(Exception):
             poll()  # report what was written just before the fault
@@ -174,11 +168,6 @@ class _LineReader:
             yield json.loads(line)
 
 
-def loss_worker(plan: Plan) -> int:
-    """Return the rank of the worker that computes the loss of replica 0."""
-    return plan.mesh.rank(0, 0, plan.stage_workers[-1])
-
-
 def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
     """Return the last checkpoint of the newest run under ``root`` with the same model, task, batch and seed."""
     root = Path(root)
@@ -207,7 +196,7 @@ def options_file(run_folder: RunFolder) -> Path:
     return run_folder.path / _OPTIONS
 
 
-def _read_options(run_folder: RunFolder) -> TrainingOptions:
+def read_options(run_folder: RunFolder) -> TrainingOptions:
     path = options_file(run_folder)
     if not path.is_file():
         return TrainingOptions()  # started with torchrun, not by the launcher

@@ -46,7 +46,6 @@ class Progress:
     """Progress of training; saved with each checkpoint."""
 
     step: int = 0
-    """Completed steps."""
     samples: int = 0
     """Samples trained on in the current epoch."""
     loss_sum: float = 0.0

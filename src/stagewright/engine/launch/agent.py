@@ -12,9 +12,8 @@ import datetime
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from stagewright.engine.launch.fork_server import forked_workers, stop_fork_server
+from stagewright.engine.launch.fork_server import forked_workers, replaced_handlers, stop_fork_server
 from stagewright.engine.worker.faults import Doing, Fault, FaultKind, read_doing, worker_folder
 from stagewright.engine.worker.placement import LAUNCHER
 from stagewright.engine.worker.process import is_stopped
@@ -34,6 +33,7 @@ from stagewright.spec.plan import Plan
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
+LOG_LINES = 15  # of a worker that ended without an error report
 _SETTLE_S = 1.0  # how long a lost connection waits for the fault that caused it
 _TERM_S = 2.0
 _KILL_S = 5.0
@@ -143,10 +143,11 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._failed():
-            settled_s = time.monotonic() + _SETTLE_S
-            while self._only_lost_peers() and time.monotonic() < settled_s:
+            for _ in range(round(_SETTLE_S / POLL_S)):
+                self.faults = [self._fault_of(worker) for worker in self._failed()]
+                if any(fault.kind != "lost-peer" for fault in self.faults):
+                    break
                 time.sleep(POLL_S)
-            self.faults = [self._fault_of(worker) for worker in self._failed()]
             self.end_all()
         else:
             self.verdict = self._hang() or self._overdue()
@@ -171,7 +172,8 @@ class Agent(LocalElasticAgent):
         processes = self._processes()
         if not processes or self._all_ended:
             return
-        with _uninterrupted():
+        # Ignore a second Ctrl-C meanwhile: this takes seconds.
+        with replaced_handlers((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN):
             if any(process.exitcode is None for process in processes):
                 for process in processes:
                     if process.exitcode is None:
@@ -197,9 +199,6 @@ class Agent(LocalElasticAgent):
     def _failed(self) -> list[int]:
         return [worker for worker, process in enumerate(self._processes()) if process.exitcode not in (None, 0)]
 
-    def _only_lost_peers(self) -> bool:
-        return all(self._fault_of(worker).kind == "lost-peer" for worker in self._failed())
-
     def _fault_of(self, worker: int) -> Fault:
         """Return the fault of a worker that has ended: the one it wrote, or one from its exit code."""
         fault = Fault.read(worker_folder(self._folder, worker) / "error.json")
@@ -209,7 +208,9 @@ class Agent(LocalElasticAgent):
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             return self._fault(worker, "killed", name + (self._about_memory() if name == "SIGKILL" else ""))
-        return self._fault(worker, "exited", f"exit code {code}", _tail(worker_folder(self._folder, worker)))
+        log = worker_folder(self._folder, worker) / "log.txt"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        return self._fault(worker, "exited", f"exit code {code}", "\n".join(lines[-LOG_LINES:]))
 
     def _about_memory(self) -> str:
         """Say whether the system's OOM killer ended a worker, as far as that is known."""
@@ -221,13 +222,12 @@ class Agent(LocalElasticAgent):
         )
 
     def _fault(self, worker: int | None, kind: FaultKind, message: str, where: str = "") -> Fault:
-        known = worker is not None and worker < len(self._plan.devices)
         return Fault(
             worker=worker,
             kind=kind,
             message=message,
-            device=self._plan.devices[worker] if worker is not None and known else "",
-            doing=self._doing(worker) if worker is not None else Doing(),
+            device=self._plan.devices[worker] if worker is not None and self._plan.devices else "",
+            doing=Doing() if worker is None else self._doing(worker),
             traceback=where,
             time_ns=time.time_ns(),
         )
@@ -289,26 +289,3 @@ def _wait(processes: list[Any], limit_s: float) -> None:
     until_s = time.monotonic() + limit_s
     while any(process.exitcode is None for process in processes) and time.monotonic() < until_s:
         time.sleep(0.01)
-
-
-def _tail(folder: Path, num_lines: int = 15) -> str:
-    """The end of a worker's log."""
-    try:
-        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-num_lines:])
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore a second Ctrl-C while workers are ended, which takes seconds."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

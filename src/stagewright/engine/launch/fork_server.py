@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 
 from stagewright.engine.worker.process import LAUNCHER_PID
@@ -71,16 +71,29 @@ def _ensure_running() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     multiprocessing.set_forkserver_preload([*_PRELOADED])
     in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     # `python -c` puts the current directory first on the path, where a file called profile.py would replace a module of
     # the standard library; workers get this process's path.
     settings = {"PYTHONSAFEPATH": "1", **({LAUNCHER_PID: str(os.getpid())} if in_main_thread else {})}
     saved = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        forkserver.ensure_running()
+        with replaced_handlers((signal.SIGINT,), signal.SIG_IGN):
+            forkserver.ensure_running()
     finally:
         for name, value in saved.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        if before is not None:
-            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def replaced_handlers(numbers: Sequence[int], handler: signal.Handlers | None = None) -> Iterator[None]:
+    """Restore the handlers of these signals after the block, and set ``handler`` inside; only in the main thread."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in numbers} if in_main_thread else {}
+    try:
+        for number in before if handler is not None else ():
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, original in before.items():
+            if original is not None:  # not set from Python
+                signal.signal(number, original)

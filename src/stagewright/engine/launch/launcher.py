@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from stagewright.cluster.device import Device
 from stagewright.engine.launch.agent import LOOPBACK, POLL_S, Agent, Loopback
+from stagewright.engine.launch.fork_server import replaced_handlers
 from stagewright.engine.worker.faults import root_cause, worker_folder
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.engine.worker.worker import DEFAULT_JOB, run_launched_worker
@@ -28,6 +28,7 @@ from stagewright.errors import RunError, StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
+_AGENT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # whose handlers the agent replaces
 _LOGGERS = ("torch.distributed.elastic", "torchelastic-events-null", "torch.multiprocessing.spawn")
 
 
@@ -60,7 +61,7 @@ def launch(
             *("events.parquet", "events.jsonl", "events.journal", "events.before.journal"),
         ):
             (worker_folder(folder, worker) / name).unlink(missing_ok=True)
-    with _agent_log(folder / "launcher.log"), _restored_signals():
+    with _agent_log(folder / "launcher.log"), replaced_handlers(_AGENT_SIGNALS):
         spec = WorkerSpec(
             role="worker",
             local_world_size=num_workers,
@@ -109,18 +110,3 @@ def _agent_log(path: Path) -> Iterator[None]:
             logger.propagate = propagate
             logger.removeHandler(handler)
         handler.close()
-
-
-@contextlib.contextmanager
-def _restored_signals() -> Iterator[None]:
-    """Restore the signal handlers that the agent replaces."""
-    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                if handler is not None:
-                    signal.signal(number, handler)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.parallel.model_part import ModelPart, first_names
 from stagewright.engine.state.full_state import full_tensor
 from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
 from stagewright.engine.worker.broadcast import broadcast
@@ -39,9 +39,7 @@ class DistributedState:
     ) -> None:
         self._context = context
         state = graph.model.state_dict(keep_vars=True)
-        first: dict[int, str] = {}
-        self.canonical: dict[str, str] = {name: first.setdefault(id(value), name) for name, value in state.items()}
-        """The canonical name of each name in ``state_dict``."""
+        self.canonical = first_names(state.items())
         self.shapes = {name: (value.shape, value.dtype) for name, value in state.items()}
         holders: dict[str, set[int]] = {name: set() for name in self.canonical.values()}
         for stage, worker in zip(graph.stages(cuts), stage_workers, strict=True):

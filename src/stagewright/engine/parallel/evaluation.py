@@ -18,9 +18,8 @@ from torch import nn
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.parallel.model import cut_indices
 from stagewright.engine.parallel.step_runner import ActivityHooks, StepRunner
-from stagewright.engine.pipeline.config import PipelineConfig
 from stagewright.engine.pipeline.executor import PipelineExecutor
-from stagewright.engine.pipeline.links import Links, TensorShape
+from stagewright.engine.pipeline.links import Links
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
@@ -64,33 +63,15 @@ class Evaluator:
         with in_eval_mode(runner.model.module):  # stages have the mode that the model has now
             all_stages = graph.stages(cuts)
         stages = {index: all_stages[index] for index in part.stages}
-
-        def shapes(cut: int, num_samples: int) -> list[TensorShape]:
-            crossing = graph.crossing_shapes(cuts[cut], num_samples)
-            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in crossing]
-
-        self._is_fsdp = plan.shard and plan.mesh.data > 1
-        if self._is_fsdp:
+        if plan.shard and plan.mesh.data > 1:
             ((index, stage),) = stages.items()
             stages = {index: _InsideFSDP(part.stages[index], stage)}  # type: ignore[dict-item]
-        config = PipelineConfig(
-            stage_workers=part.stage_workers,
-            schedule=plan.schedule,
-            num_microbatches=plan.microbatches,
-            links=Links(
-                shapes=shapes,
-                needs_gradient=[(False,) * len(graph.cuts[cut].crossing) for cut in cuts],
-                compressible=[graph.needs_gradient(cut) for cut in cuts],
-            ),
-            codecs=runner.codecs,
-            unflatten=graph.unflatten,
-            loss=runner.model.loss,
-        )
+        config = replace(runner.config, links=Links.of(graph, cuts), unflatten=graph.unflatten)
         self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner))
 
     def evaluate(self, batch: Batch) -> Evaluation:
         """Run forward and loss of one batch; every worker gets the whole batch."""
-        microbatches = self._split(batch)
+        microbatches = self._runner.split(batch, self._graph)
         with in_eval_mode(self._runner.model.module):
             result = self._executor.evaluate(microbatches)
         pairs = zip(result.outputs, microbatches, strict=True) if result.outputs else ()
@@ -108,7 +89,7 @@ class Evaluator:
 
         def split_all() -> Iterator[MicroBatch]:
             for batch in batches:
-                microbatches = self._split(batch)
+                microbatches = self._runner.split(batch, self._graph)
                 weights.append([microbatch.weight for microbatch in microbatches])
                 yield from microbatches
 
@@ -128,17 +109,6 @@ class Evaluator:
                 yield [output for output, weight in pairs if output is not None and weight]
                 outputs = []
 
-    def _split(self, batch: Batch) -> list[MicroBatch]:
-        """Return this replica's micro-batches of a whole batch."""
-        splitter, context = self._runner.splitter, self._runner.context
-        microbatches = splitter.split(batch, context.torch_device, context.data)
-        if not microbatches and self._is_fsdp:  # FSDP2 gathers parameters from every replica
-            microbatches = [replace(splitter.split(batch, context.torch_device, 0)[0], weight=0.0)]
-        return [
-            replace(microbatch, inputs=self._graph.flatten(microbatch.args, microbatch.kwargs))
-            for microbatch in microbatches
-        ]
-
 
 class _InsideFSDP(nn.Module):
     """Runs an evaluation stage while FSDP has gathered the training stage's parameters."""
@@ -150,13 +120,14 @@ class _InsideFSDP(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         training, evaluation = self._training[0], self._evaluation[0]
+        modules = dict(evaluation.named_modules(remove_duplicate=False))
 
         def run(stage: Stage, *values: Any) -> Any:
             for prefix, holder in stage.named_modules():
-                module = _find_submodule(evaluation, prefix)
-                for name in module._parameters if module is not None and module is not holder else ():
+                module = modules.get(prefix, holder)
+                for name in module._parameters if module is not holder else ():
                     if name in holder._parameters:
-                        module._parameters[name] = holder._parameters[name]  # type: ignore[union-attr]
+                        module._parameters[name] = holder._parameters[name]
             return evaluation(*values)
 
         original_run, training._run = training._run, run
@@ -165,10 +136,3 @@ class _InsideFSDP(nn.Module):
         finally:
             training._run = original_run
             training.reshard()  # type: ignore[operator]  # FSDP2's root stays gathered after a forward
-
-
-def _find_submodule(module: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        return None

@@ -5,13 +5,15 @@ plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stage
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 
 from stagewright.engine.batch.batch_norm import check_split_norms
 from stagewright.engine.parallel.model import capture_for, cut_indices
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
-from stagewright.engine.pipeline.links import TensorShape
+from stagewright.engine.pipeline.links import Links
 from stagewright.engine.state.full_state import full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 from stagewright.engine.tensor.axis import TensorAxis
@@ -36,10 +38,15 @@ class ModelPart:
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
             )
         self.stage_workers = plan.stage_workers
+        self.links = Links.of(self.graph, self.cuts)
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
-        self._first_names = _first_names(model.module)
-        self._crossing_shapes: dict[tuple[int, int], list[TensorShape]] = {}
-        self.tensor_axis = self._split_layers() if plan.mesh.tensor > 1 else None
+        # While the model is whole: a tensor-parallel shard is another tensor.
+        self._first_names = first_names(model.module.named_parameters(remove_duplicate=False))
+        self.tensor_axis: TensorAxis | None = None
+        if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
+            regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+            require_whole_regions(regions, [call.target for call in self.graph.calls])
+            self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)
         all_stages = self.graph.stages(self.cuts)
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(all_stages) if self.stage_workers[index] == context.pipeline
@@ -74,9 +81,7 @@ class ModelPart:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers of this worker's stages, by their first names in the model."""
-        first: dict[int, str] = {}
-        all_buffers = self.model.module.named_buffers(remove_duplicate=False)
-        names = {name: first.setdefault(id(value), name) for name, value in all_buffers}
+        names = first_names(self.model.module.named_buffers(remove_duplicate=False))
         return {
             names.get(name, name): value
             for stage in self.stages.values()
@@ -92,20 +97,6 @@ class ModelPart:
                 names.setdefault(id(parameter), self._first_names.get(name, name))
         return names
 
-    def crossing_shapes(self, cut: int, num_samples: int) -> list[TensorShape]:
-        """Return every tensor that crosses a cut; cached, because every transfer asks."""
-        key = cut, num_samples
-        if key not in self._crossing_shapes:
-            shapes = self.graph.crossing_shapes(self.cuts[cut], num_samples)
-            self._crossing_shapes[key] = [TensorShape(shape=shape, dtype=dtype) for shape, dtype in shapes]
-        return self._crossing_shapes[key]
-
-    def _split_layers(self) -> TensorAxis:
-        """Split the units' layers over the tensor axis; captured graphs keep calling the same modules."""
-        regions = plan_tensor_parallel(self.model.module, self.plan.mesh.tensor)
-        require_whole_regions(regions, [call.target for call in self.graph.calls])
-        return apply_tensor_parallel(self.model.module, self.context.tensor_group, plan=regions)
-
     def _free_other_parameters(self) -> None:
         """Free the parameters of other workers."""
         held = {id(parameter) for parameter in self.module.parameters()}
@@ -119,11 +110,7 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Map each parameter name to the first name of that parameter, while the model is whole.
-
-    A tensor-parallel shard is another tensor, which only the modules of this worker's stages have.
-    """
+def first_names(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Map each name of a tensor to the first of its names."""
     first: dict[int, str] = {}
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {name: first.setdefault(id(parameter), name) for name, parameter in parameters}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}

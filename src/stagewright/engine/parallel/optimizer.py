@@ -20,11 +20,8 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the plan's optimizer for this worker's parameters."""
+    rate, decay = spec.learning_rate, spec.weight_decay
     if spec.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-        )
-    if spec.name == "adam":
-        return torch.optim.Adam(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
-    assert spec.name == "adamw", f"unknown optimizer {spec.name!r}"
-    return torch.optim.AdamW(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, weight_decay=decay)
+    kinds: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[spec.name](parameters, lr=rate, weight_decay=decay)

@@ -11,7 +11,6 @@ Start it with ``torchrun --nproc-per-node N script.py``, or plain ``python`` for
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,16 +22,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stagewright.cluster.device import Device, pin_process
+from stagewright.cluster.device import pin_process
 from stagewright.engine.batch.microbatch import guess_batch_dims
 from stagewright.engine.parallel.model import move_batch
 from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.trainer import Trainer, as_batch
-from stagewright.engine.worker.context import WorkerContext, make_context
+from stagewright.engine.worker.context import WorkerContext, join_group, make_context
 from stagewright.engine.worker.placement import RankPlacement, choose_device
-from stagewright.engine.worker.process_group import join_group
 from stagewright.engine.worker.user_loop import UserLoop
-from stagewright.engine.worker.watchdog import HANG_S, START_S
+from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError
 from stagewright.machine.cpu_offload import move_or_offload
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -135,15 +133,10 @@ def _join_workers(plan: Plan, hang_s: float) -> WorkerContext:
             f"the plan needs {num_workers} workers ({plan.mesh}), but {placement.num_workers} were started; "
             f"use torchrun --nproc-per-node {num_workers} SCRIPT"
         )
-    device: Device = choose_device(plan, placement)
+    device = choose_device(plan, placement)
     pin_process(device)
     if not dist.is_initialized():
-        # The watchdog ends a hang earlier and explains it; this timeout is for when the watchdog itself is gone.
-        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * max(hang_s, START_S))}
-        if placement.store is None:
-            options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
-        one_machine = placement.num_machines == 1
-        join_group(device, worker=placement.rank, devices=plan.devices, one_machine=one_machine, **options)
+        join_group(device, placement, plan.devices, hang_s)
     elif device.kind == "cuda":
         torch.cuda.set_device(device.torch_device())
     return make_context(plan.mesh, placement.rank, device)

@@ -32,7 +32,6 @@ from stagewright.engine.pipeline.activation_checkpointing import CheckpointedFor
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
-from stagewright.engine.pipeline.links import Links
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
@@ -57,12 +56,21 @@ class StepRunner:
         self.codecs = make_link_codecs(plan)
         self.step_number = 0
         self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self)
-        self._executor = self._make_executor()
+        self.config = PipelineConfig(
+            stage_workers=self.part.stage_workers,
+            schedule=plan.schedule,
+            num_microbatches=plan.microbatches,
+            links=self.part.links,
+            codecs=self.codecs,
+            unflatten=self.part.graph.unflatten,
+            loss=model.loss if self.sync.wrapper is None else keep_loss_differentiable(model.loss),
+        )
+        self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
 
     def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> PipelineResult:
         """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next."""
-        microbatches = self._split(batch)
+        microbatches = self.split(batch)
         assert isinstance(self._hooks, TrainingHooks), "the plan is for inference"
         self._hooks.begin_step(microbatches)
         with preserve_generators(device_generators(self.context.torch_device)):
@@ -89,13 +97,13 @@ class StepRunner:
 
     def infer(self, batch: Batch) -> PipelineResult:
         """Run forward and loss of one batch."""
-        result = self._executor.evaluate(self._split(batch), with_loss=True)
+        result = self._executor.evaluate(self.split(batch), with_loss=True)
         self.step_number += 1
         return result
 
     def stream(self, batch: Batch, repeats: int) -> Iterator[Any]:
         """Run inference on the same batch ``repeats`` times, as one stream of micro-batches."""
-        microbatches = self._split(batch)
+        microbatches = self.split(batch)
         return self._executor.stream(
             self._copy_mutated_inputs(microbatch) for _ in range(repeats) for microbatch in microbatches
         )
@@ -115,25 +123,13 @@ class StepRunner:
         """Return a context in which the memory of training steps is tracked."""
         return self.memory.tracking() if self.plan.training else nullcontext()
 
-    def _make_executor(self) -> PipelineExecutor:
-        plan, part = self.plan, self.part
-        needs_gradient = [part.graph.needs_gradient(cut) for cut in part.cuts]
-        config = PipelineConfig(
-            stage_workers=part.stage_workers,
-            schedule=plan.schedule,
-            num_microbatches=plan.microbatches,
-            links=Links(shapes=part.crossing_shapes, needs_gradient=needs_gradient, compressible=needs_gradient),
-            codecs=self.codecs,
-            unflatten=part.graph.unflatten,
-            loss=self.model.loss if self.sync.wrapper is None else keep_loss_differentiable(self.model.loss),
-        )
-        return PipelineExecutor(part.stages, config, self.context, self._hooks)
-
-    def _split(self, batch: Batch) -> list[MicroBatch]:
+    def split(self, batch: Batch, evaluation_graph: UnitGraph | None = None) -> list[MicroBatch]:
         """Return the micro-batches of this worker's replica, ready for the executor."""
-        device, graph = self.context.torch_device, self.part.graph
+        device, graph = self.context.torch_device, evaluation_graph or self.part.graph
         microbatches = self.splitter.split(batch, device, self.context.data)
-        if not microbatches and self.plan.training:  # fewer samples than replicas: take part with a weight of 0
+        # With fewer samples than replicas, take part with a weight of 0 in gradient all-reduces and FSDP all-gathers.
+        is_required = self.plan.shard or (self.plan.training and evaluation_graph is None)
+        if not microbatches and is_required:
             microbatches = [replace(self.splitter.split(batch, device, 0)[0], weight=0.0)]
         flattened, checked_sizes = [], set()
         for microbatch in microbatches:  # micro-batches of one size are alike: only the first is checked
@@ -175,7 +171,7 @@ class ActivityHooks(PipelineHooks):
         """Describe the inputs of a stage; cached."""
         key = stage, num_samples
         if key not in self._input_texts:
-            shapes = self._runner.part.crossing_shapes(stage - 1, num_samples) if stage else ()
+            shapes = self._runner.part.links.shapes(stage - 1, num_samples) if stage else ()
             self._input_texts[key] = describe_shapes(shapes) or f"a batch of {num_samples}"
         return self._input_texts[key]
 

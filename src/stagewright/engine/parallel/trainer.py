@@ -153,9 +153,7 @@ class Trainer:
         replica's micro-batches on the worker of the last stage (``has_outputs``), empty on the other workers.
         """
         source = batches if self._loop is None else self._loop.outside(batches)
-        results = self._evaluator.stream(
-            batch if isinstance(batch, Batch) else _batch_without_target(batch) for batch in source
-        )
+        results = self._evaluator.stream(as_batch(batch, has_target=False) for batch in source)
         while (result := self._next(results)) is not None:
             yield result
 
@@ -228,8 +226,11 @@ class Trainer:
             state.load(name, target, saved.model_tensor(name))
         if self.optimizer is not None:
             self._load_optimizer(saved)
-            if optimizer_options:
-                _load_group_options(self.optimizer, saved.content["optimizer"]["groups"])
+            groups = saved.content["optimizer"]["groups"]
+            if optimizer_options and len(groups) == len(self.optimizer.param_groups):
+                for group, options in zip(self.optimizer.param_groups, groups, strict=True):
+                    values = options.items()
+                    group.update({name: tuple(value) if isinstance(value, list) else value for name, value in values})
         if self.runner.codecs is not None:  # codec state belongs to the same links only
             has_same_links = saved.content.get("codec") == _codec_setting(self.plan)
             self.runner.codecs.load_state(saved.codec_state(self.context.rank) if has_same_links else {})
@@ -265,22 +266,16 @@ class Trainer:
         return dict(sorted(values.items()))
 
     def _load_optimizer(self, saved: Checkpoint) -> None:
+        """Load this worker's shards; step counts, scalars, stay on the CPU unless the optimizer is on-device."""
         assert self.optimizer is not None
         self.optimizer.state.clear()
-        for name, parameter in self._trained().items():
-            values = saved.optimizer_state(name)
-            if values:
-                self.optimizer.state[parameter] = {
-                    key: self._shard_state(name, value, parameter) if isinstance(value, torch.Tensor) else value
-                    for key, value in values.items()
-                }
-
-    def _shard_state(self, name: str, value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-        """Return this worker's shard; the step count, a scalar, stays on the CPU unless the optimizer is on-device."""
-        assert self.optimizer is not None
         on_device = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
-        shard = self._state.shard(name, value, parameter)
-        return shard.to(parameter.device) if value.ndim or on_device else shard
+        for name, parameter in self._trained().items():
+            for key, value in saved.optimizer_state(name).items():
+                if isinstance(value, torch.Tensor):
+                    shard = self._state.shard(name, value, parameter)
+                    value = shard.to(parameter.device) if value.ndim or on_device else shard
+                self.optimizer.state[parameter][key] = value
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that this worker trains, by canonical name."""
@@ -292,25 +287,19 @@ class Trainer:
             dist.barrier()
 
 
-def as_batch(batch: Batch | Sequence[Any]) -> Batch:
-    """Convert a tuple of the model's arguments followed by the target into a batch."""
+def as_batch(batch: Batch | Sequence[Any], *, has_target: bool = True) -> Batch:
+    """Convert a tuple of the model's arguments, followed by the target if there is one, into a batch."""
     if isinstance(batch, Batch):
         return batch
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 1 + has_target:
+        content = "arguments and the target, (x, target)" if has_target else "arguments, (x,)"
         raise UsageError(
-            "a batch is a stagewright.zoo.Batch, or a tuple of the model's arguments and the target: (x, target)"
+            f"a batch is a stagewright.zoo.Batch, or a tuple of the model's {content}; not {type(batch).__name__}"
         )
+    if not has_target:
+        return Batch(args=tuple(batch))
     *args, target = batch
     return Batch(args=tuple(args), target=target)
-
-
-def _batch_without_target(arguments: Sequence[Any]) -> Batch:
-    if not isinstance(arguments, (tuple, list)) or not arguments:
-        raise UsageError(
-            f"to predict, give a stagewright.zoo.Batch or a tuple of the model's arguments, (x,), not "
-            f"{type(arguments).__name__}"
-        )
-    return Batch(args=tuple(arguments), target=None)
 
 
 def _try_batch_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:
@@ -337,12 +326,6 @@ def _group_options(optimizer: torch.optim.Optimizer | None) -> list[dict[str, An
         {name: list(value) if isinstance(value, tuple) else value for name, value in group.items() if _is_plain(value)}
         for group in optimizer.param_groups
     ]
-
-
-def _load_group_options(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
-    if len(groups) == len(optimizer.param_groups):
-        for group, saved in zip(optimizer.param_groups, groups, strict=True):
-            group.update({name: tuple(value) if isinstance(value, list) else value for name, value in saved.items()})
 
 
 def _is_plain(value: Any) -> bool:

@@ -143,9 +143,12 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
         restore()
     if not plan.training:
         # A stateful model gives other outputs in a second round.
-        rounds = 1 if _on_any_worker(is_stateful, device) else 2
+        flags = torch.tensor([float(is_stateful)], device=device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)  # on any worker
+        rounds = 1 if flags else 2
         with full_precision():
-            outputs = [_to_host(output) for output in runner.stream(batch, rounds) if output is not None]
+            results = (output for output in runner.stream(batch, rounds) if output is not None)
+            outputs = [pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, output) for output in results]
         size = len(outputs) // rounds
         for index in range(rounds):
             reports.append(compare(loss, outputs[index * size : (index + 1) * size]))
@@ -161,16 +164,6 @@ def _with_optimizer_step(report: ParityReport, runner: StepRunner, baseline: Bas
     if updates <= report.tolerance:
         return dataclasses.replace(report, updates=updates)
     return dataclasses.replace(report, updates=updates, equal=False, worst=name if report.equal else report.worst)
-
-
-def _on_any_worker(flag: bool, device: torch.device) -> bool:
-    flags = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-    return bool(flags)
-
-
-def _to_host(output: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), output)
 
 
 def _by_microbatch(runner: StepRunner, outputs: Sequence[Any]) -> dict[int, list[torch.Tensor]]:

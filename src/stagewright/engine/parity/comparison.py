@@ -16,7 +16,7 @@ import torch.distributed as dist
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.relative_error import SMALLEST, label, name_outputs, relative_error, scales
 from stagewright.engine.parity.rounding import MAX_SENSITIVITY
-from stagewright.engine.worker.broadcast import broadcast, gather_ragged
+from stagewright.engine.worker.broadcast import broadcast, gather_ragged, gather_text
 from stagewright.runs.result import ParityReport
 
 
@@ -101,10 +101,9 @@ class _Errors:
 
 def worst_of_all_workers(name: str, error: float, device: torch.device) -> str:
     """Return the name with the largest error of any worker; every worker must call this."""
-    names = gather_ragged(torch.frombuffer(bytearray(name.encode()), dtype=torch.uint8), device)
+    names = gather_text(name, device)
     errors = gather_ragged(torch.tensor([error], dtype=torch.float64), device)
-    worst = max(range(len(names)), key=lambda rank: float(errors[rank]))
-    return bytes(names[worst].tolist()).decode()
+    return names[max(range(len(names)), key=lambda rank: float(errors[rank]))]
 
 
 def _held_by_no_worker(
@@ -142,12 +141,7 @@ def _broadcast_tensors(
         ]
         for name, tensor in (tensors or {}).items()
     }
-    text = json.dumps(header).encode() if tensors is not None else b""
-    size = next(broadcast([torch.tensor([len(text)])], device))
-    data = torch.zeros(int(size), dtype=torch.uint8)
-    if tensors is not None:
-        data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    header = json.loads(bytes(next(broadcast([data], device)).cpu().tolist()))
+    header = json.loads(gather_text(json.dumps(header), device)[0])
     values = (
         tensors[name] if tensors is not None else torch.empty(shape, dtype=getattr(torch, dtype))
         for name, (shape, dtype, _, _) in header.items()

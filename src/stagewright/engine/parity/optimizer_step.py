@@ -14,20 +14,18 @@ If a plan clips, the clipped gradients are compared as well, because Adam's firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import worst_of_all_workers
 from stagewright.engine.parity.relative_error import SMALLEST, relative_error, to_float64
 from stagewright.engine.worker.broadcast import broadcast
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 ROUNDINGS = 4  # in units in the last place of a parameter: kernels multiply and add in different orders
 EPSILON = 1e-6  # added to the norm, as in torch
 

@@ -71,7 +71,6 @@ class CheckpointedForward:
         self.stage = stage
         self.policy = policy
         self.index = index
-        """The stage's index in the pipeline."""
         self.num_microbatches = num_microbatches
         """Micro-batches of this step; set at each step, because a smaller last batch may have fewer."""
         self.recompute_context = recompute_context

@@ -33,7 +33,6 @@ class BackwardState:
     param_groups: Any = None
     """Intermediate results of the first half for the second."""
     is_recomputed: bool = False
-    """Whether the backward recomputes the stage's forward."""
 
 
 def run_backward(state: BackwardState, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -63,7 +64,6 @@ class PipelineResult:
     """Sum of the weighted losses; only on the worker of the last stage."""
     outputs: list[Any] = field(default_factory=list)
     """The model's outputs, one per micro-batch; only on the worker of the last stage and only on request."""
-    sent_bytes: dict[int, int] = field(default_factory=dict)
+    sent_bytes: Counter[int] = field(default_factory=Counter)
     """Bytes sent by this worker, by cut, both directions."""
     waited_s: float = 0.0
-    """Time spent waiting for receives."""

@@ -48,7 +48,9 @@ class PipelineExecutor:
             context=context,
             hooks=hooks or PipelineHooks(),
             senders={
-                backward: Sender(partial(self._group_to, backward), context.torch_device, config.codecs)
+                backward: Sender(
+                    partial(context.link_group, context.rank, backward=backward), context.torch_device, config.codecs
+                )
                 for backward in (False, True)
             },
         )
@@ -146,7 +148,7 @@ class PipelineExecutor:
             )
         microbatches = None if isinstance(batch, _StreamWindow) else batch
         if self.config.codecs is not None:
-            self.config.codecs.begin(self.config.links.compressible, microbatches if training else None)
+            self.config.codecs.begin(self.config.links.needs_gradient, microbatches if training else None)
         self.open_links(backward=training)
         sizes = [microbatch.num_samples for microbatch in microbatches or ()]
         through_host = self._needs_host_transport(training, sizes)
@@ -161,10 +163,6 @@ class PipelineExecutor:
             with_loss=with_loss,
             through_host=through_host,
         )
-
-    def _group_to(self, backward: bool, rank: int) -> Any:
-        """Return the process group for sends to a world rank."""
-        return self.context.link_group(self.context.rank, rank, backward=backward)
 
     def _plan_receives(self, actions: Actions) -> ReceivePlan:
         """Plan the receives of a step; cached, because most steps are alike."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -26,9 +26,7 @@ from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import Transfer
 from stagewright.engine.worker.recorder import recorder
-
-if TYPE_CHECKING:
-    from stagewright.spec.plan import Plan
+from stagewright.spec.plan import Plan
 
 CHECK = "STAGEWRIGHT_CODEC_CHECK"
 """The environment variable that turns on verification of every transfer."""

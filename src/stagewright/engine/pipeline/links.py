@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from stagewright.graph.unit_graph import UnitGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +26,15 @@ class Links:
     shapes: Callable[[int, int], Sequence[TensorShape]]
     """``shapes(cut, num_samples)``: every tensor that crosses a cut."""
     needs_gradient: Sequence[Sequence[bool]]
-    """For each cut and tensor, whether its gradient is sent back."""
-    compressible: Sequence[Sequence[bool]] = ()
-    """For each cut and tensor, whether it is an activation that a codec may compress."""
+    """For each cut and tensor, whether it is an activation: training sends its gradient back, codecs compress it."""
+
+    @classmethod
+    def of(cls, graph: UnitGraph, cuts: Sequence[int]) -> Links:
+        """Return the tensors that cross the cuts of a captured graph."""
+
+        @functools.cache  # every transfer asks
+        def shapes(cut: int, num_samples: int) -> list[TensorShape]:
+            crossing = graph.crossing_shapes(cuts[cut], num_samples)
+            return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in crossing]
+
+        return cls(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in cuts])

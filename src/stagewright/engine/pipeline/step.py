@@ -69,8 +69,7 @@ class PipelineStep:
         self.config, self.hooks, self.context = worker.config, worker.hooks, worker.context
         self.worker, self.batch, self.actions = worker, batch, actions
         self.training, self.keep_outputs, self.with_loss = training, keep_outputs, with_loss
-        schedule = SCHEDULES.get(self.config.schedule)
-        self.splits_backward = schedule is not None and schedule.splits_backward
+        self.splits_backward = SCHEDULES[self.config.schedule].splits_backward
         self.last_stage = len(self.config.stage_workers) - 1
         self.backward_states: dict[tuple[int, int], BackwardState] = {}
         self.local_tensors: dict[Transfer, list[torch.Tensor | None]] = {}
@@ -110,8 +109,7 @@ class PipelineStep:
         recorder.stage = recorder.microbatch = None
         for sender in self.worker.senders.values():
             sender.flush()
-            for cut, num_bytes in sender.take_sent_bytes().items():
-                self.result.sent_bytes[cut] = self.result.sent_bytes.get(cut, 0) + num_bytes
+            self.result.sent_bytes.update(sender.take_sent_bytes())
         if self.config.codecs is not None:
             self.config.codecs.finish()
         self.result.waited_s = sum(receiver.waited_s for receiver in self.receivers.values())

@@ -23,6 +23,7 @@ its first use and synchronizes the whole device for it, including an open NCCL r
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_uint32
 from dataclasses import dataclass, field
@@ -68,8 +69,7 @@ class Sender:
     device: torch.device
     codecs: LinkCodecs | None = None
     through_host: bool = False
-    """Whether GPU tensors are sent through host memory."""
-    sent_bytes: dict[int, int] = field(default_factory=dict)
+    sent_bytes: Counter[int] = field(default_factory=Counter)
     """Bytes sent since ``take_sent_bytes``, by cut."""
     _pending: dict[Transfer, _Pending] = field(default_factory=dict)
     _flags: _Pending = field(default_factory=list)
@@ -102,7 +102,7 @@ class Sender:
             work = dist.isend(tensor, dst=rank, group=group, tag=_tag(transfer, position))
             recorder.add("send", start, stream="send", num_bytes=tensor.nbytes, peer=rank, note=_note(transfer))
             pending.append((work, tensor))
-            self.sent_bytes[transfer.cut] = self.sent_bytes.get(transfer.cut, 0) + tensor.nbytes
+            self.sent_bytes[transfer.cut] += tensor.nbytes
 
     def release(self, transfers: Iterable[Transfer]) -> None:
         """Wait until transfers are sent, which is immediate if the peer is known to have them, and free them."""
@@ -139,9 +139,9 @@ class Sender:
                 return
             del self._pending[oldest]
 
-    def take_sent_bytes(self) -> dict[int, int]:
+    def take_sent_bytes(self) -> Counter[int]:
         """Return the bytes sent by cut since the last call."""
-        sent_bytes, self.sent_bytes = self.sent_bytes, {}
+        sent_bytes, self.sent_bytes = self.sent_bytes, Counter()
         return sent_bytes
 
 
@@ -168,7 +168,6 @@ class Receiver:
         self._after, self._num_done, self._ahead = after or {}, 0, ahead
         self._next: Transfer | None = None
         self.waited_s = 0.0
-        """Seconds spent waiting for tensors."""
         self._post_ahead()
 
     def advance(self, num_done: int) -> None:

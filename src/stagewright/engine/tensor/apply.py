@@ -1,7 +1,7 @@
 """Tensor parallelism: split the linear layers of transformer blocks over workers, derived from the model alone.
 
     plan = plan_tensor_parallel(model, 2)      # which layers are column- or row-parallel, or an error with the reason
-    axis = apply_tensor_parallel(model, group) # in place; ``axis.traffic`` counts the all-reduces
+    axis = apply_tensor_parallel(model, group) # in place; ``axis.payload_bytes`` counts the all-reduces
 
 Embeddings, norms and output heads are replicated, tied or not. So outputs and loss are identical on every worker, and
 gradients of replicated parameters need no further all-reduce. Workers of one tensor axis must share their random
@@ -11,7 +11,7 @@ A model that returns attention weights is rejected, because each worker has only
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,28 +31,6 @@ class TensorPlan:
     num_workers: int
     regions: tuple[RegionPlan, ...]
     """Attention and feed-forward regions, in the model's order."""
-    split_parameters: int
-    """Number of parameters that are sharded."""
-    whole_parameters: int
-    """Number of parameters that every worker replicates."""
-
-    @property
-    def styles(self) -> dict[str, str]:
-        """Parallel style of each layer in a region, by name: ``column``, ``row`` or ``shared``."""
-        return {name: style for region in self.regions for name, style in _layers(region)}
-
-    @property
-    def parameters_per_worker(self) -> int:
-        return self.whole_parameters + self.split_parameters // self.num_workers
-
-    def payload_bytes(self, num_tokens: int, item_bytes: int, *, training: bool) -> int:
-        """Return the bytes that one worker all-reduces in one pass over ``num_tokens`` = batch × sequence.
-
-        Exact if every input of a region requires a gradient and no layer is shared or called twice.
-        """
-        forward = sum(region.width_out for region in self.regions)
-        backward = sum(region.width_in for region in self.regions) if training else 0
-        return num_tokens * item_bytes * (forward + backward)
 
 
 def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
@@ -71,9 +49,7 @@ def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
         for what, number in region.divisible.items():
             if number % num_workers:
                 raise _not_divisible(model, region, what, number, num_workers, regions)
-    split = sum(_num_split(model, region) for region in regions)
-    whole = sum(parameter.numel() for parameter in model.parameters()) - split
-    return TensorPlan(num_workers=num_workers, regions=regions, split_parameters=split, whole_parameters=whole)
+    return TensorPlan(num_workers=num_workers, regions=regions)
 
 
 def apply_tensor_parallel(model: nn.Module, group: Any, *, plan: TensorPlan | None = None) -> TensorAxis:
@@ -86,17 +62,24 @@ def apply_tensor_parallel(model: nn.Module, group: Any, *, plan: TensorPlan | No
     plan = plan or plan_tensor_parallel(model, axis.num_workers)
     if plan.num_workers != axis.num_workers:
         raise UsageError(f"the plan splits over {plan.num_workers} workers, but the group has {axis.num_workers}")
-    for region_plan in plan.regions if axis.num_workers > 1 else ():
+    if axis.num_workers > 1:
+        shard_regions(model, plan, axis, shard_dropout=True)
+    return axis
+
+
+def shard_regions(model: nn.Module, plan: TensorPlan, axis: TensorAxis, *, shard_dropout: bool) -> None:
+    """Shard the layers of all regions in place; ``shard_dropout``: draw the dropout masks of the whole model."""
+    for region_plan in plan.regions:
         owner = model.get_submodule(region_plan.owner)
-        region = Region(axis, _dropout(model, region_plan, axis) if _has_dropout(owner) else None)
-        for name, style in _layers(region_plan):
+        has_dropout = shard_dropout and _has_dropout(owner)
+        region = Region(axis, _dropout(model, region_plan, axis) if has_dropout else None)
+        for name, style in region_plan.layers():
             num_sections = region_plan.num_sections if style == "column" else 1
             shard_layer(model.get_submodule(name), style, region, num_sections)
         for attribute in region_plan.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // axis.num_workers)
         owner.register_forward_pre_hook(region.begin)
         owner.register_forward_hook(region.end, always_call=True)
-    return axis
 
 
 def require_whole_regions(plan: TensorPlan, targets: Iterable[str]) -> None:
@@ -125,7 +108,7 @@ def modules_to_keep_whole(plan: TensorPlan, targets: Iterable[str]) -> list[str]
 def _divided_regions(plan: TensorPlan, targets: Iterable[str]) -> list[tuple[RegionPlan, set[str | None]]]:
     """Return the regions whose layers lie in several units or outside of all units, with those units."""
     units = set(targets)
-    holders = [(region, {_unit_of(name, units) for name, _ in _layers(region)}) for region in plan.regions]
+    holders = [(region, {_unit_of(name, units) for name, _ in region.layers()}) for region in plan.regions]
     return [(region, holding) for region, holding in holders if len(holding) > 1 or None in holding]
 
 
@@ -140,18 +123,6 @@ def _unit_of(name: str, units: set[str]) -> str | None:
     parts = name.split(".")
     prefixes = [".".join(parts[:length]) for length in range(len(parts) + 1)]
     return next((prefix for prefix in prefixes if prefix in units), None)
-
-
-def _layers(region: RegionPlan) -> Iterator[tuple[str, str]]:
-    yield from ((name, "column") for name in region.column_layers)
-    yield from ((name, "shared") for name in region.shared_layers)
-    yield region.row_layer, "row"
-
-
-def _num_split(model: nn.Module, region: RegionPlan) -> int:
-    columns = [model.get_submodule(name) for name in region.column_layers]
-    in_columns = sum(parameter.numel() for layer in columns for parameter in layer.parameters())
-    return in_columns + model.get_submodule(region.row_layer).get_parameter("weight").numel()
 
 
 def _dropout(model: nn.Module, region: RegionPlan, axis: TensorAxis) -> ShardedDropout:

@@ -9,7 +9,6 @@ All traffic of the tensor axis in a training step goes through ``TensorAxis.all_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,42 +19,30 @@ from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 
 
-@dataclass(slots=True)
-class Traffic:
-    """Collectives of one worker on one axis since the last ``reset``."""
+class Axis:
+    """This worker's membership in one axis of the mesh."""
 
-    num_collectives: int = 0
-    payload_bytes: int = 0
-    """Bytes of the tensors passed to the collectives."""
-    sent_bytes: int = 0
-    """Bytes that this worker sends if the collectives use a ring: 2 (n - 1) / n of an all-reduce's payload."""
+    def __init__(self, group: Any, name: str) -> None:
+        self.group, self.name = group, name
+        self.num_workers: int = dist.get_world_size(group)
+        self.index: int = dist.get_rank(group)
+        self.payload_bytes = 0
+        """Bytes of the tensors that this worker passed to collectives since it was set to 0."""
 
-    def add_all_reduce(self, payload_bytes: int, num_workers: int) -> None:
-        """Count one all-reduce."""
-        self._add(payload_bytes, 2 * (num_workers - 1) * payload_bytes // num_workers)
-
-    def add_gather_or_scatter(self, payload_bytes: int, num_workers: int) -> None:
-        """Count one all-gather or reduce-scatter: each sends half of what an all-reduce sends."""
-        self._add(payload_bytes, (num_workers - 1) * payload_bytes // num_workers)
-
-    def _add(self, payload_bytes: int, sent_bytes: int) -> None:
-        self.num_collectives += 1
-        self.payload_bytes += payload_bytes
-        self.sent_bytes += sent_bytes
-
-    def reset(self) -> None:
-        """Set all counters to 0."""
-        self.num_collectives = self.payload_bytes = self.sent_bytes = 0
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum ``value`` in place over the workers."""
+        self.payload_bytes += value.nbytes
+        start = recorder.now()
+        dist.all_reduce(value, group=self.group)
+        recorder.add("collective", start, num_bytes=value.nbytes, note=self.name)
+        return value
 
 
-class TensorAxis:
+class TensorAxis(Axis):
     """This worker's membership in the tensor axis."""
 
     def __init__(self, group: Any) -> None:
-        self.group = group
-        self.num_workers: int = dist.get_world_size(group)
-        self.index: int = dist.get_rank(group)
-        self.traffic = Traffic()
+        super().__init__(group, "tensor")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
         """Return self: a copy of a model communicates through the same group."""
@@ -70,15 +57,6 @@ class TensorAxis:
     def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
         """All-reduce the workers' partial sums, in place."""
         return _ReduceFromRegion.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
-
-    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum ``value`` in place over the workers."""
-        num_bytes = value.numel() * value.element_size()
-        self.traffic.add_all_reduce(num_bytes, self.num_workers)
-        start = recorder.now()
-        dist.all_reduce(value, group=self.group)
-        recorder.add("collective", start, num_bytes=num_bytes, note="tensor")
-        return value
 
     def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
         """Return every worker's value, in rank order; not counted, because no training step uses it."""

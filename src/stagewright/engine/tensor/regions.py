@@ -19,16 +19,12 @@ from stagewright.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pattern:
-    """Names of the layers of one region, relative to the module where the pattern matches."""
+    """Names of the layers of one region, as in ``RegionPlan``, relative to the module where the pattern matches."""
 
     columns: tuple[str, ...]
-    """Column-parallel layers: output features are sharded."""
     row: str
-    """Row-parallel layer: input features are sharded."""
     owner: str = ""
-    """Module whose forward runs between the column- and row-parallel layers."""
     num_sections: int = 1
-    """Number of equal sections packed into a column-parallel layer (query, key, value)."""
     layer_classes: tuple[str, ...] = ("Linear",)
     owner_classes: tuple[str, ...] = ()
     """Owner classes for which the pattern is certain; empty: any class."""
@@ -85,15 +81,17 @@ class RegionPlan:
     shared_layers: tuple[str, ...] = ()
     """Replicated layers inside the region; their gradients are all-reduced."""
     num_sections: int = 1
-    """Number of equal sections packed into a column-parallel layer."""
-    width_in: int
-    """Features of the region's input; its gradient is all-reduced in backward."""
-    width_out: int
-    """Features of the region's output; it is all-reduced in forward."""
+    """Number of equal sections packed into a column-parallel layer (3 for query, key and value)."""
     divisible: dict[str, int] = field(default_factory=dict)
     """Sizes that the number of workers must divide, by their name in error messages."""
     attributes: tuple[str, ...] = ()
     """Attributes of the owner (number of heads, widths) to divide by the number of workers."""
+
+    def layers(self) -> Iterator[tuple[str, str]]:
+        """Yield the name and parallel style of each layer: ``column``, ``shared`` or ``row``."""
+        yield from ((name, "column") for name in self.column_layers)
+        yield from ((name, "shared") for name in self.shared_layers)
+        yield self.row_layer, "row"
 
 
 def find_regions(model: nn.Module) -> tuple[RegionPlan, ...]:
@@ -153,25 +151,20 @@ def _match(module: nn.Module, patterns: tuple[_Pattern, ...]) -> _Pattern | None
 
 
 def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[int, list[str]]) -> RegionPlan:
-    owner = _below(module, pattern.owner)
-    assert owner is not None
+    owner = module.get_submodule(pattern.owner)
     where = f"{_join(name, pattern.owner)} ({type(owner).__name__})"
-    columns, row = [_layer(module, path) for path in pattern.columns], _layer(module, pattern.row)
+    columns, row = [module.get_submodule(path) for path in pattern.columns], module.get_submodule(pattern.row)
     width_in, width = layer_sizes(columns[0])
-    key_width = width
-    if pattern.columns == ("c_attn",):
-        if width != 3 * width_in:
-            raise UsageError(
-                f"{where}: c_attn has {width} output features for {width_in} input features, so it does not pack "
-                "query, key and value as GPT-2 does; tensor parallelism can't split it: use data or pipeline instead"
-            )
-        width = key_width = width // 3
-    elif len(columns) == 1:
-        width = key_width = width // 3
-    else:
-        key_width = layer_sizes(columns[1])[1]
+    if pattern.columns == ("c_attn",) and width != 3 * width_in:
+        raise UsageError(
+            f"{where}: c_attn has {width} output features for {width_in} input features, so it does not pack "
+            "query, key and value as GPT-2 does; tensor parallelism can't split it: use data or pipeline instead"
+        )
+    if len(columns) == 1:
+        width //= 3
+    key_width = width if len(columns) == 1 else layer_sizes(columns[1])[1]
     head_size = _head_size(owner, width, where)
-    row_in, width_out = layer_sizes(row)
+    row_in, _ = layer_sizes(row)
     if (
         row_in != width
         or width % head_size
@@ -185,7 +178,7 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
         )
     heads, key_heads = width // head_size, key_width // head_size
     norms = tuple(path for path in _HEAD_NORMS if _is_head_norm(getattr(owner, path, None), head_size))
-    _require_only(owner, [*columns, row, *(_layer(owner, path) for path in norms)], where, heads)
+    _require_only(owner, [*columns, row, *(owner.get_submodule(path) for path in norms)], where, heads)
     _require_untied([*columns, row], holders, where)
     return RegionPlan(
         owner=_join(name, pattern.owner),
@@ -193,8 +186,6 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
         row_layer=_join(name, pattern.row),
         shared_layers=tuple(_join(_join(name, pattern.owner), path) for path in norms),
         num_sections=pattern.num_sections,
-        width_in=width_in,
-        width_out=width_out,
         divisible={"attention heads": heads, "key/value heads": key_heads},
         attributes=_attributes_to_divide(owner, where, heads, key_heads, head_size),
     )
@@ -202,9 +193,9 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
 
 def _feed_forward(name: str, module: nn.Module, pattern: _Pattern, holders: dict[int, list[str]]) -> RegionPlan:
     where = f"{name} ({type(module).__name__})"
-    columns, row = [_layer(module, path) for path in pattern.columns], _layer(module, pattern.row)
+    columns, row = [module.get_submodule(path) for path in pattern.columns], module.get_submodule(pattern.row)
     width_in, width = layer_sizes(columns[0])
-    row_in, width_out = layer_sizes(row)
+    row_in, _ = layer_sizes(row)
     if any(layer_sizes(layer) != (width_in, width) for layer in columns) or row_in != width:
         raise UsageError(
             f"{where}: {' and '.join(pattern.columns)} have {width} output features but {pattern.row} has {row_in} "
@@ -219,8 +210,6 @@ def _feed_forward(name: str, module: nn.Module, pattern: _Pattern, holders: dict
         owner=name,
         column_layers=tuple(_join(name, path) for path in pattern.columns),
         row_layer=_join(name, pattern.row),
-        width_in=width_in,
-        width_out=width_out,
         divisible={"inner features": width},
     )
 
@@ -335,12 +324,6 @@ def _below(module: nn.Module, path: str) -> nn.Module | None:
     for part in path.split(".") if path else ():
         submodule = getattr(submodule, "_modules", {}).get(part)
     return submodule if isinstance(submodule, nn.Module) else None
-
-
-def _layer(module: nn.Module, path: str) -> nn.Module:
-    layer = _below(module, path)
-    assert layer is not None
-    return layer
 
 
 def _join(prefix: str, name: str) -> str:

@@ -58,6 +58,12 @@ def gather_ragged(local: torch.Tensor, device: torch.device) -> list[torch.Tenso
     return [tensor[..., :size].cpu() for tensor, size in zip(gathered, lengths, strict=True)]
 
 
+def gather_text(text: str, device: torch.device) -> list[str]:
+    """Gather one text per worker, in rank order."""
+    rows = gather_ragged(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), device)
+    return [bytes(row.tolist()).decode() for row in rows]
+
+
 def _padded(tensor: torch.Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // _ALIGN_BYTES) * _ALIGN_BYTES
 

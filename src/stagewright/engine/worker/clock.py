@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from stagewright.engine.worker.broadcast import gather_text
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.files.atomic import save_text
 from stagewright.runs.worker_folder import WorkerFolder
 
 _ROUND_TRIPS = 12
-_IDENTITY_BYTES = 256
 
 
 def write_clock(context: WorkerContext, folder: WorkerFolder) -> None:
@@ -44,12 +44,10 @@ def exchange(rank: int, num_workers: int, identity: str | None = None) -> tuple[
     """Return the offset to add to this worker's clock, and its error; every worker must call this."""
     if num_workers == 1:
         return 0.0, 0.0
-    identity_bytes = _as_tensor(identity or clock_identity())
-    identities = [torch.empty_like(identity_bytes) for _ in range(num_workers)]
-    dist.all_gather(identities, identity_bytes)
+    identities = gather_text(identity or clock_identity(), torch.device("cpu"))
     result = (0.0, 0.0)
     for peer in range(1, num_workers):
-        if torch.equal(identities[0], identities[peer]):
+        if identities[0] == identities[peer]:
             continue
         if rank == 0:
             _answer(peer)
@@ -91,8 +89,3 @@ def _answer(rank: int) -> None:
         dist.recv(moment, src=rank)
         moment[0] = time.perf_counter()
         dist.send(moment, dst=rank)
-
-
-def _as_tensor(text: str) -> torch.Tensor:
-    content = text.encode()[:_IDENTITY_BYTES].ljust(_IDENTITY_BYTES, b"\0")
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,11 +1,20 @@
-"""A worker's rank, mesh coordinates, device and process groups.
+"""A worker's rank, mesh coordinates, device and process groups: NCCL between GPUs, Gloo between CPUs.
 
-world rank = ((d · T) + t) · P + p        data d, tensor t, pipeline p; the pipeline is innermost
+    world rank = ((d · T) + t) · P + p     data d, tensor t, pipeline p; the pipeline is innermost
+
+    one machine                     the loopback interface, whatever other networks it has
+    several workers on one GPU      each gets its own NCCL host id, and NCCL sends through the loopback
+
+NCCL refuses two workers on one GPU of one machine. With separate host ids, every plan can be run and checked for parity
+on a single GPU; its speed there says nothing about several GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
+import os
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +22,8 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
+from stagewright.engine.worker.placement import RankPlacement
+from stagewright.engine.worker.watchdog import START_S
 from stagewright.machine.gloo_threads import sched_batch_threads
 from stagewright.spec.plan import Mesh
 
@@ -22,17 +33,13 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """One worker's rank, coordinates, device and groups."""
+    """One worker's world rank, coordinates on the mesh's axes, device and groups."""
 
     rank: int
-    """World rank."""
     mesh: Mesh
     data: int
-    """Coordinate on the data axis."""
     tensor: int
-    """Coordinate on the tensor axis."""
     pipeline: int
-    """Coordinate on the pipeline axis."""
     device: Device
     torch_device: torch.device
     data_group: Any
@@ -53,25 +60,38 @@ class WorkerContext:
         return self.link_groups[backward, receiver > sender]
 
 
+def join_group(device: Device, placement: RankPlacement, devices: Sequence[str], hang_s: float) -> None:
+    """Initialize the process group of all workers; ``devices`` are the plan's."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    if placement.num_machines == 1 and loopback is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        if device.kind == "cuda" and sum(Device.parse(name).index == device.index for name in devices) > 1:
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+            os.environ.setdefault("NCCL_HOSTID", f"{socket.gethostname()}-worker-{placement.rank}")
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
+    # The watchdog ends a hang earlier and explains it; this timeout is for when the watchdog itself is gone.
+    options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * max(hang_s, START_S))}
+    if placement.store is None:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    with sched_batch_threads():
+        dist.init_process_group(BACKENDS[device.kind], **options)
+
+
 def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
     """Create the process groups (every worker must call this) and this worker's context."""
     data, tensor, pipeline = mesh.coordinates(rank)
 
-    def world(d: int, t: int, p: int) -> int:
-        return (d * mesh.tensor + t) * mesh.pipeline + p
-
-    def own(groups: list[tuple[list[int], Any]]) -> Any:
-        return next((group for ranks, group in groups if rank in ranks), None)
-
     def groups(lists: list[list[int]], backend: str | None = None) -> Any:
         """Create a group for each list of ranks, on every worker, and return this worker's."""
         with sched_batch_threads():
-            return own([(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1])
+            created = [(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1]
+        return next((group for ranks, group in created if rank in ranks), None)
 
     axes = (range(mesh.data), range(mesh.tensor), range(mesh.pipeline))
     # A script may have initialized NCCL only, but the first P2P exchange goes through the hosts.
     links = BACKENDS[device.kind]
-    pipelines = [[world(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
+    pipelines = [[mesh.rank(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
     return WorkerContext(
         rank=rank,
         mesh=mesh,
@@ -80,8 +100,8 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         pipeline=pipeline,
         device=device,
         torch_device=device.torch_device(),
-        data_group=groups([[world(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
-        tensor_group=groups([[world(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
+        data_group=groups([[mesh.rank(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
+        tensor_group=groups([[mesh.rank(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
         link_groups={(backward, up): groups(pipelines, links) for backward in (False, True) for up in (True, False)},
-        pipeline_ranks=next(tuple(ranks) for ranks in pipelines if rank in ranks),
+        pipeline_ranks=mesh.ranks_along("pipeline", rank),
     )

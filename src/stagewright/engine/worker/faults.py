@@ -49,7 +49,7 @@ _LOST_PEER = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Doing:
     """One moment of a worker's activity."""
 
@@ -74,19 +74,11 @@ class Doing:
         return ", ".join(parts)
 
 
-class Activity:
-    """The mutable record of what this process does, in memory and, once opened, in a file."""
+@dataclass(slots=True, kw_only=True)
+class Activity(Doing):
+    """What this process does now, in memory and, once opened, in a file."""
 
-    __slots__ = ("_map", "action", "count", "microbatch", "shapes", "stage", "step")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.step: int | None = None
-        self.stage: int | None = None
-        self.microbatch: int | None = None
-        self.action = ""
-        self.shapes = ""
-        self._map: mmap.mmap | None = None
+    _map: mmap.mmap | None = None
 
     def open(self, path: Path) -> None:
         """Write the record to this file from now on; without mmap support it stays in memory."""
@@ -163,13 +155,6 @@ def parse_doing(line: bytes) -> Doing | None:
         return None
 
 
-def _hint(error: BaseException) -> str:
-    """Return a fix to add to a library's message."""
-    if "more than 1 value per channel" in str(error):
-        return "; a micro-batch has too few samples for batch norm: use fewer micro-batches, or a larger batch"
-    return ""
-
-
 def describe_shapes(tensors: Iterable[Any]) -> str:
     """Format shapes and dtypes for ``Activity.begin``; compute it once where shapes are static."""
     return ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
@@ -190,12 +175,11 @@ class Fault:
     message: str
     """One sentence: the error's type and text, or the signal."""
     device: str = ""
-    """Device as in the plan."""
     doing: Doing = field(default_factory=Doing)
     traceback: str = ""
     """Stack; empty where it is unknown, and for errors whose message is complete."""
     time_ns: int = 0
-    """Time in nanoseconds since the epoch."""
+    """Since the epoch."""
     exit_code: int = 1
     """Exit code of the command: 1 the run failed, 2 the input was wrong."""
 
@@ -203,10 +187,13 @@ class Fault:
     def of(cls, error: BaseException, *, worker: int, device: str, doing: Doing, time_ns: int) -> Fault:
         """Build the fault of a worker whose code raised."""
         is_complete = isinstance(error, StagewrightError)
+        hint = ""
+        if "more than 1 value per channel" in str(error):
+            hint = "; a micro-batch has too few samples for batch norm: use fewer micro-batches, or a larger batch"
         return cls(
             worker=worker,
             kind="lost-peer" if _lost_peer(error) else "raised",
-            message=str(error) if is_complete else f"{type(error).__name__}: {error}{_hint(error)}",
+            message=str(error) if is_complete else f"{type(error).__name__}: {error}{hint}",
             device=device,
             doing=doing,
             traceback="" if is_complete else "".join(traceback.format_exception(error)),

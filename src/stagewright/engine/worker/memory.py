@@ -40,13 +40,11 @@ _CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "optimizer", "ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Current and peak memory of a worker."""
+    """Current and peak memory of a worker's tensors, and the peaks of its process and allocator."""
 
     worker: int
     current: MemoryUse
-    """Tensors at the last update."""
     peak: MemoryUse
-    """Tensors at the peak."""
     process_peak_bytes: int | None
     """Peak resident memory of the process; None where the system does not report it."""
     allocator_peak_bytes: int | None
@@ -68,7 +66,6 @@ class MemoryTracker:
         self.worker = worker
         self.limit_bytes = limit_bytes
         self.active = False
-        """Whether this step is tracked."""
         self._device = device or torch.device("cpu")
         self._modules: list[nn.Module] = []
         self._parameters: list[nn.Parameter] = []  # of the modules, looked up when tracking begins
@@ -97,15 +94,18 @@ class MemoryTracker:
         self._sources.append((category, tensors))
         self._sources.sort(key=lambda source: _CATEGORIES.index(source[0]))  # stable: parameters go first
 
-    def follow_module(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a module's parameters, buffers and gradients, and an optimizer's states."""
+    def follow_module(self, module: nn.Module) -> None:
+        """Count a module's parameters, buffers and gradients."""
         self._modules.append(module)
-        if optimizer is not None:
-            self.follow_optimizer(optimizer)
 
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Count an optimizer's states."""
-        self.follow("optimizer", lambda: _states(optimizer))
+
+        def states() -> list[torch.Tensor]:
+            values = [value for state in optimizer.state.values() for value in state.values()]
+            return [value for value in values if isinstance(value, torch.Tensor)]
+
+        self.follow("optimizer", states)
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
@@ -351,11 +351,6 @@ def _use(updated: dict[Category, int], new_gradients: int, saved_bytes: int) -> 
     counted["gradients"] += new_gradients
     counted["activations"] += saved_bytes
     return MemoryUse(**counted)
-
-
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    states = optimizer.state.values()
-    return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def process_peak_bytes() -> int | None:

@@ -19,9 +19,7 @@ class RankPlacement:
     """Ranks and addresses that the elastic agent assigned to this process."""
 
     rank: int = 0
-    """World rank."""
     local_rank: int = 0
-    """Rank on this machine."""
     num_workers: int = 1
     num_machines: int = 1
     """Machines, each with one agent."""

@@ -44,7 +44,6 @@ class ProcessMark:
     started: str
     """Start time in the kernel's unit; empty where the system does not report it."""
     host: str
-    """Host name."""
     machine: str
     """Boot of the machine and pid namespace, in which the process id is valid."""
 
@@ -169,5 +168,5 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

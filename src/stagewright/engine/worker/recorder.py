@@ -25,15 +25,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
+from stagewright.engine.worker.faults import Doing
 from stagewright.runs.journal import Journal, RecordedStep, rows_of
 from stagewright.runs.worker_folder import UNFINISHED
-
-if TYPE_CHECKING:
-    from stagewright.engine.worker.faults import Doing
 
 _KINDS = {  # by the first words of a worker's action
     "forward": "forward",
@@ -245,12 +243,8 @@ def _resolved(step: _Step) -> RecordedStep:
         note=step.note,
         begin_s=step.begun_s,
         end_s=_seconds(step, step.end),
-        events=[_in_seconds(step, event) for event in step.events],
+        events=[(*event[:4], _seconds(step, event[4]), _seconds(step, event[5]), *event[6:]) for event in step.events],
     )
-
-
-def _in_seconds(step: _Step, event: _Event) -> _Event:
-    return (*event[:4], _seconds(step, event[4]), _seconds(step, event[5]), *event[6:])
 
 
 def _seconds(step: _Step, mark: Mark) -> float:

@@ -23,7 +23,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.worker.faults import Fault, activity
 from stagewright.engine.worker.placement import RankPlacement
 from stagewright.engine.worker.store import connect_store
-from stagewright.engine.worker.watchdog import OUTSIDE, StoreWatchdog, report_to_agent, start_watchdog
+from stagewright.engine.worker.watchdog import OUTSIDE, StoreWatchdog, report_to_agent
 from stagewright.engine.worker.worker import end_process
 from stagewright.errors import UsageError
 
@@ -37,11 +37,17 @@ class UserLoop:
 
     def __init__(self, rank: int, device: Device, hang_s: float) -> None:
         """Start the watchdog once per process, with the first trainer's time limit; the group must be initialized."""
+        global _watchdog
         self._rank, self._device = rank, device.text
         launched = dist.is_torchelastic_launched()
         placement = RankPlacement.from_environment(os.environ) if launched else RankPlacement()
         if _watchdog is None and placement.store is not None and placement.launcher is None:
-            _start_watchdog(placement, device, hang_s)
+            activity.begin(OUTSIDE)
+            store = connect_store(placement, hang_s)
+            _watchdog = StoreWatchdog(
+                store, worker=placement.rank, device=device.text, hang_s=hang_s, end=_report_and_end
+            ).start()
+            atexit.register(_watchdog.stop)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -73,13 +79,6 @@ class UserLoop:
             activity.begin(OUTSIDE)
 
 
-def _start_watchdog(placement: RankPlacement, device: Device, hang_s: float) -> None:
-    global _watchdog
-
-    def end(fault: Fault) -> None:
-        report_to_agent(fault)
-        end_process(fault.error())
-
-    activity.begin(OUTSIDE)
-    _watchdog = start_watchdog(connect_store(placement, hang_s), placement.rank, device, hang_s, end)
-    atexit.register(_watchdog.stop)
+def _report_and_end(fault: Fault) -> None:
+    report_to_agent(fault)
+    end_process(fault.error())

@@ -27,8 +27,6 @@ from stagewright.engine.worker.faults import Activity, Doing, Fault, FaultKind, 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from stagewright.cluster.device import Device
-
 HANG_S = 300.0
 """Default time without progress after which a run is ended."""
 
@@ -87,9 +85,9 @@ class StoreWatchdog:
         *,
         worker: int,
         device: str,
-        activity: Activity,
         hang_s: float,
         end: Callable[[Fault], None],
+        activity: Activity = activity,
         grace_s: float = 2.0,
     ) -> None:
         self._store = store
@@ -100,9 +98,10 @@ class StoreWatchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stagewright-watch", daemon=True)
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self) -> StoreWatchdog:
+        """Start the thread; return self."""
         self._thread.start()
+        return self
 
     def stop(self) -> None:
         """Stop the thread: the job is done, so the store may disappear."""
@@ -171,15 +170,6 @@ class StoreWatchdog:
             traceback="".join(traceback.format_stack(main)) if kind == "hung" and main is not None else "",
             time_ns=time.time_ns(),
         )
-
-
-def start_watchdog(
-    store: Store, rank: int, device: Device, hang_s: float, end: Callable[[Fault], None]
-) -> StoreWatchdog:
-    """Watch this worker and, through the store, the others."""
-    watchdog = StoreWatchdog(store, worker=rank, device=device.text, activity=activity, hang_s=hang_s, end=end)
-    watchdog.start()
-    return watchdog
 
 
 def report_to_agent(fault: Fault) -> None:

@@ -9,14 +9,12 @@ process without waiting for threads that may block in a collective.
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import os
 import sys
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
 
 from stagewright.cluster.device import keep_freed_memory, pin_process
 from stagewright.engine.worker.fault_record import record_faults
@@ -24,7 +22,7 @@ from stagewright.engine.worker.faults import activity, worker_folder
 from stagewright.engine.worker.placement import RankPlacement, choose_device
 from stagewright.engine.worker.process import call_before_sigterm, end_with_agent
 from stagewright.engine.worker.store import agree_on_folder, connect_store, gather_files
-from stagewright.engine.worker.watchdog import HANG_S, START_S, start_watchdog
+from stagewright.engine.worker.watchdog import HANG_S, StoreWatchdog
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.runs.run_folder import RunFolder
@@ -99,21 +97,19 @@ def run_worker(
             folder.write_plan(plan)
         watchdog = None
         if placement.store is not None and placement.launcher is None:
-            watchdog = record.watchdog = start_watchdog(
-                store, placement.rank, device, hang_s, lambda fault: end(record.write(fault))
-            )
+            watchdog = record.watchdog = StoreWatchdog(
+                store,
+                worker=placement.rank,
+                device=device.text,
+                hang_s=hang_s,
+                end=lambda fault: end(record.write(fault)),
+            ).start()
         activity.begin("join")
-        from stagewright.engine.worker.context import make_context
-        from stagewright.engine.worker.process_group import join_group
+        from stagewright.engine.worker.context import join_group, make_context
         from stagewright.engine.worker.recorder import recorder
 
         recorder.keep_in(worker_folder(run_folder, placement.rank))
-        # The watchdog acts sooner: this timeout ends a wait only where the watchdog itself is gone.
-        options: dict[str, Any] = {"timeout": datetime.timedelta(seconds=2 * max(hang_s, START_S))}
-        if placement.store is None:
-            options |= {"store": store, "rank": 0, "world_size": 1}
-        one_machine = placement.num_machines == 1
-        join_group(device, worker=placement.rank, devices=plan.devices, one_machine=one_machine, **options)
+        join_group(device, placement, plan.devices, hang_s)
         function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         context = make_context(plan.mesh, placement.rank, device)
         activity.begin("begin")
@@ -123,9 +119,13 @@ def run_worker(
         activity.begin("finish")
         if placement.launcher is None:
             gather_files(store, placement, folder)
-            if placement.rank == 0:
-                _finish(function, folder)
-        _leave_group()
+            if placement.rank == 0:  # the job's module may define ``merge_results(plan, run_folder)``
+                merge = getattr(sys.modules[function.__module__], "merge_results", None)
+                folder.finish("done", None if merge is None else merge(folder.plan(), folder))
+        import torch.distributed as dist
+
+        if dist.is_initialized():  # a user's job may have left the group
+            dist.destroy_process_group()
         if watchdog is not None:
             watchdog.stop()
 
@@ -146,19 +146,6 @@ def _check_host(plan: Plan, placement: RankPlacement, job: Callable[..., None]) 
     if placement.local_rank != 0 or not job.__module__.startswith("stagewright."):  # a user's job may load no model
         return
     check_host_memory(plan.model, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _finish(job: Callable[..., None], folder: RunFolder) -> None:
-    """Write the result of the run; the job's module may define ``merge_results(plan, run_folder)``."""
-    merge = getattr(sys.modules[job.__module__], "merge_results", None)
-    folder.finish("done", None if merge is None else merge(folder.plan(), folder))
-
-
-def _leave_group() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _load_job(path: str) -> Callable[..., None]:

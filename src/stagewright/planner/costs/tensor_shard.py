@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stagewright.engine.tensor.apply import plan_tensor_parallel, require_whole_regions
-from stagewright.engine.tensor.axis import TensorAxis, Traffic
-from stagewright.engine.tensor.layers import Region, shard_layer
+from stagewright.engine.tensor.apply import plan_tensor_parallel, require_whole_regions, shard_regions
+from stagewright.engine.tensor.axis import TensorAxis
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
@@ -26,7 +25,6 @@ class RecordingAxis(TensorAxis):
     def __init__(self, num_workers: int) -> None:
         self.group = None
         self.num_workers, self.index = num_workers, 0
-        self.traffic = Traffic()
         self.forward_bytes: list[int] = []
         self.backward_bytes: list[int] = []
 
@@ -49,17 +47,7 @@ def shard_alone(graph: UnitGraph, num_workers: int) -> RecordingAxis:
     plan = plan_tensor_parallel(model, num_workers)
     require_whole_regions(plan, [call.target for call in graph.calls])
     axis = RecordingAxis(num_workers)
-    for entry in plan.regions:
-        owner = model.get_submodule(entry.owner)
-        region = Region(axis)
-        for name in entry.column_layers:
-            shard_layer(model.get_submodule(name), "column", region, entry.num_sections)
-        for name in entry.shared_layers:
-            shard_layer(model.get_submodule(name), "shared", region)
-        shard_layer(model.get_submodule(entry.row_layer), "row", region)
-        for attribute in entry.attributes:
-            setattr(owner, attribute, getattr(owner, attribute) // num_workers)
-        owner.register_forward_pre_hook(region.begin)
+    shard_regions(model, plan, axis, shard_dropout=False)
     return axis
 
 

@@ -94,7 +94,7 @@ def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measure
         return time.perf_counter() - start, result, loss
 
     runner.memory.reset_peak()
-    with runner.track_memory():
+    with runner.memory.tracking():
         step(-2)
         if optimizer is not None:
             runner.memory.follow_optimizer(optimizer)

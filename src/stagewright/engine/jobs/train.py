@@ -25,6 +25,7 @@ from stagewright.engine.worker.clock import write_clock
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.watchdog import HANG_S
+from stagewright.engine.worker.worker import TRAINING_JOB
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.files.atomic import save_text
 from stagewright.runs.result import RunResult, TrainingHistory
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
     from stagewright.zoo.tasks.task import Task
 
-JOB = "stagewright.engine.jobs.train:run_training"
 _OPTIONS = "training.json"
 
 
@@ -101,7 +101,7 @@ def train(
     options: TrainingOptions | None = None,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
     hang_s: float = HANG_S,
-    job: str = JOB,
+    job: str = TRAINING_JOB,
 ) -> RunResult:
     """Resolve and train a plan in a new run folder; return the result.
 

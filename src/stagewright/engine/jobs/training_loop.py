@@ -140,7 +140,7 @@ class TrainingLoop:
         """Record the events of a step; for the second step track memory instead, which slows it down."""
         self.steps_in_run += 1
         if self.steps_in_run == 2:
-            with self.trainer.runner.track_memory():
+            with self.trainer.runner.memory.tracking():
                 self.trainer.runner.memory.begin_rows()
                 yield
         else:

@@ -41,7 +41,7 @@ class GradientSync:
         """The data-parallel replica; None with one replica."""
         self._tied = tied_weight_holders(part.stage_parameters, part.stage_workers)
         self.all_reduce = self._make_all_reduce() if plan.training else None
-        self._clipper = self._make_clipper(plan.clip) if plan.training and plan.clip is not None else None
+        self.clipper = self._make_clipper(plan.clip) if plan.training and plan.clip is not None else None
         self.allreduce_bytes: dict[str, int] = {}
         """Bytes that the last step all-reduced over replicas (``data``) and holders of tied weights (``tied``)."""
 
@@ -60,10 +60,6 @@ class GradientSync:
             self._norms.finish_step(self._all_reduce_statistics if has_replicas else None, is_counted=weight > 0)
         if self.data_axis is not None:
             self.data_axis.synchronize(weight)
-
-    def clip_gradients(self) -> torch.Tensor | None:
-        """Clip the gradients if the plan says so; return their norm before clipping."""
-        return self._clipper.apply() if self._clipper is not None else None
 
     def _make_data_axis(self) -> DataParallelReplica | None:
         """Wrap a replica of one stage in DDP or FSDP; for several stages, only average batch norm statistics."""

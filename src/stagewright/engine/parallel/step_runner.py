@@ -89,7 +89,7 @@ class StepRunner:
         activity.begin("optimizer", step=self.step_number - 1)
         self.memory.note("optimizer")
         start = recorder.now()
-        norm = self.sync.clip_gradients()
+        norm = None if self.sync.clipper is None else self.sync.clipper.apply()
         if optimizer is not None:
             optimizer.step()
             recorder.add("optimizer", start)
@@ -118,10 +118,6 @@ class StepRunner:
             dist.all_reduce(total)
             recorder.add("collective", start, num_bytes=total.element_size(), note="loss")
         return float(total)
-
-    def track_memory(self) -> AbstractContextManager[None]:
-        """Return a context in which the memory of training steps is tracked."""
-        return self.memory.tracking() if self.plan.training else nullcontext()
 
     def split(self, batch: Batch, evaluation_graph: UnitGraph | None = None) -> list[MicroBatch]:
         """Return the micro-batches of this worker's replica, ready for the executor."""

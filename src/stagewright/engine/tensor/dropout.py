@@ -48,7 +48,7 @@ class ShardedDropout(TorchFunctionMode):
         dim = self._sharded_dim(input.shape)
         if dim is None:
             return self._with_worker_seed(input.device, lambda: func(input, p, training, inplace))
-        noise = self._noise(input, input.shape, dim, p)
+        noise = self._noise(input, dim, p)
         return input.mul_(noise) if inplace else input * noise
 
     def _attention(
@@ -81,23 +81,20 @@ class ShardedDropout(TorchFunctionMode):
             is_bool = attn_mask.dtype == torch.bool
             scores = scores.masked_fill(~attn_mask, -math.inf) if is_bool else scores + attn_mask
         weights = functional.softmax(scores, -1)
-        return (weights * self._noise(weights, weights.shape, 1, dropout_p)) @ value
+        return (weights * self._noise(weights, 1, dropout_p)) @ value
 
     def _sharded_dim(self, shape: torch.Size) -> int | None:
         """Return the dimension that is sharded; None if that is uncertain."""
-        if self._heads:
-            if len(shape) == 4 and shape[1] == self._heads:
-                return 1
-            if len(shape) == 4:
-                return None
+        if self._heads and len(shape) == 4:
+            return 1 if shape[1] == self._heads else None
         return len(shape) - 1 if shape[-1] == self._features else None
 
-    def _noise(self, like: torch.Tensor, shape: torch.Size, dim: int, p: float) -> torch.Tensor:
+    def _noise(self, like: torch.Tensor, dim: int, p: float) -> torch.Tensor:
         """Return this worker's shard of the scaled mask: 0 where the baseline drops, 1 / (1 - p) elsewhere."""
-        full_shape = list(shape)
+        full_shape = list(like.shape)
         full_shape[dim] *= self._num_workers
         noise = functional.dropout(torch.ones(full_shape, dtype=like.dtype, device=like.device), p)
-        return noise.narrow(dim, self._index * shape[dim], shape[dim])
+        return noise.narrow(dim, self._index * like.shape[dim], like.shape[dim])
 
     def _with_worker_seed(self, device: torch.device, call: Callable[[], Any]) -> Any:
         """Run ``call`` with a random state of this worker; the shared state advances by one draw."""

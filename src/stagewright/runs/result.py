@@ -53,6 +53,9 @@ class ParityReport:
         """The largest relative error; NaN where any is NaN."""
         return math.nan if any(math.isnan(error) for error in self.errors) else max(self.errors)
 
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeBatchLoss:

@@ -55,7 +55,7 @@ def report(
     if forecast:
         from stagewright.api.forecast import Measuring, measure_plan
         from stagewright.cli.screen import SCREEN
-        from stagewright.report.page.content.missing_forecasts import make_forecaster
+        from stagewright.report.page.content.forecast import make_forecaster
 
         measuring = Measuring(cache=cache_dir or True)
         forecaster = make_forecaster(lambda plan: measure_plan(plan, None, measuring, SCREEN, all_schedules=True))

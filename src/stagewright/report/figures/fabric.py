@@ -40,7 +40,6 @@ def draw_fabric(
 def fabric_figure(
     result: Mapping[str, Any], times_s: Sequence[npt.NDArray[np.float64]], *, title: str | None = None
 ) -> Figure:
-    """Return the figure."""
     layers = [(layer, times) for layer, times in zip(result["layers"], times_s, strict=True) if len(times)]
     if not layers:
         raise UsageError("no trial was completed, so there is nothing to draw")

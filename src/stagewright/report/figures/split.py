@@ -31,7 +31,6 @@ _WIDEST = 28.0  # of a row, in bar widths
 
 
 def plot_split(split: Split, path: str | Path) -> Path:
-    """Draw one split."""
     return draw_split([split], path)
 
 
@@ -42,7 +41,6 @@ def draw_split(splits: Iterable[Split], path: str | Path, *, title: str | None =
 
 
 def split_figure(splits: Sequence[Split], *, title: str | None = None) -> Figure:
-    """Return the figure."""
     if not splits:
         raise UsageError("there is no split to draw: pass at least one")
     scale_s, unit = time_unit(max(split.bottleneck_s for split in splits))

@@ -27,11 +27,11 @@ from stagewright.display import printable
 from stagewright.errors import StagewrightError, UsageError
 from stagewright.report.live.access import Access
 from stagewright.report.live.difference import difference
-from stagewright.report.live.page import page_html
 from stagewright.report.live.replay import Replay, read_replay
 from stagewright.report.live.snapshot import snapshot
 from stagewright.report.live.state import LiveState
 from stagewright.report.live.tail import RunTail
+from stagewright.report.render.html import color_variables, render_template, template_text
 from stagewright.user_code import one_line
 
 POLL_S = 0.05
@@ -68,7 +68,6 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name="stagewright-tail", daemon=True)
 
     def start(self) -> None:
-        """Start reading."""
         self._thread.start()
 
     def close(self) -> None:
@@ -154,7 +153,6 @@ class LiveServer:
         return f"http://{host}:{self.port}/" + (f"?token={self.access.token}" if self.access.token else "")
 
     def start(self) -> None:
-        """Start serving."""
         self.watcher.start()
         self._thread.start()
 
@@ -256,9 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
                 f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; "
                 "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
             )
-            self._respond(
-                HTTPStatus.OK, page_html(nonce, self.live.speed), {"Content-Security-Policy": policy}, "text/html"
-            )
+            page = _page_html(nonce, self.live.speed)
+            self._respond(HTTPStatus.OK, page, {"Content-Security-Policy": policy}, "text/html")
         elif parts.path == "/state":
             shown = self.live.watcher.current()[1]
             self._respond(HTTPStatus.OK, json.dumps(shown) + "\n", kind="application/json")
@@ -344,6 +341,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *values: Any) -> None:
         """Suppress the log."""
+
+
+def _page_html(nonce: str, speed: float | None) -> str:
+    """Render the page; its script and style carry the nonce. With a speed it replays a finished run at once."""
+    return render_template(
+        "live.html",
+        nonce=nonce,
+        speed="" if speed is None else f"{speed:g}",
+        light=color_variables(),
+        dark=color_variables(dark=True),
+        style=template_text("live.css"),
+        script=template_text("live.js"),
+    )
 
 
 def _play(watcher: Watcher, replay: Replay, at_s: float, speed: float) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,6 @@ class LiveState:
     """Why the folder can't be read, in one sentence."""
 
     def status(self, now_s: float) -> Status:
-        """Return the status of the run."""
         if self.result is not None:
             return self.result.status if self.result.status in ("failed", "refused", "interrupted") else "done"
         if self.faults or self.verdict or self.damaged:

@@ -47,21 +47,35 @@ _MAX_BYTES = 4 * 2**20  # read at once from one file: a long history arrives in 
 Content = TypeVar("Content")
 
 
-class LineTail:
-    """The lines of a growing JSON Lines file."""
+class _OpenFile:
+    """A file that stays open between reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: int | None = None
-        self._partial = b""
-        self._offset = 0
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._file
+
+    def close(self) -> None:
+        """Close the file; the next read opens the current one of that name."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class LineTail(_OpenFile):
+    """The lines of a growing JSON Lines file."""
+
+    _partial = b""
+    _offset = 0
 
     def read_new(self) -> list[dict[str, Any]]:
         """Return the lines completed since the last call; invalid JSON is skipped."""
         try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            content = os.pread(self._file, _MAX_BYTES, self._offset)
+            content = os.pread(self._open(), _MAX_BYTES, self._offset)
         except OSError:
             return []
         self._offset += len(content)
@@ -78,42 +92,26 @@ class LineTail:
                 lines.append(values)
         return lines
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
-
-class _ActivityFile:
+class _ActivityFile(_OpenFile):
     """A worker's activity record; the file is recreated when the worker restarts."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: int | None = None
-        self._last: bytes | None = None
+    _last: bytes | None = None
 
     def read_new(self, now_s: float) -> tuple[Doing, float] | None:
         """Return the worker's activity and its time, if it has changed."""
         try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            content = os.pread(self._file, RECORD_BYTES, 0).partition(b"\n")[0]
+            file = self._open()
+            content = os.pread(file, RECORD_BYTES, 0).partition(b"\n")[0]
             if content == self._last:
                 return None
-            written_s = os.fstat(self._file).st_mtime if self._last is None else now_s
+            written_s = os.fstat(file).st_mtime if self._last is None else now_s
         except OSError:
             return None
         self._last = content
         doing = parse_doing(content)
         # The modification time of a mapped file lags behind, so it counts only if it is old.
         return None if doing is None else (doing, written_s if now_s - written_s > _OLD_S else now_s)
-
-    def close(self) -> None:
-        """Close the file; the next read opens the current one."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 class _ReplacedFile:
@@ -170,7 +168,6 @@ class RunTail:
         return self.state
 
     def close(self) -> None:
-        """Close all files."""
         if self.folder is not None:
             for metrics, activity in zip(self._metrics, self._activities, strict=True):
                 metrics.close()

@@ -55,7 +55,9 @@ def live_view(shown: Mapping[str, Any], width: int = 96) -> RenderableType:
     shown = _printable_values(shown)
     parts: list[RenderableType] = [_draw_head(shown, width)]
     if shown["error"]:
-        parts.append(_draw_error(shown["error"]))
+        parts.append(Text(f"\n{shown['error']['text']}", style="bold red"))
+        if shown["error"]["at"]:
+            parts.append(Text(f"  at: {shown['error']['at']}"))
     if shown["model"]:
         parts += [Text(""), Text.from_markup("   ".join(_format_numbers(shown)))]
         if shown["total"]:
@@ -120,13 +122,6 @@ def _describe_run(shown: Mapping[str, Any]) -> str:
     model = shown["model"] + (f" on {shown['task']}" if shown["task"] else "")
     mode = "" if shown["training"] else "inference"
     return ", ".join(part for part in (model, shown["mesh"], shown["schedule"], batch, mode) if part)
-
-
-def _draw_error(error: Mapping[str, Any]) -> Text:
-    text = Text(f"\n{error['text']}", style="bold red")
-    if error["at"]:
-        text.append(f"\n  at: {error['at']}", style="default")
-    return text
 
 
 def _format_numbers(shown: Mapping[str, Any]) -> list[str]:

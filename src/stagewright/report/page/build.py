@@ -47,7 +47,7 @@ def build_report(
         paths: The folders.
         title: Title of the page; by default models and strategies.
         extra: Sections to put first.
-        forecaster: Adds forecasts to runs: see `content.missing_forecasts`.
+        forecaster: Adds forecasts to runs: see `content.forecast`.
         newest: How many runs to show, newest first; the subtitle says how many are left out.
     """
     folders = find_folders(paths, newest)
@@ -55,7 +55,9 @@ def build_report(
     if forecaster is not None:
         runs = tuple(forecaster(run) if run.is_timed else run for run in runs)
     studies = [section for folder in folders.studies for section in study_sections(folder)]
-    sections = (*extra, *studies, *run_sections(runs), *fabric_sections(folders.fabrics), *_damaged_sections(folders))
+    reasons = tuple(f"{reason}." for reason in folders.damaged)
+    damaged = (Section(name="damaged", title="Damaged runs", prose=reasons),) if reasons else ()
+    sections = (*extra, *studies, *run_sections(runs), *fabric_sections(folders.fabrics), *damaged)
     page = Page(
         title=title or _title(runs, folders),
         subtitle=_subtitle(runs, folders),
@@ -66,7 +68,6 @@ def build_report(
 
 
 def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
-    """Return all sections about runs."""
     if not runs:
         return ()
     makers: tuple[Callable[[Sequence[RunData]], Section | None], ...] = (
@@ -85,13 +86,6 @@ def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
         reproduce_section,
     )
     return tuple(section for make in makers if (section := make(runs)) is not None)
-
-
-def _damaged_sections(folders: ReportFolders) -> tuple[Section, ...]:
-    """List runs that can't be read, with the reasons."""
-    if not folders.damaged:
-        return ()
-    return (Section(name="damaged", title="Damaged runs", prose=tuple(f"{reason}." for reason in folders.damaged)),)
 
 
 def _title(runs: Sequence[RunData], folders: ReportFolders) -> str:

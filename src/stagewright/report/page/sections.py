@@ -17,6 +17,7 @@ mode. To add custom sections: `build_report(paths, extra=[Section(…)])`, then 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -34,7 +35,6 @@ class BarPart:
     name: str
     """Shown in the legend of charts with several names."""
     paint: str
-    """Name of its color."""
     start: float
     end: float
     hint: str = ""
@@ -81,7 +81,6 @@ class Line:
 
     name: str
     paint: str
-    """Name of its color."""
     x: tuple[float, ...]
     y: tuple[float, ...]
     style: Literal["line", "step", "dots"] = "line"
@@ -159,6 +158,20 @@ class Fold:
 
 
 Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Prose | Picture | Fold
+
+
+def slug(text: str) -> str:
+    """Reduce text to lower-case letters, digits and dashes, for file names and anchors; never empty."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60].strip("-") or "run"
+
+
+def plain_bar(
+    label: str, paint: str, end: float, text: str, *, start: float = 0.0, hint: str = "", mark: float | None = None
+) -> Bar:
+    """Return a bar of a single segment."""
+    return Bar(
+        label=label, parts=(BarPart(name="", paint=paint, start=start, end=end, hint=hint),), text=text, mark=mark
+    )
 
 
 def fold_items(items: Sequence[Item], kind: str, max_shown: int = 6) -> tuple[Item, ...]:

@@ -61,9 +61,5 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_finalize,
+        finalize=lambda value: value if isinstance(value, Markup) else clean_text(str(value)),
     )
-
-
-def _finalize(value: Any) -> Any:
-    return value if isinstance(value, Markup) else clean_text(str(value))

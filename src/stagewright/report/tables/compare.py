@@ -29,7 +29,6 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def run_table(run: Run) -> Table:
-    """Tabulate one run."""
     result, title = run.result, f"{run.plan.model.name}: {run.folder.name}"
     return compare_table([] if result is None or not result.is_timed else [result], title)
 

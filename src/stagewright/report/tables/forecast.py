@@ -36,13 +36,13 @@ def worker_table(forecast: Forecast) -> Table:
             str(worker.worker),
             ", ".join(map(str, worker.stages)),
             format_s(worker.compute_s),
-            _format_positive(worker.recompute_s),
-            _format_positive(worker.tensor_s),
-            _format_positive(worker.data_s),
-            _format_positive(worker.optimizer_s),
+            format_positive(worker.recompute_s),
+            format_positive(worker.tensor_s),
+            format_positive(worker.data_s),
+            format_positive(worker.optimizer_s),
             f"{format_s(worker.idle_s)} ({worker.idle_s / forecast.step_s:.0%})" if forecast.step_s else "–",
-            _format_positive(worker.send_s),
-            _format_positive(worker.receive_s),
+            format_positive(worker.send_s),
+            format_positive(worker.receive_s),
             format_bytes(worker.memory.peak_bytes),
             "–" if limit is None else format_bytes(limit),
         )
@@ -123,7 +123,8 @@ def waterfall_table(breakdown: SpeedupBreakdown, title: str) -> Table:
     )
 
 
-def _format_positive(seconds: float) -> str:
+def format_positive(seconds: float) -> str:
+    """Format a time; – where there is none."""
     return format_s(seconds) if seconds > 0 else "–"
 
 

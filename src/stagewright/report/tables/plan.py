@@ -12,6 +12,13 @@ from stagewright.table import Cell, Table, number_columns, text_columns
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
 
+_PLAN_COLUMNS = (
+    *number_columns(""),
+    *text_columns("mesh"),
+    *number_columns("micro-batches"),
+    *text_columns("schedule", "recompute"),
+)
+
 
 def plan_result_table(result: PlanResult) -> Table:
     """Tabulate the result of `stagewright.plan`."""
@@ -34,10 +41,7 @@ def plan_table(result: SearchResult, title: str) -> Table:
     return Table(
         title=title,
         columns=(
-            *number_columns(""),
-            *text_columns("mesh"),
-            *number_columns("micro-batches"),
-            *text_columns("schedule", "recompute"),
+            *_PLAN_COLUMNS,
             *number_columns("step", "samples/s", "speed-up", "memory"),
             *text_columns("main loss", wrap=True),
         ),
@@ -132,10 +136,7 @@ def verified_table(verified: VerifiedPlans) -> Table:
     return Table(
         title="Measured on this machine",
         columns=(
-            *number_columns(""),
-            *text_columns("mesh"),
-            *number_columns("micro-batches"),
-            *text_columns("schedule", "recompute"),
+            *_PLAN_COLUMNS,
             *number_columns("forecast", "measured", "error", "forecast memory", "measured memory"),
             *text_columns("parity"),
         ),

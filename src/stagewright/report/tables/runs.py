@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stagewright.quantity import format_bytes
 from stagewright.runs.index import RunRow
@@ -31,21 +31,19 @@ def runs_table(rows: Sequence[RunRow]) -> Table:
         # The name contains model and mesh and is copied into commands, so it never wraps.
         Column("run"): [row.name for row in rows],
         Column("status"): [Cell(row.status, _TONES.get(row.status, "plain")) for row in rows],
-        Column("batch", align="right"): [_format_count(row.batch) for row in rows],
+        Column("batch", align="right"): [_format(row.batch, str) for row in rows],
         Column("micro-\nbatches", align="right"): [
-            _format_count(row.microbatches) if row.strategy != "serial" else "" for row in rows
+            _format(row.microbatches if row.strategy != "serial" else None, str) for row in rows
         ],
         Column("schedule"): [row.schedule or "" for row in rows],
-        Column("samples\nper s", align="right"): [
-            "" if row.samples_per_s is None else f"{row.samples_per_s:.4g}" for row in rows
-        ],
-        Column("speed-\nup", align="right"): ["" if row.speedup is None else f"{row.speedup:.2f} ×" for row in rows],
+        Column("samples\nper s", align="right"): [_format(row.samples_per_s, "{:.4g}".format) for row in rows],
+        Column("speed-\nup", align="right"): [_format(row.speedup, "{:.2f} ×".format) for row in rows],
         Column("parity"): [parity[row.equal] for row in rows],
-        Column("peak\nmemory", align="right"): [
-            "" if row.peak_memory_bytes is None else format_bytes(row.peak_memory_bytes) for row in rows
+        Column("peak\nmemory", align="right"): [_format(row.peak_memory_bytes, format_bytes) for row in rows],
+        Column("trial\np50", align="right"): [
+            _format(row.p50_s, lambda p50_s: f"{p50_s * 1e3:.3g} ms") for row in rows
         ],
-        Column("trial\np50", align="right"): ["" if row.p50_s is None else f"{row.p50_s * 1e3:.3g} ms" for row in rows],
-        Column("accuracy", align="right"): ["" if row.accuracy is None else f"{row.accuracy:.1%}" for row in rows],
+        Column("accuracy", align="right"): [_format(row.accuracy, "{:.1%}".format) for row in rows],
     }
     filled = {column: cells for column, cells in columns.items() if any(map(str, cells)) or column.name == "run"}
     return Table(columns=tuple(filled), rows=tuple(zip(*filled.values(), strict=True)))
@@ -88,5 +86,5 @@ def train_table(histories: Sequence[TrainingHistory], title: str) -> Table:
     )
 
 
-def _format_count(count: int | None) -> str:
-    return "" if count is None else str(count)
+def _format(value: float | None, write: Callable[[Any], str]) -> str:
+    return "" if value is None else write(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_bytes, format_s
+from stagewright.report.tables.forecast import format_positive
 from stagewright.spec.plan import Mesh
 from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, WorkerShare
@@ -23,7 +24,7 @@ def share_table(shares: Sequence[WorkerShare], title: str) -> Table:
     """Tabulate the breakdown of each worker's step; the parts of a row add up to the step."""
     rows = []
     for share in shares:
-        parts = (f"{_format_positive(part)}{_format_percent(part, share.step_s)}" for part in share.parts().values())
+        parts = (f"{format_positive(part)}{_format_percent(part, share.step_s)}" for part in share.parts().values())
         stages = ", ".join(map(str, share.stages)) or "–"
         rows.append((str(share.worker), stages, format_s(share.step_s), *parts))
     columns = (*number_columns("worker"), *text_columns("stages"), *number_columns("step", *PARTS))
@@ -42,7 +43,7 @@ def beside_forecast_table(shares: Sequence[WorkerShare], forecast: Forecast, mes
             (share.collective_s, worker.tensor_s + worker.data_s),
             (share.wait_s + share.bubble_s + share.transfer_s, worker.idle_s),
         )
-        rows.append((str(share.worker), *(_format_positive(seconds) for pair in pairs for seconds in pair)))
+        rows.append((str(share.worker), *(format_positive(seconds) for pair in pairs for seconds in pair)))
     names = ("step", "compute", "optimizer", "collectives", "idle and P2P")
     headings = [f"{name}\n{source}" for name in names for source in ("measured", "forecast")]
     return Table(title="Measured and forecast", columns=number_columns("worker", *headings), rows=tuple(rows))
@@ -131,10 +132,6 @@ def _diff_lines(part: PartComparison) -> list[str]:
 def _format_counts(counts: Sequence[tuple[str, int]]) -> str:
     text = ", ".join(f"{name} × {count}" for name, count in counts[:3])
     return (text + (", …" if len(counts) > 3 else "")) or "–"
-
-
-def _format_positive(seconds: float) -> str:
-    return format_s(seconds) if seconds > 0 else "–"
 
 
 def _format_percent(seconds: float, total_s: float) -> str:

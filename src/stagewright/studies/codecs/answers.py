@@ -34,7 +34,6 @@ _CHANCE = {"cifar10": 10.0, "digits": 10.0, "rte": 52.7, "cola": 0.0}
 
 
 def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Answer, ...]:
-    """Answer each question."""
     replies = (
         _crossing(results, options),
         _accuracy(results, options, codecs),

@@ -31,7 +31,6 @@ from stagewright.studies.parts.samples import samples_folder, samples_part
 
 
 def build_study(options: Options) -> Study:
-    """Build the study with these options."""
     recipes = options.recipes
     trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
     return Study(
@@ -45,7 +44,6 @@ def build_study(options: Options) -> Study:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    """Turn the results into tables, answers and figures."""
     codecs = {task: measured_codecs(results, options, task) for task in options["tasks"]}
     return Findings(
         tables=tables(results, options, codecs),

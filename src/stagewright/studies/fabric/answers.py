@@ -23,7 +23,6 @@ _PUBLISHED_S = 0.02
 
 
 def answers(results: Results, options: Mapping[str, Any]) -> tuple[Answer, ...]:
-    """Answer each question."""
     replies = (
         _traffic(results, options),
         _latencies(results, options),

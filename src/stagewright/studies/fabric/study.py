@@ -36,7 +36,6 @@ _FLOOR_TRIALS = 30
 
 
 def build_study(options: Options) -> Study:
-    """Build the study with these options."""
     return Study(
         name="fabric",
         title=f"Gradients of {' and '.join(options.models)} over {options.hosts} hosts",
@@ -56,7 +55,6 @@ def _part_name(model: str) -> str:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    """Turn the results into tables, answers and figures."""
     return Findings(
         tables=tables(results, options), answers=answers(results, options), figures=figures(results, options)
     )

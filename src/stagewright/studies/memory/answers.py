@@ -24,7 +24,6 @@ QUESTIONS = (
 
 
 def answers(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Answer, ...]:
-    """Answer each question."""
     replies = (
         _speedups(results, variants),
         _slow_strategies(results, variants),

@@ -29,7 +29,6 @@ _MOST_ATTEMPTS = 8  # runs in the search for the most layers; the forecast is ra
 
 
 def build_study(options: Options) -> Study:
-    """Build the study with these options."""
     return Study(
         name="memory",
         title=f"Memory of {options.model} on two devices",
@@ -41,7 +40,6 @@ def build_study(options: Options) -> Study:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    """Turn the results into tables, answers and figures."""
     variants = measured_variants(results, options)
     return Findings(
         tables=tables(results, options, variants),

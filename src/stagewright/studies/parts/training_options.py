@@ -80,7 +80,6 @@ class TrainingOptions:
 
     @property
     def recipes(self) -> dict[str, TrainingRecipe]:
-        """The recipe of each task."""
         return {task: self.recipe(task) for task in self.tasks}
 
     def recipe(self, task: str) -> TrainingRecipe:

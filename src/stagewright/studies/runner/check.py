@@ -11,6 +11,7 @@ from stagewright.studies.framework.study import Study
 
 def check_study_inputs(study: Study) -> None:
     """Raise UsageError if something that the study's options name does not exist on this machine."""
+    from stagewright.cluster.file import read_cluster
     from stagewright.partition.registry import find_policy
     from stagewright.spec.local_check import check_devices
     from stagewright.zoo.blueprint import Options
@@ -28,13 +29,7 @@ def check_study_inputs(study: Study) -> None:
     for name in chosen.get("policies") or ():
         find_policy(name)
     if chosen.get("cluster") is not None:
-        _check_cluster(chosen["cluster"])
-
-
-def _check_cluster(path: str) -> None:
-    from stagewright.cluster.file import read_cluster
-
-    try:
-        read_cluster(path)
-    except UsageError as error:
-        raise UsageError(f"--cluster: {error}") from None
+        try:
+            read_cluster(chosen["cluster"])
+        except UsageError as error:
+            raise UsageError(f"--cluster: {error}") from None

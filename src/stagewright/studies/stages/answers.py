@@ -24,7 +24,6 @@ QUESTIONS = (
 
 
 def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Answer, ...]:
-    """Answer each question."""
     replies = (
         _cuts(results, options),
         _speedups(results, options, runs),

@@ -25,7 +25,6 @@ from stagewright.studies.stages.tables import figures, tables
 
 
 def build_study(options: Options) -> Study:
-    """Build the study with these options."""
     return Study(
         name="stages",
         title=f"Stages of {options.model}",
@@ -37,7 +36,6 @@ def build_study(options: Options) -> Study:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    """Turn the results into tables, answers and figures."""
     runs = {mode: measured_runs(results, options, mode) for mode in options["modes"]}
     return Findings(
         tables=tables(results, options, runs),

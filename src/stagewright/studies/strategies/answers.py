@@ -29,7 +29,6 @@ _FORECAST = "forecast with one device per worker"
 
 
 def answers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Answer, ...]:
-    """Answer each question."""
     replies = (
         _training(results, options),
         _faster(options, experiments),

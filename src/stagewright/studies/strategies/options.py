@@ -101,7 +101,6 @@ class Options(TrainingOptions):
 
     @property
     def experiments(self) -> tuple[Experiment, ...]:
-        """Every experiment."""
         return list_experiments(self.workers, self.microbatches, self.cuts)
 
     def is_run(self, workers: int) -> bool:

@@ -30,7 +30,6 @@ from stagewright.studies.strategies.tables import figures, tables
 
 
 def build_study(options: Options) -> Study:
-    """Build the study with these options."""
     recipes = options.recipes
     trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
     return Study(
@@ -44,7 +43,6 @@ def build_study(options: Options) -> Study:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    """Turn the results into tables, answers and figures."""
     experiments = {task: measured_experiments(results, options, task) for task in options["tasks"]}
     return Findings(
         tables=tables(results, options, experiments),

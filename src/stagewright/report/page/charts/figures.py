@@ -17,8 +17,7 @@ from stagewright.errors import UsageError
 from stagewright.report.figures.file import write_figure
 from stagewright.report.figures.style import draw_grid, new_figure, write_at
 from stagewright.report.page.charts.axis import format_tick, log_ticks, ticks
-from stagewright.report.page.sections import BarChart, Fold, Item, LineChart, Page, Timeline
-from stagewright.report.page.slug import slug
+from stagewright.report.page.sections import BarChart, Fold, Item, LineChart, Page, Timeline, slug
 from stagewright.report.palette import GRID, INK, MUTED, color
 from stagewright.report.render.markdown import one_line
 
@@ -46,7 +45,6 @@ def write_figures(page: Page, folder: str | Path) -> list[Path]:
 
 
 def chart_figure(item: BarChart | LineChart | Timeline) -> Figure:
-    """Draw one chart."""
     if isinstance(item, BarChart):
         return _bar_figure(item)
     return _line_figure(item) if isinstance(item, LineChart) else _timeline_figure(item)

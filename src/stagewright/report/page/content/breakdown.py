@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from stagewright.quantity import format_s
 from stagewright.report.page.content.runs import RunData
 from stagewright.report.page.content.timeline import MAX_EVENTS, make_timeline
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items
-from stagewright.report.page.slug import slug
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items, slug
 from stagewright.trace.breakdown import WorkerShare, breakdown
 
 

@@ -32,12 +32,8 @@ def _training_options(folder: RunFolder) -> list[object]:
         options = json.loads((folder.path / "training.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    given = {
-        "--data-dir": options.get("data_dir"),
-        "--tokenizer": options.get("tokenizer"),
-        "--from": options.get("checkpoint"),
-    }
-    return [word for name, value in given.items() if value for word in (name, value)]
+    names = {"--data-dir": "data_dir", "--tokenizer": "tokenizer", "--from": "checkpoint"}
+    return [word for name, key in names.items() if options.get(key) for word in (name, options[key])]
 
 
 def _compare_words(plan: Plan) -> list[object] | None:

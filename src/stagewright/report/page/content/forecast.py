@@ -1,15 +1,37 @@
-"""The section that compares forecasts with measurements."""
+"""Forecasts of runs that have none, and the section that compares forecasts with measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from stagewright.errors import StagewrightError
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
+from stagewright.report.page.sections import BarChart, Section, plain_bar
 from stagewright.table import Table, number_columns, text_columns
 
+if TYPE_CHECKING:
+    from stagewright.planner.forecast import PreparedPlan
+    from stagewright.spec.plan import Plan
+
 _TITLE = "Forecast and measurement"
+
+
+def make_forecaster(prepare: Callable[[Plan], PreparedPlan]) -> Callable[[RunData], RunData]:
+    """Return a function that measures a run's model here, and adds forecast and explanation or why it has none."""
+    from stagewright.planner.explain import explain_run
+
+    def add_forecast(run: RunData) -> RunData:
+        try:
+            prepared = prepare(run.plan)
+            explanation = explain_run(prepared, run.folder) if run.plan.mesh.num_workers > 1 else None
+            return replace(run, forecast=prepared.forecast(), explanation=explanation)
+        except StagewrightError as error:
+            return replace(run, missing={**run.missing, "forecast": f"it can't be forecast: {error}"})
+
+    return add_forecast
 
 
 def forecast_section(runs: Sequence[RunData]) -> Section | None:
@@ -29,8 +51,8 @@ def forecast_section(runs: Sequence[RunData]) -> Section | None:
         measured_s = run.result.latency_s
         sources = (("measured", run.paint, measured_s), ("forecast", "tone-ideal", forecast.step_s))
         for name, paint, seconds in sources:
-            part = BarPart(name="", paint=paint, start=0.0, end=seconds, hint=format_s(seconds))
-            bars.append(Bar(label=f"{run.label}, {name}", parts=(part,), text=format_s(seconds)))
+            text = format_s(seconds)
+            bars.append(plain_bar(f"{run.label}, {name}", paint, seconds, text, hint=text))
         measured_bytes = run.result.max_memory_bytes
         forecast_bytes = max(worker.memory.counted_bytes for worker in forecast.workers)
         rows.append(

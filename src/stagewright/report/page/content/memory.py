@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 from stagewright.quantity import format_bytes
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line, LineChart, Section, fold_items
-from stagewright.report.page.slug import slug
+from stagewright.report.page.sections import Bar, BarChart, BarPart, Item, Line, LineChart, Section, fold_items, slug
 from stagewright.trace.memory import CATEGORIES, WorkerMemory, peak_sentence
 
 _MAX_LINES = 8  # curves of more workers are not distinguishable

@@ -10,10 +10,10 @@ What a run lacks (events of an old run, the result of a failed one) is None, wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from stagewright.simulator.forecast import Forecast
     from stagewright.trace.events import Trace
     from stagewright.trace.memory import WorkerMemory
+
+Content = TypeVar("Content")
 
 MAX_RUNS = 40
 """Runs on a page by default."""
@@ -191,6 +193,9 @@ def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
 def _read_run(
     folder: RunFolder, plan: Plan, label: str, baselines: _Baselines, label_by_path: Mapping[Path, str]
 ) -> RunData:
+    from stagewright.trace.memory import read_memory
+    from stagewright.trace.read import read_trace
+
     result = folder.result()
     baseline = baselines.find(folder, plan) if plan.task is None else None
     missing: dict[str, str] = {}
@@ -204,8 +209,8 @@ def _read_run(
         metrics=tuple(_read_metrics(folder, plan)),
         baseline_s=None if baseline is None else baseline.latency_s,
         baseline="" if baseline is None else label_by_path.get(baseline.folder.path.resolve(), baseline.folder.name),
-        trace=_read_trace(folder, missing),
-        memory=_read_memory(folder, missing),
+        trace=_read_or_explain(read_trace, folder, missing, "trace"),
+        memory=tuple(_read_or_explain(read_memory, folder, missing, "memory") or ()),
         missing=missing,
     )
 
@@ -236,24 +241,15 @@ class _Baselines:
         return choose_baseline(folder, plan, self._by_parent[parent]) or choose_baseline(folder, plan, self._on_page)
 
 
-def _read_trace(folder: RunFolder, missing: dict[str, str]) -> Trace | None:
-    from stagewright.trace.read import read_trace
-
+def _read_or_explain(
+    read: Callable[[RunFolder], Content], folder: RunFolder, missing: dict[str, str], what: str
+) -> Content | None:
+    """Read something of a run; where the run lacks it, put the reason into `missing`."""
     try:
-        return read_trace(folder)
+        return read(folder)
     except UsageError as error:
-        missing["trace"] = str(error)
+        missing[what] = str(error)
         return None
-
-
-def _read_memory(folder: RunFolder, missing: dict[str, str]) -> tuple[WorkerMemory, ...]:
-    from stagewright.trace.memory import read_memory
-
-    try:
-        return tuple(read_memory(folder))
-    except UsageError as error:
-        missing["memory"] = str(error)
-        return ()
 
 
 def flat_plan(plan: Plan) -> dict[str, str]:
@@ -286,18 +282,22 @@ def _make_labels(plans: Sequence[Plan]) -> list[str]:
         values = flat_plan(plan)
         for key in differences(similar)[0]:
             if not key.startswith(("devices", "optimizer.", "model.seed")) and len(words) < 5:
-                value = _shorten(values.get(key, "–"))
+                value = values.get(key, "–")
+                value = value if len(value) <= 24 else value[:23] + "…"
                 plain = {"schedule": value, "training": "training" if plan.training else "inference"}
                 words.append(plain.get(key, f"{key.rpartition('.')[2]} {value}"))
-        text = ", ".join(words)
-        num_before = sum(label == text or label.startswith(f"{text} #") for label in labels)
-        labels.append(f"{text} #{num_before + 1}" if num_before else text)
-    return labels
+        labels.append(", ".join(words))
+    return number_repeats(labels)
+
+
+def number_repeats(names: Iterable[str]) -> list[str]:
+    """Make names unique: the second of the same gets "#2", and so on."""
+    numbered: list[str] = []
+    for name in names:
+        num_before = sum(other == name or other.startswith(f"{name} #") for other in numbered)
+        numbered.append(f"{name} #{num_before + 1}" if num_before else name)
+    return numbered
 
 
 def _kind(plan: Plan) -> tuple[object, ...]:
     return plan.model.name, plan.task, plan.mesh
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 24 else text[:23] + "…"

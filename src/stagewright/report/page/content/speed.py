@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stagewright.quantity import format_s
-from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section, fold_items
-from stagewright.report.page.slug import slug
+from stagewright.report.page.content.runs import RunData, number_repeats
+from stagewright.report.page.sections import BarChart, Section, fold_items, plain_bar, slug
 from stagewright.runs.baseline import is_comparable
 from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.breakdown import PARTS, breakdown
@@ -32,11 +31,7 @@ def speed_section(runs: Sequence[RunData]) -> Section | None:
             groups.append([run])
         else:
             group.append(run)
-    names: list[str] = []
-    for group in groups:
-        name = _group_name(group[0], groups)
-        num_before = sum(other == name or other.startswith(f"{name} #") for other in names)
-        names.append(f"{name} #{num_before + 1}" if num_before else name)
+    names = number_repeats(_group_name(group[0], groups) for group in groups)
     throughput = tuple(
         _throughput_chart(group, name, with_name=len(groups) > 1)
         for group, name in zip(groups, names, strict=True)
@@ -60,10 +55,11 @@ def _speedup_chart(speedups: Sequence[tuple[RunData, float]]) -> BarChart:
         mark_name="ideal: number of workers",
         in_table=True,
         bars=tuple(
-            Bar(
-                label=run.label,
-                parts=(BarPart(name="", paint=run.paint, start=0.0, end=speedup),),
-                text=f"{speedup:.2f} × of {run.plan.mesh.num_workers}",
+            plain_bar(
+                run.label,
+                run.paint,
+                speedup,
+                f"{speedup:.2f} × of {run.plan.mesh.num_workers}",
                 mark=float(run.plan.mesh.num_workers),
             )
             for run, speedup in speedups
@@ -102,11 +98,7 @@ def _throughput_chart(runs: Sequence[RunData], name: str, *, with_name: bool) ->
         quantity="number",
         in_table=True,
         bars=tuple(
-            Bar(
-                label=run.label,
-                parts=(BarPart(name="", paint=run.paint, start=0.0, end=run.result.samples_per_s),),
-                text=f"{run.result.samples_per_s:.1f}/s",
-            )
+            plain_bar(run.label, run.paint, run.result.samples_per_s, f"{run.result.samples_per_s:.1f}/s")
             for run in runs
         ),
     )
@@ -193,21 +185,19 @@ def _waterfall(
 ) -> BarChart:
     """Draw each loss as the speed-up that its time costs."""
     count = run.plan.mesh.num_workers
-
-    def make_bar(name: str, paint: str, start: float, end: float, text: str) -> Bar:
-        return Bar(label=name, parts=(BarPart(name="", paint=paint, start=start, end=end, hint=text),), text=text)
-
-    bars = [make_bar(f"{count} workers", "tone-ideal", 0.0, float(count), f"{count:.2f} × in {format_s(ideal_s)}")]
+    text = f"{count:.2f} × in {format_s(ideal_s)}"
+    bars = [plain_bar(f"{count} workers", "tone-ideal", float(count), text, hint=text)]
     speedup, elapsed_s = float(count), ideal_s
     for name, seconds in losses:
         elapsed_s += seconds
         after = baseline_s / elapsed_s if elapsed_s > 0 else speedup
         text = f"{after - speedup:+.2f} ×, {'+' if seconds > 0 else '−'} {format_s(abs(seconds))}".replace("-", "−")
         paint = "tone-bad" if seconds > 0 else "tone-good"
-        bars.append(make_bar(name, paint, min(speedup, after), max(speedup, after), text))
+        bars.append(plain_bar(name, paint, max(speedup, after), text, start=min(speedup, after), hint=text))
         speedup = after
     actual = baseline_s / step_s
-    bars.append(make_bar("actual", run.paint, 0.0, actual, f"{actual:.2f} × in {format_s(step_s)}"))
+    text = f"{actual:.2f} × in {format_s(step_s)}"
+    bars.append(plain_bar("actual", run.paint, actual, text, hint=text))
     return BarChart(
         name=f"speedup-{slug(run.label)}",
         title=f"{run.label}: from the ideal {count} × to the actual speed-up ({source})",

@@ -13,8 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stagewright.report.page.sections import Code, Item, Picture, Prose, Section
-from stagewright.report.page.slug import slug
+from stagewright.report.page.sections import Code, Item, Picture, Prose, Section, slug
 from stagewright.table import Column, Table
 
 _HEADING = re.compile(r"^## +(.+)$", re.MULTILINE)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stagewright.quantity import format_bytes
 from stagewright.report.page.content.runs import RunData
-from stagewright.report.page.sections import Bar, BarChart, BarPart, Section
+from stagewright.report.page.sections import BarChart, Section, plain_bar
 from stagewright.report.tables.compare import collective_label
 
 
@@ -18,8 +18,7 @@ def traffic_section(runs: Sequence[RunData]) -> Section | None:
             continue
         for name, size in _sizes(run).items():
             text = format_bytes(size)
-            parts = (BarPart(name="", paint=run.paint, start=0.0, end=float(size), hint=text),)
-            bars.append(Bar(label=f"{run.label}: {name}", parts=parts, text=text))
+            bars.append(plain_bar(f"{run.label}: {name}", run.paint, float(size), text, hint=text))
     if not bars:
         return None
     prose = (

@@ -52,6 +52,15 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file with a JSON object; empty if it is missing, unreadable or something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def to_json(value: Any) -> Any:
     """Convert a value to what ``json.dumps`` accepts: dataclasses and mappings to dicts, sequences to lists."""
     if is_dataclass(value) and not isinstance(value, type):

@@ -62,7 +62,7 @@ class Watcher:
         self._updated = threading.Condition()
         self._snapshot: dict[str, Any] = {}
         self._version = 0
-        self._closed = False
+        self.closed = False
         self._replay: tuple[str, Replay] | None = None
         self._read()
         self._thread = threading.Thread(target=self._run, name="stagewright-tail", daemon=True)
@@ -73,16 +73,11 @@ class Watcher:
     def close(self) -> None:
         """Stop reading and wake all waiting viewers."""
         with self._updated:
-            self._closed = True
+            self.closed = True
             self._updated.notify_all()
         if self._thread.is_alive():
             self._thread.join()
         self.tail.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether reading has stopped."""
-        return self._closed
 
     def current(self) -> tuple[int, dict[str, Any]]:
         """Return the current version and snapshot."""
@@ -92,7 +87,7 @@ class Watcher:
     def wait(self, version: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
         """Wait for a newer version, at most for the timeout."""
         with self._updated:
-            self._updated.wait_for(lambda: self._closed or self._version != version, timeout_s)
+            self._updated.wait_for(lambda: self.closed or self._version != version, timeout_s)
             return self._version, self._snapshot
 
     def replay(self) -> Replay:
@@ -106,10 +101,10 @@ class Watcher:
         return Replay(source.plan, source.moments, source.end)
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self.closed:
             has_ended = self._read()
             with self._updated:
-                self._updated.wait_for(lambda: self._closed, IDLE_S if has_ended else POLL_S)
+                self._updated.wait_for(lambda: self.closed, IDLE_S if has_ended else POLL_S)
 
     def _read(self) -> bool:
         """Poll the folder; return whether the run has ended."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from stagewright.studies.codecs.answers import QUESTIONS, answers
@@ -160,5 +159,4 @@ def _train(options: Options, task: str, codec: str, seed: int, context: PartCont
     data = samples_folder(options.data, task, context)
     if options.how == "one-process":
         return train_in_one_process(plan, data=data, device=options.devices[0], note=context.note)
-    result = train_by_pipeline(plan, context.runs, data=data, note=context.note)
-    return {**result, "run": f"runs/{Path(result['run']).name}"}
+    return train_by_pipeline(plan, context.runs, data=data, note=context.note)

@@ -40,7 +40,7 @@ def client_cuts(plan: Plan, first: int, last: int) -> tuple[str, ...]:
 def train_by_pipeline(
     plan: Plan, root: str | Path, *, data: str | None, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train with workers; return epochs, metric, samples/s and the path of the run folder."""
+    """Train with workers; return epochs, metric, samples/s and the run folder, relative to the parent of `root`."""
     from stagewright.engine.jobs.train import TrainingOptions, train
 
     def progress(line: Any) -> None:
@@ -48,7 +48,8 @@ def train_by_pipeline(
             note(f"epoch {line['epoch']}: training loss {line['training_loss']:.4f}")
 
     result = train(plan, root, options=TrainingOptions(data_dir=data), progress=progress).to_dict()
-    return {key: result[key] for key in ("epochs", "metric", "samples_per_s", "run")}
+    run = f"{Path(root).name}/{Path(result['run']).name}"
+    return {**{key: result[key] for key in ("epochs", "metric", "samples_per_s")}, "run": run}
 
 
 def train_in_one_process(

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
+from stagewright.files.json_values import read_object
 from stagewright.spec.plan import ModelSpec
 from stagewright.zoo import tasks
 
@@ -152,7 +152,8 @@ def find_weights(recipe: TrainingRecipe, weights: str | None, data: str | None) 
             continue
         top = Path(root).expanduser().resolve()
         for folder in (top, *sorted(path for path in top.iterdir() if path.is_dir())):
-            if _model_type(folder) == recipe.kind and any(folder.glob("*.safetensors")):
+            model_type = read_object(folder / "config.json").get("model_type")
+            if model_type == recipe.kind and any(folder.glob("*.safetensors")):
                 return str(folder)
     if weights is not None:
         raise DataMissing(
@@ -160,11 +161,3 @@ def find_weights(recipe: TrainingRecipe, weights: str | None, data: str | None) 
             "(config.json with that model_type, next to *.safetensors)"
         )
     return None
-
-
-def _model_type(folder: Path) -> str | None:
-    try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content.get("model_type") if isinstance(content, dict) else None

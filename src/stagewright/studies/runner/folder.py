@@ -26,6 +26,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import read_object
 from stagewright.studies.framework.study import Results, Study
 
 
@@ -151,11 +152,8 @@ class StudyFolder:
 
     def part(self, name: str) -> dict[str, Any] | None:
         """Read a saved part; None if it is missing or unreadable, and must run again."""
-        try:
-            content = json.loads((self.path / "parts" / f"{name}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return content if isinstance(content, dict) and ("data" in content or "error" in content) else None
+        content = read_object(self.path / "parts" / f"{name}.json")
+        return content if "data" in content or "error" in content else None
 
     def results(self, study: Study) -> Results:
         """Read the results of all parts so far."""

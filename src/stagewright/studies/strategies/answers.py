@@ -155,8 +155,10 @@ def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> Iterator[
         yield f"{name}, {count} workers: data {data.shown}, {joined(texts)}. {verdict}"
 
 
-def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
-    sentences = []
+def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+    if len(options["microbatches"]) < 2:
+        yield "Only one number of micro-batches was studied."
+        return
     for task, measured in experiments.items():
         for count in options["workers"]:
             rows = [
@@ -170,13 +172,10 @@ def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> tuple
             rates = joined(f"{row.experiment.microbatches} reach {times(row.speedup or 0.0)}" for row in rows)
             most = times(max(row.speedup or 0.0 for row in rows))
             best = joined(str(row.experiment.microbatches) for row in rows if times(row.speedup or 0.0) == most)
-            sentences.append(
+            yield (
                 f"{options['recipes'][task].shown_data}, {count} workers ({source}): {rates}; best: {best}. More "
                 "micro-batches shrink the pipeline bubble, but smaller ones run less efficiently."
             )
-    if not sentences and len(options["microbatches"]) < 2:
-        return ("Only one number of micro-batches was studied.",)
-    return tuple(sentences)
 
 
 def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
@@ -214,8 +213,10 @@ def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None
     return text + "."
 
 
-def _workers(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:
-    sentences = []
+def _workers(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+    if tuple(options["workers"]) == (2,):
+        yield "Only 2 workers were studied."
+        return
     for task, measured in experiments.items():
         reference = data_on_2(measured)
         for count in options["workers"]:
@@ -233,19 +234,16 @@ def _workers(options: Mapping[str, Any], experiments: Experiments) -> tuple[str,
             )
             is_measured = all(row.is_measured for row in rows)
             source = "measured" if is_measured else _FORECAST
-            sentences.append(
+            yield (
                 f"{options['recipes'][task].shown_data}, {count} workers, {source}, relative to data parallel on 2: "
                 f"{rates}."
             )
             if not is_measured:
                 devices = counted(len(set(options["devices"])), "device")
-                sentences.append(
+                yield (
                     f"During training {count} workers shared {devices}: their measured speed is meaningless, their "
                     "accuracy is valid."
                 )
-    if not sentences and tuple(options["workers"]) == (2,):
-        return ("Only 2 workers were studied.",)
-    return tuple(sentences)
 
 
 def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from stagewright.spec.plan import Plan
@@ -176,7 +175,7 @@ def _train(options: Options, task: str, experiment: Experiment, seed: int, conte
     plan = options.plan(task, experiment, seed, _cuts(context, task, experiment))
     plan = replace(plan, task=task, epochs=options.epochs, steps=1, warmup=0)
     result = train_by_pipeline(plan, context.runs, data=samples_folder(options.data, task, context), note=context.note)
-    return {**result, "run": f"runs/{Path(result['run']).name}", "shared": not options.is_run(experiment.workers)}
+    return {**result, "shared": not options.is_run(experiment.workers)}
 
 
 def _limit(options: Options, context: PartContext) -> dict[str, Any]:

@@ -5,11 +5,11 @@ Options of `compare` express most plans; others (codecs, a non-default optimizer
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from stagewright.files.json_values import read_object
 from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -28,10 +28,7 @@ def reproduce_command(folder: RunFolder, plan: Plan) -> str:
 
 def _training_options(folder: RunFolder) -> list[object]:
     """Return options of a training run that are not part of its plan."""
-    try:
-        options = json.loads((folder.path / "training.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    options = read_object(folder.path / "training.json")
     names = {"--data-dir": "data_dir", "--tokenizer": "tokenizer", "--from": "checkpoint"}
     return [word for name, key in names.items() if options.get(key) for word in (name, options[key])]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from stagewright.errors import UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
+from stagewright.files.json_values import read_object
 from stagewright.report.page.sections import Item, Line, LineChart, Section
 from stagewright.report.tables.fabric import fabric_remarks, fabric_table, layer_label, select_layers
 
@@ -29,8 +29,9 @@ def _fabric_section(folder: FabricFolder, number: int) -> Section:
         result = folder.result()
     except UsageError as error:
         return Section(name=name, title=title, prose=(f"No result: {error}.",))
+    started = str(read_object(folder.path / "fabric.json").get("begun", "–"))[:19]
     setup = f"{result['ranks']} ranks, {result['trials']} trials, engine {result['engine']}"
-    prose = [f"{result['workload']}: {setup}; started {_start_time(folder)}.", *fabric_remarks(result)]
+    prose = [f"{result['workload']}: {setup}; started {started}.", *fabric_remarks(result)]
     items: list[Item] = [fabric_table(result, "")]
     try:
         trials = folder.trials()
@@ -85,10 +86,3 @@ def _sample_indices(count: int, keep: int = 0) -> list[int]:
     num_drawn = min(count, _MAX_POINTS)
     indices = {round(index * (count - 1) / max(1, num_drawn - 1)) for index in range(num_drawn)}
     return sorted({*indices, keep, count - 1})
-
-
-def _start_time(folder: FabricFolder) -> str:
-    try:
-        return str(json.loads((folder.path / "fabric.json").read_text(encoding="utf-8")).get("begun", "–"))[:19]
-    except (OSError, ValueError, AttributeError):
-        return "–"

@@ -8,11 +8,10 @@ figures/NAME.svg    drawn by the study
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
+from stagewright.files.json_values import read_object
 from stagewright.report.page.sections import Code, Item, Picture, Prose, Section, slug
 from stagewright.table import Column, Table
 
@@ -23,7 +22,7 @@ _MAX_FIGURE_BYTES = 1_500_000
 
 def study_sections(folder: Path) -> tuple[Section, ...]:
     """Return the sections of a study, or one sentence where it has no findings."""
-    study = _read_study(folder)
+    study = read_object(folder / "study.json")
     title = str(study.get("title") or study.get("study") or folder.name)
     name = f"study-{slug(folder.name)}"
     items: list[Item] = [Code(title="Command", text=str(study["command"]))] if study.get("command") else []
@@ -44,14 +43,6 @@ def study_sections(folder: Path) -> tuple[Section, ...]:
         empty = "This study has no findings yet: there is neither answers.md nor table.md."
         sections = [Section(name=name, title=title, prose=(*prose, empty), items=tuple(items))]
     return tuple(sections)
-
-
-def _read_study(folder: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _read_headings(path: Path) -> list[tuple[str, str]]:

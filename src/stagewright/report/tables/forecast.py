@@ -61,12 +61,7 @@ def link_use_table(forecast: Forecast) -> Table:
         title="P2P links of the pipeline, per step",
         columns=number_columns("after stage", "workers", "bytes", "busy"),
         rows=tuple(
-            (
-                str(link.edge),
-                f"{link.sender} – {link.receiver}",
-                format_bytes(link.num_bytes),
-                format_s(link.busy_s),
-            )
+            (str(link.edge), f"{link.sender} – {link.receiver}", format_bytes(link.num_bytes), format_s(link.busy_s))
             for link in forecast.links
         ),
     )

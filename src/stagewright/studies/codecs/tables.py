@@ -53,21 +53,18 @@ def shown_shape(shape: Sequence[int]) -> str:
     return "[" + ",".join(str(size) for size in shape) + "]"
 
 
-def _crossing_shapes(results: Results, task: str) -> str:
-    crossing = results.get(f"crossing-{task}")
-    return "–" if crossing is None else ", ".join(shown_shape(shape) for row in crossing["shapes"] for shape in row)
-
-
 def _ablation_table(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Table:
     rows = []
     for task, measured in codecs.items():
         recipe: TrainingRecipe = options["recipes"][task]
+        crossing = results.get(f"crossing-{task}") or {"shapes": []}
+        shapes = ", ".join(shown_shape(shape) for row in crossing["shapes"] for shape in row) or "–"
         rows += [
             (
                 recipe.shown_data,
                 recipe.model,
                 f"{recipe.batch} ({options['microbatches']})",
-                _crossing_shapes(results, task),
+                shapes,
                 codec.codec + (f" ({BITS[codec.codec]} bits)" if codec.codec in BITS else ""),
                 f"{codec.ratio:.3f}" if codec.raw_bytes else "–",
                 codec.shown,

@@ -218,7 +218,11 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
         context.note(f"{size} layers")
         plan = options.plan(variant, size, _cuts(options, variant, size, context))
         limited = replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0)
-        attempts.append({"layers": size, **_attempt(limited, context)})
+        row = context.run_or_out_of_memory(limited)
+        if row["ran"]:
+            text = "ran, parity check passed" if row["equal"] else "ran, parity check failed"
+            row = {"ran": True, "peak_memory_bytes": row["peak_memory_bytes"], "run": row["run"], "text": text}
+        attempts.append({"layers": size, **row})
         ran[size] = attempts[-1]["ran"]
         size = next_size(ran, least)
     largest = max((size for size, fits in ran.items() if fits), default=0)
@@ -247,11 +251,3 @@ def next_size(ran: Mapping[int, bool], least: int) -> int | None:
     if good:
         return max(good) + step
     return max(least, min(bad) - step) if min(bad) > least else None
-
-
-def _attempt(plan: Plan, context: PartContext) -> dict[str, Any]:
-    row = context.run_or_out_of_memory(plan)
-    if not row["ran"]:
-        return row
-    text = "ran, parity check passed" if row["equal"] else "ran, parity check failed"
-    return {"ran": True, "peak_memory_bytes": row["peak_memory_bytes"], "run": row["run"], "text": text}

@@ -161,12 +161,7 @@ class _Trainer:
                 row = {"epoch": epoch + 1, self.task.metric_name: self._evaluate(links), "training_loss": last_loss}
                 epochs.append(row)
                 note(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
-        return {
-            "epochs": epochs,
-            "metric": self.task.metric_name,
-            "samples_per_s": trained / seconds,
-            "run": None,
-        }
+        return {"epochs": epochs, "metric": self.task.metric_name, "samples_per_s": trained / seconds, "run": None}
 
     def _evaluate(self, links: Links) -> float:
         import numpy as np

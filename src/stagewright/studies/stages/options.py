@@ -80,10 +80,7 @@ class Options:
         """The plan of a run: the single-device baseline runs the whole batch at once, a pipeline in micro-batches."""
         return Plan(
             model=ModelSpec(
-                name=self.model,
-                image_size=self.pixels,
-                sequence_length=self.sequence_length,
-                seed=self.seed,
+                name=self.model, image_size=self.pixels, sequence_length=self.sequence_length, seed=self.seed
             ),
             batch=self.batch,
             mesh=Mesh(pipeline=num_stages),

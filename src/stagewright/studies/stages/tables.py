@@ -85,6 +85,7 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         for count in options["stages"]:
             published = str(PUBLISHED[count]) if mode == "inference" and count in PUBLISHED else "–"
             measured = [run for run in runs[mode] if run.num_stages == count]
+            forecasts = (results.get(f"forecast-{mode}") or {}).get(str(count), {})
             rows += [
                 (
                     mode,
@@ -94,7 +95,9 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                     f"{run.speedup:.2f}" if run.speedup is not None else "–",
                     spread(run.speedups) if run.speedup is not None else "parity check failed",
                     "measured, devices shared" if run.shared else "measured",
-                    _forecast_text(results, options, mode, count, run.policy),
+                    f"{forecast_speedup(results, options, mode, forecasts[run.policy]):.2f}"
+                    if "speedup" in forecasts.get(run.policy, {})
+                    else "–",
                     published,
                 )
                 for run in measured
@@ -117,11 +120,6 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         "measured row first passed its parity check. Rows whose source is forecast were not run, for lack of devices: "
         f"they assume {machine}. Published: another model, 4 machines, inference.",
     )
-
-
-def _forecast_text(results: Results, options: Mapping[str, Any], mode: str, count: int, policy: str) -> str:
-    forecast = (results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
-    return f"{forecast_speedup(results, options, mode, forecast):.2f}" if "speedup" in forecast else "–"
 
 
 def _loss_table(why: Mapping[str, Any], mode: str) -> Table:

@@ -52,13 +52,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file with a JSON object; empty if it is missing, unreadable or something else."""
+def read_object_or_empty(path: Path) -> dict[str, Any]:
+    """Read a file that holds a JSON object; empty where it is missing or damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(path)
+    except (OSError, UsageError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def to_json(value: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
-from stagewright.files.json_values import read_object
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.spec.plan import ModelSpec
 from stagewright.zoo import tasks
 
@@ -152,7 +152,7 @@ def find_weights(recipe: TrainingRecipe, weights: str | None, data: str | None) 
             continue
         top = Path(root).expanduser().resolve()
         for folder in (top, *sorted(path for path in top.iterdir() if path.is_dir())):
-            model_type = read_object(folder / "config.json").get("model_type")
+            model_type = read_object_or_empty(folder / "config.json").get("model_type")
             if model_type == recipe.kind and any(folder.glob("*.safetensors")):
                 return str(folder)
     if weights is not None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
-from stagewright.files.json_values import read_object
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.studies.framework.study import Results, Study
 
 
@@ -152,7 +152,7 @@ class StudyFolder:
 
     def part(self, name: str) -> dict[str, Any] | None:
         """Read a saved part; None if it is missing or unreadable, and must run again."""
-        content = read_object(self.path / "parts" / f"{name}.json")
+        content = read_object_or_empty(self.path / "parts" / f"{name}.json")
         return content if "data" in content or "error" in content else None
 
     def results(self, study: Study) -> Results:

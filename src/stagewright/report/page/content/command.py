@@ -9,7 +9,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from stagewright.files.json_values import read_object
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -28,7 +28,7 @@ def reproduce_command(folder: RunFolder, plan: Plan) -> str:
 
 def _training_options(folder: RunFolder) -> list[object]:
     """Return options of a training run that are not part of its plan."""
-    options = read_object(folder.path / "training.json")
+    options = read_object_or_empty(folder.path / "training.json")
     names = {"--data-dir": "data_dir", "--tokenizer": "tokenizer", "--from": "checkpoint"}
     return [word for name, key in names.items() if options.get(key) for word in (name, options[key])]
 

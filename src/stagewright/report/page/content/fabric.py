@@ -9,7 +9,7 @@ import numpy as np
 
 from stagewright.errors import UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
-from stagewright.files.json_values import read_object
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.report.page.sections import Item, Line, LineChart, Section
 from stagewright.report.tables.fabric import fabric_remarks, fabric_table, layer_label, select_layers
 
@@ -29,7 +29,7 @@ def _fabric_section(folder: FabricFolder, number: int) -> Section:
         result = folder.result()
     except UsageError as error:
         return Section(name=name, title=title, prose=(f"No result: {error}.",))
-    started = str(read_object(folder.path / "fabric.json").get("begun", "–"))[:19]
+    started = str(read_object_or_empty(folder.path / "fabric.json").get("begun", "–"))[:19]
     setup = f"{result['ranks']} ranks, {result['trials']} trials, engine {result['engine']}"
     prose = [f"{result['workload']}: {setup}; started {started}.", *fabric_remarks(result)]
     items: list[Item] = [fabric_table(result, "")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stagewright.files.json_values import read_object
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.report.page.sections import Code, Item, Picture, Prose, Section, slug
 from stagewright.table import Column, Table
 
@@ -22,7 +22,7 @@ _MAX_FIGURE_BYTES = 1_500_000
 
 def study_sections(folder: Path) -> tuple[Section, ...]:
     """Return the sections of a study, or one sentence where it has no findings."""
-    study = read_object(folder / "study.json")
+    study = read_object_or_empty(folder / "study.json")
     title = str(study.get("title") or study.get("study") or folder.name)
     name = f"study-{slug(folder.name)}"
     items: list[Item] = [Code(title="Command", text=str(study["command"]))] if study.get("command") else []

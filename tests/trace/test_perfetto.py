@@ -8,13 +8,14 @@ from pathlib import Path
 from nesting import crossing
 
 from runs import pipeline_run
-from stagewright.trace.perfetto import perfetto_events, write_perfetto
+from stagewright.simulator.export.chrome import save_chrome_trace
+from stagewright.trace.perfetto import perfetto_events
 from stagewright.trace.read import read_trace
 
 
 def test_tracks_events_and_arrows(tmp_path: Path) -> None:
     trace = read_trace(pipeline_run(tmp_path))
-    write_perfetto(perfetto_events(trace), tmp_path / "run.json")
+    save_chrome_trace(perfetto_events(trace), tmp_path / "run.json")
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     names = {(one["pid"], one["args"]["name"]) for one in events if one["name"] == "process_name"}
     assert names == {(0, "worker 0, stage 0 on host0"), (1, "worker 1, stage 1 on host1")}

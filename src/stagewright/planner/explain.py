@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stagewright.display import Displayed
@@ -80,18 +80,12 @@ class Explanation(Displayed):
         parts = self.parts
         lost = dict(parts.lost_speedup())
         return {
-            "num_devices": parts.num_devices,
-            "serial_s": parts.serial_s,
-            "ideal_s": parts.ideal_s,
-            "step_s": parts.step_s,
-            "speedup": parts.speedup,
+            **{name: getattr(parts, name) for name in ("num_devices", "serial_s", "ideal_s", "step_s", "speedup")},
             "is_measured": self.is_measured,
             "parts": [
                 {"name": loss.name, "seconds": loss.seconds, "lost_speedup": lost[loss.name]} for loss in parts.parts
             ],
-            "change": None
-            if self.change is None
-            else {"what": self.change.what, "step_s": self.change.step_s, "gain": self.change.gain},
+            "change": None if self.change is None else asdict(self.change),
             "num_tried": self.num_tried or 0,
         }
 

@@ -46,12 +46,7 @@ class PreparedPlan:
 
         Another micro-batch size is measured, or only interpolated without `measure`.
         """
-        fields: dict[str, Any] = {
-            "plan": self.plan,
-            "measured": self.measured,
-            "cluster": self.cluster,
-            "overheads": self.overheads,
-        }
+        fields: dict[str, Any] = {name: getattr(self, name) for name in ("plan", "measured", "cluster", "overheads")}
         fields |= changes
         rescaled = bool(_other_kinds(self.measured.profile.device, self.cluster))
         check_plan(fields["plan"])

@@ -4,17 +4,16 @@
                send            ▕send 0▏──┐
     worker 1   receive       ▕receive 0  ▼▏
 
-Events of event track are nested or disjoint at nanosecond resolution. Operators of the step that was run to record them
+Events of one track are nested or disjoint at nanosecond resolution. Operators of the step that was run to record them
 are nested in its actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from stagewright.simulator.export.chrome import complete_event, save_chrome_trace, track_names
+from stagewright.simulator.export.chrome import complete_event, track_names
 from stagewright.trace.breakdown import message_of
 from stagewright.trace.events import STREAMS, Trace, TraceEvent, WorkerTrace
 from stagewright.trace.operators import WorkerOperators
@@ -38,23 +37,13 @@ def operator_events(workers: Sequence[WorkerOperators]) -> list[dict[str, Any]]:
     for worker in workers:
         events += track_names(worker.rank, f"worker {worker.rank}", ("compute",))
         for call in worker.operators:
-            events.append(
-                complete_event(
-                    worker.rank,
-                    0,
-                    call.name,
-                    "operator" if call.is_operator else "action",
-                    call.start_s - begin_s,
-                    call.end_s - begin_s,
-                    {"stage": call.stage, "microbatch": call.microbatch},
-                )
+            kind, about = (
+                "operator" if call.is_operator else "action",
+                {"stage": call.stage, "microbatch": call.microbatch},
             )
+            start_s, end_s = call.start_s - begin_s, call.end_s - begin_s
+            events.append(complete_event(worker.rank, 0, call.name, kind, start_s, end_s, about))
     return events
-
-
-def write_perfetto(events: Sequence[dict[str, Any]], path: str | Path) -> None:
-    """Write the file atomically."""
-    save_chrome_trace(events, path)
 
 
 def _process(worker: WorkerTrace) -> str:

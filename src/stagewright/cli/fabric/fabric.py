@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.fabric.execution import measure, measure_floor, print_result, show_progress
-from stagewright.cli.fabric.options import add_delays, build_workload, rank_locations, read_token
+from stagewright.cli.fabric.options import WorkloadOptions, add_delays, how_option, rank_locations, read_token
+from stagewright.cli.option_groups import with_groups
 from stagewright.cli.options import Json, panel
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
-from stagewright.quantity import parse_bytes, parse_s
+from stagewright.quantity import parse_bytes
 
 fabric = typer.Typer(
     name="fabric",
@@ -23,8 +24,6 @@ fabric = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_what_option = panel("Workload")
-_how_option = panel("Transport")
 _where_option = panel("Hosts")
 _show_option = panel("Output")
 
@@ -35,46 +34,19 @@ TokenFile = Annotated[
 
 
 @fabric.command()
+@with_groups
 def run(
-    model: Annotated[
-        str | None, _what_option(metavar="MODEL", help="Send the gradients of a model, last layer first.")
-    ] = None,
-    plan: Annotated[Path | None, _what_option(metavar="FILE", help="Send one training step of a plan.toml.")] = None,
-    sizes: Annotated[str | None, _what_option(metavar="LIST", help="Send messages of these sizes: 2600,1MiB.")] = None,
-    chakra: Annotated[
-        Path | None, _what_option(metavar="PREFIX", help="Send Chakra traces PREFIX.0.et, …; --ranks rescales.")
-    ] = None,
-    begin: Annotated[str | None, _what_option("-b", metavar="SIZE", help="Sweep: first size.")] = None,
-    end: Annotated[str | None, _what_option("-e", metavar="SIZE", help="Sweep: last size.")] = None,
-    factor: Annotated[int, _what_option("-f", help="Sweep: ratio of consecutive sizes.")] = 2,
-    batch: Annotated[int, _what_option(help="Global batch size of the model.")] = 64,
-    epochs: Annotated[int, _what_option(help="Epochs.")] = 1,
-    samples: Annotated[int, _what_option(help="Samples per epoch; MNIST has 60000.")] = 60000,
-    bucket: Annotated[str | None, _what_option(metavar="SIZE", help="Bucket size for gradients, as in DDP.")] = None,
-    trials: Annotated[
-        int | None,
-        _what_option("--trials", "-n", help="Measured trials. \\[default: batches × epochs of a model, else 100]"),
-    ] = None,
-    warmup: Annotated[int, _what_option("--warmup", "-w", min=0, help="Warm-up trials.")] = 5,
-    time_limit: Annotated[str, _what_option("--time-limit", metavar="TIME", help="Stop after this time.")] = "10min",
-    seed: Annotated[int, _what_option(min=0, help="Seed of the payload.")] = 0,
-    algorithm: Annotated[
-        str,
-        _how_option(
-            help="Collective: ring, bidirectional-ring, halving-doubling, double-tree (all-reduce); reduce-scatter, "
-            "all-gather, all-to-all, broadcast, pipeline."
-        ),
-    ] = "ring",
-    engine: Annotated[str, _how_option(help="sockets, gloo or nccl.")] = "sockets",
-    overlap: Annotated[bool, _how_option("--overlap", help="Let messages overlap.")] = False,
-    no_gaps: Annotated[bool, _how_option("--no-gaps", help="Omit the computation between a plan's messages.")] = False,
+    options: WorkloadOptions,
+    engine: Annotated[str, how_option(help="sockets, gloo or nccl.")] = "sockets",
+    overlap: Annotated[bool, how_option("--overlap", help="Let messages overlap.")] = False,
+    no_gaps: Annotated[bool, how_option("--no-gaps", help="Omit the computation between a plan's messages.")] = False,
     late: Annotated[
-        list[str] | None, _how_option(metavar="RANK:TIME", help="Delay a rank before each message (a straggler).")
+        list[str] | None, how_option(metavar="RANK:TIME", help="Delay a rank before each message (a straggler).")
     ] = None,
-    streams: Annotated[int, _how_option(min=1, max=64, help="Connections per pair of ranks.")] = 1,
-    congestion: Annotated[str | None, _how_option(help="Congestion control: cubic, bbr, …")] = None,
+    streams: Annotated[int, how_option(min=1, max=64, help="Connections per pair of ranks.")] = 1,
+    congestion: Annotated[str | None, how_option(help="Congestion control: cubic, bbr, …")] = None,
     buffer: Annotated[
-        str | None, _how_option(metavar="SIZE", help="Socket buffer size. \\[default: the kernel's]")
+        str | None, how_option(metavar="SIZE", help="Socket buffer size. \\[default: the kernel's]")
     ] = None,
     ranks: Annotated[
         int | None,
@@ -131,31 +103,8 @@ def run(
     if engine == "nccl" and hosts is None and not has_gpu():
         raise UsageError("--engine nccl needs a GPU, but this machine has none; use gloo or sockets")
     locations = rank_locations(hosts, lab)
-    limits = {"warmup": warmup, "time_limit_s": parse_s(time_limit), "seed": seed, "overlap": overlap}
     num_ranks = ranks if ranks is not None else len(locations) if locations else 4
-    sources = {"--model": model, "--plan": plan, "--sizes": sizes, "--chakra": chakra, "-b": begin}
-    chosen = [name for name, value in sources.items() if value is not None]
-    if len(chosen) != 1:
-        problem = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
-        choices = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
-        raise UsageError(f"{problem}: give one of {choices}")
-    workload, job_steps = build_workload(
-        model=model,
-        plan=plan,
-        sizes=sizes,
-        chakra=chakra,
-        begin=begin,
-        end=end,
-        factor=factor,
-        num_ranks=num_ranks,
-        ranks=ranks,
-        trials=trials,
-        training=(samples, batch, epochs),
-        bucket=bucket,
-        algorithm=algorithm,
-        gaps=not no_gaps,
-        limits=limits,
-    )
+    workload, job_steps = options.build(num_ranks, ranks, gaps=not no_gaps, overlap=overlap)
     workload = add_delays(workload, late or [])
     if chakra_out is not None:
         from stagewright.fabric.traffic.chakra import to_chakra
@@ -219,7 +168,7 @@ def run(
     if json:
         print_json(data)
     else:
-        print_result(data, nccl=nccl or begin is not None, pairs=pairs)
+        print_result(data, nccl=nccl or options.begin is not None, pairs=pairs)
     if measured.error == "interrupted":
         raise KeyboardInterrupt
     if measured.error is not None:

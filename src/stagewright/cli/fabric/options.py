@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from stagewright.cli.options import panel
 from stagewright.cli.screen import note
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes, parse_s
@@ -12,6 +14,9 @@ from stagewright.quantity import parse_bytes, parse_s
 if TYPE_CHECKING:
     from stagewright.fabric.ranks.coordinator import RankLocation
     from stagewright.fabric.traffic.workload import Workload
+
+_what_option = panel("Workload")
+how_option = panel("Transport")
 
 
 def rank_locations(hosts: str | None, lab: Any) -> list[RankLocation]:
@@ -48,86 +53,99 @@ def read_token(path: Path | None) -> bytes:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
-def build_workload(
-    *,
-    model: str | None,
-    plan: Path | None,
-    sizes: str | None,
-    chakra: Path | None,
-    begin: str | None,
-    end: str | None,
-    factor: int,
-    num_ranks: int,
-    ranks: int | None,
-    trials: int | None,
-    training: tuple[int, int, int],
-    bucket: str | None,
-    algorithm: str,
-    gaps: bool,
-    limits: dict[str, Any],
-) -> tuple[Workload, int]:
-    """Build the workload; also return the number of steps of the real job."""
-    from stagewright.fabric.collectives.algorithms import ALL_REDUCE, collective
-    from stagewright.fabric.traffic.workload import from_sizes, parse_nccl_size, sweep_sizes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """The options that choose what is sent."""
 
-    collective(algorithm, num_ranks)  # reject an unknown name before loading anything
-    if model is not None:
-        from stagewright.fabric.traffic.from_model import from_model, num_trials
-        from stagewright.zoo.validation import check_name
+    model: Annotated[
+        str | None, _what_option(metavar="MODEL", help="Send the gradients of a model, last layer first.")
+    ] = None
+    plan: Annotated[Path | None, _what_option(metavar="FILE", help="Send one training step of a plan.toml.")] = None
+    sizes: Annotated[str | None, _what_option(metavar="LIST", help="Send messages of these sizes: 2600,1MiB.")] = None
+    chakra: Annotated[
+        Path | None, _what_option(metavar="PREFIX", help="Send Chakra traces PREFIX.0.et, …; --ranks rescales.")
+    ] = None
+    begin: Annotated[str | None, _what_option("-b", metavar="SIZE", help="Sweep: first size.")] = None
+    end: Annotated[str | None, _what_option("-e", metavar="SIZE", help="Sweep: last size.")] = None
+    factor: Annotated[int, _what_option("-f", help="Sweep: ratio of consecutive sizes.")] = 2
+    batch: Annotated[int, _what_option(help="Global batch size of the model.")] = 64
+    epochs: Annotated[int, _what_option(help="Epochs.")] = 1
+    samples: Annotated[int, _what_option(help="Samples per epoch; MNIST has 60000.")] = 60000
+    bucket: Annotated[str | None, _what_option(metavar="SIZE", help="Bucket size for gradients, as in DDP.")] = None
+    trials: Annotated[
+        int | None,
+        _what_option("--trials", "-n", help="Measured trials. \\[default: batches × epochs of a model, else 100]"),
+    ] = None
+    warmup: Annotated[int, _what_option("--warmup", "-w", min=0, help="Warm-up trials.")] = 5
+    time_limit: Annotated[str, _what_option("--time-limit", metavar="TIME", help="Stop after this time.")] = "10min"
+    seed: Annotated[int, _what_option(min=0, help="Seed of the payload.")] = 0
+    algorithm: Annotated[
+        str,
+        how_option(
+            help="Collective: ring, bidirectional-ring, halving-doubling, double-tree (all-reduce); reduce-scatter, "
+            "all-gather, all-to-all, broadcast, pipeline."
+        ),
+    ] = "ring"
 
-        if algorithm not in ALL_REDUCE:
-            raise UsageError(
-                f"gradients need an all-reduce, which {algorithm!r} is not; use one of {', '.join(ALL_REDUCE)}"
-            )
-        check_name(model)
-        steps = num_trials(*training)
-        from stagewright import zoo
+    def build(self, num_ranks: int, ranks: int | None, *, gaps: bool, overlap: bool) -> tuple[Workload, int]:
+        """Build the workload; also return the number of steps of the real job."""
+        common: dict[str, Any] = {
+            "algorithm": self.algorithm,
+            "warmup": self.warmup,
+            "time_limit_s": parse_s(self.time_limit),
+            "seed": self.seed,
+            "overlap": overlap,
+        }
+        options = {"--model": "model", "--plan": "plan", "--sizes": "sizes", "--chakra": "chakra", "-b": "begin"}
+        chosen = [option for option, name in options.items() if getattr(self, name) is not None]
+        if len(chosen) != 1:
+            problem = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
+            choices = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
+            raise UsageError(f"{problem}: give one of {choices}")
+        from stagewright.fabric.collectives.algorithms import ALL_REDUCE, collective
+        from stagewright.fabric.traffic.workload import from_sizes, parse_nccl_size, sweep_sizes
 
-        loaded = zoo.load(model, batch=2)
-        size = parse_bytes(bucket) if bucket else None
-        return (
-            from_model(
-                loaded,
-                num_ranks,
-                algorithm=algorithm,
-                bucket_bytes=size,
-                trials=steps if trials is None else trials,
-                **limits,
-            ),
-            steps,
-        )
-    count = 100 if trials is None else trials
-    if plan is not None:
-        from stagewright.fabric.traffic.from_plan import from_plan, profile_plan
-        from stagewright.spec.plan_file import read_plan
+        collective(self.algorithm, num_ranks)  # reject an unknown name before loading anything
+        if self.model is not None:
+            from stagewright.fabric.traffic.from_model import from_model, num_trials
+            from stagewright.zoo.validation import check_name
 
-        loaded_plan = read_plan(plan)
-        if ranks is not None and ranks != loaded_plan.mesh.num_workers:
-            raise UsageError(f"{plan} has {loaded_plan.mesh.num_workers} workers, not {ranks}: omit --ranks")
-        note(f"profiling {loaded_plan.model.name} …")
-        workload = from_plan(
-            loaded_plan,
-            profile_plan(loaded_plan),
-            name=plan.name,
-            algorithm=algorithm,
-            gaps=gaps,
-            trials=count,
-            **limits,
-        )
-        return workload, count
-    if chakra is not None:
-        from stagewright.fabric.traffic.chakra import from_chakra
+            if self.algorithm not in ALL_REDUCE:
+                raise UsageError(
+                    f"gradients need an all-reduce, which {self.algorithm!r} is not; use one of {', '.join(ALL_REDUCE)}"
+                )
+            check_name(self.model)
+            steps = num_trials(self.samples, self.batch, self.epochs)
+            from stagewright import zoo
 
-        return from_chakra(chakra, num_ranks=ranks, algorithm=algorithm, trials=count, **limits), count
-    if begin is not None:
-        if end is None:
-            raise UsageError(f"a sweep from {begin} needs a last size: add -e 64M")
-        swept = sweep_sizes(parse_nccl_size(begin), parse_nccl_size(end), factor)
-        count = 20 if trials is None else trials
-        return from_sizes(swept, num_ranks, algorithm=algorithm, trials=count, name="sweep", **limits), count
-    assert sizes is not None
-    listed = [parse_nccl_size(text) for text in sizes.split(",")]
-    return from_sizes(listed, num_ranks, algorithm=algorithm, trials=count, **limits), count
+            loaded = zoo.load(self.model, batch=2)
+            size = parse_bytes(self.bucket) if self.bucket else None
+            count = steps if self.trials is None else self.trials
+            return from_model(loaded, num_ranks, bucket_bytes=size, trials=count, **common), steps
+        count = 100 if self.trials is None else self.trials
+        if self.plan is not None:
+            from stagewright.fabric.traffic.from_plan import from_plan, profile_plan
+            from stagewright.spec.plan_file import read_plan
+
+            loaded_plan = read_plan(self.plan)
+            if ranks is not None and ranks != loaded_plan.mesh.num_workers:
+                raise UsageError(f"{self.plan} has {loaded_plan.mesh.num_workers} workers, not {ranks}: omit --ranks")
+            note(f"profiling {loaded_plan.model.name} …")
+            profile = profile_plan(loaded_plan)
+            return from_plan(loaded_plan, profile, name=self.plan.name, gaps=gaps, trials=count, **common), count
+        if self.chakra is not None:
+            from stagewright.fabric.traffic.chakra import from_chakra
+
+            return from_chakra(self.chakra, num_ranks=ranks, trials=count, **common), count
+        if self.begin is not None:
+            if self.end is None:
+                raise UsageError(f"a sweep from {self.begin} needs a last size: add -e 64M")
+            swept = sweep_sizes(parse_nccl_size(self.begin), parse_nccl_size(self.end), self.factor)
+            count = 20 if self.trials is None else self.trials
+            return from_sizes(swept, num_ranks, trials=count, name="sweep", **common), count
+        assert self.sizes is not None
+        listed = [parse_nccl_size(text) for text in self.sizes.split(",")]
+        return from_sizes(listed, num_ranks, trials=count, **common), count
 
 
 def add_delays(workload: Workload, late: list[str]) -> Workload:

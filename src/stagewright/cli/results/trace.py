@@ -101,11 +101,12 @@ def trace(
             draw_timeline(timeline, picture, forecast_timeline(predicted) if predicted is not None else None)
         note(f"drawn: {picture}")
     if perfetto is not None:
-        from stagewright.trace.perfetto import operator_events, perfetto_events, write_perfetto
+        from stagewright.simulator.export.chrome import save_chrome_trace
+        from stagewright.trace.perfetto import operator_events, perfetto_events
 
         only = None if step is None else [step]
         events = operator_events(executed) if operators and executed is not None else perfetto_events(run_trace, only)
-        write_perfetto(events, perfetto)
+        save_chrome_trace(events, perfetto)
         note(f"wrote {perfetto}: open it in ui.perfetto.dev or chrome://tracing")
     begin_s, end_s = run_trace.spans[number]
     _note_missing(run_trace, plan, number)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from stagewright.cli.option_groups import with_groups
 from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights, panel
 from stagewright.cli.screen import SCREEN, print_json, print_table
 from stagewright.engine.launch.fork_server import start_fork_server
@@ -19,40 +21,53 @@ _learn_option = panel("Training")
 _keep_option = panel("Files")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options that override the plan's, or make a new plan."""
+
+    mesh: Annotated[str | None, _how_option(help="Like data=2,pipeline=2. \\[default: serial]")] = None
+    microbatches: Annotated[
+        int | None, _how_option(min=1, help="Micro-batches of each replica. \\[default: 4 in a pipeline, else 1]")
+    ] = None
+    schedule: Annotated[str | None, _how_option(help="Schedule of a pipeline. \\[default: 1f1b]")] = None
+    cut: Annotated[list[str] | None, _how_option(help="Cut after this unit.")] = None
+    recompute: Annotated[str | None, _how_option(help="Activation checkpointing: none, always, except-last.")] = None
+    codec: Annotated[str | None, _how_option(help="On a pipeline's links: a codec, auto, or your module:Class.")] = None
+    shard: Annotated[bool, _how_option("--shard", help="Data parallel with FSDP2.")] = False
+    dtype: Annotated[str | None, _how_option(help="float32 or bfloat16.")] = None
+    epochs: Annotated[int | None, _learn_option(min=1, help="\\[default: 3]")] = None
+    batch: Annotated[int | None, _learn_option(min=1, help="Global batch: samples in a step. \\[default: 64]")] = None
+    optimizer: Annotated[str | None, _learn_option(help="sgd, adam or adamw. \\[default: adamw]")] = None
+    learning_rate: Annotated[float | None, _learn_option("--learning-rate", help="\\[default: 0.001]")] = None
+    momentum: Annotated[float | None, _learn_option(help="Momentum of sgd.")] = None
+    weight_decay: Annotated[float | None, _learn_option("--weight-decay")] = None
+    clip: Annotated[float | None, _learn_option(help="Clip gradients to this global norm.")] = None
+    batch_norm: Annotated[str | None, _learn_option(help="Statistics by micro-batch (plain) or batch (deferred).")] = (
+        None
+    )
+    checkpoint_every: Annotated[
+        int | None, _keep_option("--checkpoint-every", min=1, help="Steps between checkpoints.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return them by their names in a plan; None keeps the plan's value."""
+        values = asdict(self)
+        cut = values.pop("cut")
+        return {**values, "cuts": tuple(cut) if cut else None, "shard": self.shard or None}
+
+
+@with_groups
 def train(
     model: ModelName,
     task: Annotated[
         str, typer.Argument(metavar="TASK", help=f"One of {', '.join(tasks.names())}.", show_default=False)
     ],
     plan: Annotated[Path | None, _how_option(metavar="FILE", help="A plan.toml; options override it.")] = None,
-    mesh: Annotated[str | None, _how_option(help="Like data=2,pipeline=2. \\[default: serial]")] = None,
-    microbatches: Annotated[
-        int | None, _how_option(min=1, help="Micro-batches of each replica. \\[default: 4 in a pipeline, else 1]")
-    ] = None,
-    schedule: Annotated[str | None, _how_option(help="Schedule of a pipeline. \\[default: 1f1b]")] = None,
-    cut: Annotated[list[str] | None, _how_option(help="Cut after this unit.")] = None,
-    recompute: Annotated[str | None, _how_option(help="Activation checkpointing: none, always, except-last.")] = None,
-    codec: Annotated[
-        str | None, _how_option(help="On a pipeline's links: a codec, auto, or your module:Class.")
-    ] = None,
-    shard: Annotated[bool, _how_option("--shard", help="Data parallel with FSDP2.")] = False,
-    dtype: Annotated[str | None, _how_option(help="float32 or bfloat16.")] = None,
+    *,
+    options: PlanOptions,
     devices: Annotated[str | None, _how_option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.")] = None,
-    epochs: Annotated[int | None, _learn_option(min=1, help="\\[default: 3]")] = None,
-    batch: Annotated[int | None, _learn_option(min=1, help="Global batch: samples in a step. \\[default: 64]")] = None,
-    optimizer: Annotated[str | None, _learn_option(help="sgd, adam or adamw. \\[default: adamw]")] = None,
-    learning_rate: Annotated[float | None, _learn_option("--learning-rate", help="\\[default: 0.001]")] = None,
-    momentum: Annotated[float | None, _learn_option(help="Momentum of sgd.")] = None,
-    weight_decay: Annotated[float | None, _learn_option("--weight-decay")] = None,
-    clip: Annotated[float | None, _learn_option(help="Clip gradients to this global norm.")] = None,
-    batch_norm: Annotated[
-        str | None, _learn_option(help="Statistics by micro-batch (plain) or batch (deferred).")
-    ] = None,
     seeds: Annotated[
         str | None, _learn_option(help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]")
-    ] = None,
-    checkpoint_every: Annotated[
-        int | None, _keep_option("--checkpoint-every", min=1, help="Steps between checkpoints.")
     ] = None,
     resume: Annotated[
         bool, _keep_option("--resume", help="Continue from the latest matching checkpoint under --root.")
@@ -94,24 +109,8 @@ def train(
         weights=weights,
         image_size=image_size,
         sequence_length=sequence_length,
-        mesh=mesh,
-        microbatches=microbatches,
-        schedule=schedule,
-        cuts=tuple(cut) if cut else None,
-        recompute=recompute,
-        shard=shard or None,
-        codec=codec,
-        dtype=dtype,
-        epochs=epochs,
-        batch=batch,
-        clip=clip,
-        batch_norm=batch_norm,
-        checkpoint_every=checkpoint_every,
         units=units if units != "auto" else None,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
+        **options.given(),
     )
     if json:
         print_json(result.to_dict())

@@ -68,12 +68,8 @@ class VerifiedPlans:
     """Whether the machine was recalibrated because of forecast errors."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "plans": [plan.to_dict() for plan in self.plans],
-            "left_out": list(self.left_out),
-            "regret": self.regret,
-            "recalibrated": self.recalibrated,
-        }
+        plans = [plan.to_dict() for plan in self.plans]
+        return {**asdict(self), "plans": plans, "left_out": list(self.left_out)}
 
 
 def verify(

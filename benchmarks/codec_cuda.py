@@ -34,8 +34,7 @@ if not torch.cuda.is_available():
 
 from record import write_record
 from stagewright import codecs
-from stagewright.codecs.kernels import select as kernels
-from stagewright.codecs.kernels import triton_cuda as fast_cuda
+from stagewright.codecs.kernels import select as kernels, triton_cuda as fast_cuda
 
 NAMES = ("block8", "block6", "block4", "hadamard8", "hadamard4")
 PLAIN = [{"rows": rows, "num_warps": warps, "width": 0} for rows in (32, 64, 128) for warps in (4, 8)]

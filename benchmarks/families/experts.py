@@ -38,12 +38,7 @@ EXPERTS: tuple[Family, ...] = (
         shared_expert_intermediate_size=32,
     ),
     _experts(
-        "qwen3-moe",
-        "Qwen3MoeForCausalLM",
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=16,
-        head_dim=8,
+        "qwen3-moe", "Qwen3MoeForCausalLM", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8
     ),
     _experts(
         "qwen3-moe-balanced",

@@ -53,13 +53,7 @@ class Family:
 
 
 def pretrained(
-    name: str,
-    group: str,
-    class_name: str,
-    example: Callable[[int], Arguments],
-    *,
-    remark: str = "",
-    **config: Any,
+    name: str, group: str, class_name: str, example: Callable[[int], Arguments], *, remark: str = "", **config: Any
 ) -> Family:
     """Return the family of a transformers model with this configuration."""
 

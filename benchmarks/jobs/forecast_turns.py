@@ -114,12 +114,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
         memory = max(forecast_bytes(worker, plan) for worker in forecast.workers)
         paired = paired_forecasts(plan, costs, calibration, [times[turn] for times in times_of_workers])
         forecasts.append({"turn": turn, "step_s": forecast.step_s, "paired_s": paired, "memory_bytes": memory})
-    result = {
-        "equality": parity.to_dict(),
-        "forecasts": forecasts,
-        "steps_s": steps_s,
-        "memory_bytes": memory_bytes,
-    }
+    result = {"equality": parity.to_dict(), "forecasts": forecasts, "steps_s": steps_s, "memory_bytes": memory_bytes}
     folder = run_folder.worker(context.rank).path
     folder.mkdir(parents=True, exist_ok=True)
     save_text(json.dumps(result) + "\n", folder / "turns.json")

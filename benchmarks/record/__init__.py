@@ -27,11 +27,7 @@ _OUTPUT_OPTIONS = ("-o", "--out", "--output")
 
 def write_record(path: str | Path, figures: Mapping[str, Any]) -> None:
     """Write the record; call it after each result, so that a benchmark that is stopped early leaves its results."""
-    source = {
-        "command": command_of(sys.argv),
-        "machine": machine_text(),
-        "begun": _BEGUN.isoformat(timespec="seconds"),
-    }
+    source = {"command": command_of(sys.argv), "machine": machine_text(), "begun": _BEGUN.isoformat(timespec="seconds")}
     Path(path).write_text(json.dumps({**source, **figures}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

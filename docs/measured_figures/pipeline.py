@@ -6,18 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from measured_figures.markdown import (
-    RECORDS,
-    load_record,
-    ms,
-    paragraph,
-    percent,
-    signed,
-    size,
-    source,
-    spread,
-    table,
-)
+from measured_figures.markdown import RECORDS, load_record, ms, paragraph, percent, signed, size, source, spread, table
 
 CONCURRENT = "2 concurrent serial runs"
 COMPUTING = ("forward", "backward", "weights", "recompute", "optimizer")

@@ -20,25 +20,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stagewright.api.compare import Comparison as Comparison
-    from stagewright.api.compare import compare as compare
-    from stagewright.api.fit import FitResult as FitResult
-    from stagewright.api.fit import fit as fit
-    from stagewright.api.forecast import explain as explain
-    from stagewright.api.forecast import forecast as forecast
-    from stagewright.api.plan import PlanResult as PlanResult
-    from stagewright.api.plan import plan as plan
+    from stagewright.api.compare import Comparison as Comparison, compare as compare
+    from stagewright.api.fit import FitResult as FitResult, fit as fit
+    from stagewright.api.forecast import explain as explain, forecast as forecast
+    from stagewright.api.plan import PlanResult as PlanResult, plan as plan
     from stagewright.api.run import Run as Run
-    from stagewright.api.train import TrainingResult as TrainingResult
-    from stagewright.api.train import train as train
+    from stagewright.api.train import TrainingResult as TrainingResult, train as train
     from stagewright.cluster.cluster import Cluster as Cluster
     from stagewright.cluster.device import Device as Device
     from stagewright.codecs.base import Codec as Codec
     from stagewright.engine.parallel.parallelize import parallelize as parallelize
     from stagewright.engine.parallel.trainer import Trainer as Trainer
-    from stagewright.errors import RunError as RunError
-    from stagewright.errors import StagewrightError as StagewrightError
-    from stagewright.errors import UsageError as UsageError
+    from stagewright.errors import RunError as RunError, StagewrightError as StagewrightError, UsageError as UsageError
     from stagewright.graph.capture import capture as capture
     from stagewright.graph.unit_graph import UnitGraph as UnitGraph
     from stagewright.partition.registry import SplitPolicy as SplitPolicy
@@ -49,8 +42,7 @@ if TYPE_CHECKING:
     from stagewright.profiler.profile import Profile as Profile
     from stagewright.simulator.forecast import Forecast as Forecast
     from stagewright.spec.plan import Plan as Plan
-    from stagewright.zoo.model import Batch as Batch
-    from stagewright.zoo.model import Model as Model
+    from stagewright.zoo.model import Batch as Batch, Model as Model
 
 __version__ = "0.1.0.dev0"
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/schedstat").exists(),
-    reason="this kernel has no scheduler statistics",
+    not Path("/proc/self/schedstat").exists(), reason="this kernel has no scheduler statistics"
 )
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stagewright.cli import main
-from stagewright.engine.launch import fork_server as copies
-from stagewright.engine.launch import launcher as launch
+from stagewright.engine.launch import fork_server as copies, launcher as launch
 from stagewright.machine import machine
 from stagewright.runs.result import RunResult
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stagewright.cluster import Device
-from stagewright.cluster import device as device_module
+from stagewright.cluster import Device, device as device_module
 from stagewright.cluster.device import keep_freed_memory
 from stagewright.errors import UsageError
 

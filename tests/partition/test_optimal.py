@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stagewright.errors import SplitError
 from stagewright.partition import Conditions, Split, assess, split
@@ -137,10 +136,7 @@ def test_speed_with_1000_units_and_64_unequal_devices(make_profile: MakeProfile)
         saved=saved,
     )
     conditions = Conditions(
-        speeds=list(random.uniform(0.5, 2, 64)),
-        bandwidth_bytes_per_s=1e8,
-        latency_s=1e-5,
-        memory_limit_bytes=4_000_000,
+        speeds=list(random.uniform(0.5, 2, 64)), bandwidth_bytes_per_s=1e8, latency_s=1e-5, memory_limit_bytes=4_000_000
     )
     start = time.process_time()
     best = split(profile, 64, "optimal", conditions)

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stagewright.errors import SplitError
 from stagewright.partition import Conditions, compare, policy_names, split

@@ -48,15 +48,9 @@ def test_json_has_the_documented_keys(profile: Profile) -> None:
     for policy in data["policies"]:
         assert {"policy", "bottleneck_s", "stages", "cut_names", "balance", "speedup_bound", "step_s"} <= set(policy)
         for stage in policy["stages"]:
-            assert {
-                "units",
-                "parameters",
-                "macs",
-                "forward_s",
-                "backward_s",
-                "sends_bytes",
-                "memory_bytes",
-            } <= set(stage)
+            assert {"units", "parameters", "macs", "forward_s", "backward_s", "sends_bytes", "memory_bytes"} <= set(
+                stage
+            )
     assert [stage["units"] for stage in data["policies"][4]["stages"]] == [
         ["stem", "block.0"],
         ["block.1", "block.2", "head"],

@@ -284,8 +284,7 @@ def test_parameters_on_the_cpu_are_accepted_only_if_offloaded(chain: Callable[..
 
     forgotten, without_room = (chain(nn.Linear(8, 8), example=inputs) for _ in range(2))
     with pytest.raises(
-        UsageError,
-        match=r"0\.weight is on cpu, but the profile is for cuda:0.* \.to\(\"meta\"\) .*move_or_offload$",
+        UsageError, match=r"0\.weight is on cpu, but the profile is for cuda:0.* \.to\(\"meta\"\) .*move_or_offload$"
     ):
         check(forgotten)
     cpu_offload.move_or_offload(without_room.model, place, room_bytes=0)

@@ -3,13 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stagewright.profiler.storage import (
-    copy_with_tensors,
-    model_storages,
-    storages_of,
-    tensor_bytes,
-    tensors_in,
-)
+from stagewright.profiler.storage import copy_with_tensors, model_storages, storages_of, tensor_bytes, tensors_in
 
 
 def test_views_share_a_storage() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from stagewright.errors import UsageError
 from stagewright.schedules.action_order import Action, Actions, Kind, forward_actions, schedule_actions

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import FREE, Link, Links

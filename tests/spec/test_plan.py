@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagewright.errors import UsageError
 from stagewright.spec import Mesh, ModelSpec, Plan

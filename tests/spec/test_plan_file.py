@@ -5,8 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.spec import Mesh, ModelSpec, OptimizerSpec, Plan, read_plan, write_plan
@@ -138,10 +137,7 @@ def test_the_plan_in_the_docstring_style(tmp_path: Path) -> None:
         ("[mesh]\ndata = 0", "{path}: mesh: data = 0, but every axis has at least 1 worker"),
         ("[optimizer]\nlearning_rate = 'x'", '{path}: optimizer: learning_rate must be a number, not "x"'),
         ("batch = ", "{path} is not TOML: Invalid value (at "),
-        (
-            "batch = 1\nmicrobatches = 2\n[model]\nname = 'x'",
-            "{path}: a batch of 1 can't be split into 2",
-        ),
+        ("batch = 1\nmicrobatches = 2\n[model]\nname = 'x'", "{path}: a batch of 1 can't be split into 2"),
     ],
 )
 def test_wrong_files(tmp_path: Path, content: str, message: str) -> None:

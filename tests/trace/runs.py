@@ -59,11 +59,7 @@ def pipeline_rows() -> list[list[dict[str, Any]]]:
 
 
 def write_run(
-    root: Path,
-    mesh: str,
-    workers: list[list[dict[str, Any]]],
-    offsets: tuple[float, ...] = (),
-    **about: Any,
+    root: Path, mesh: str, workers: list[list[dict[str, Any]]], offsets: tuple[float, ...] = (), **about: Any
 ) -> RunFolder:
     """A run folder with these events; a worker's own clock differs from worker 0's by its offset."""
     plan = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, mesh=Mesh.parse(mesh), **about)

@@ -20,14 +20,7 @@ BACKWARD = ["aten::mm", "aten::gelu_backward", "aten::mm", "c10d::allreduce_"]
 def worker(rank: int, forward: list[str], backward: list[str], microbatches: int = 2) -> WorkerOperators:
     found = [
         Operator(
-            name=name,
-            start_s=0.0,
-            end_s=0.0,
-            depth=0,
-            is_operator=True,
-            action=action,
-            stage=0,
-            microbatch=number,
+            name=name, start_s=0.0, end_s=0.0, depth=0, is_operator=True, action=action, stage=0, microbatch=number
         )
         for action, names in (("forward", forward), ("backward", backward))
         for number in range(microbatches)

@@ -10,8 +10,7 @@ from typing import Any
 from stagewright.api.inputs import parse_devices, parse_strategies, split_options
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
-from stagewright.engine.jobs.compare import compare as run_plans
-from stagewright.engine.jobs.compare import strategy_plans
+from stagewright.engine.jobs.compare import compare as run_plans, strategy_plans
 from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError

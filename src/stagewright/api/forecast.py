@@ -94,12 +94,7 @@ class WhatIf:
 
 
 def measure_plan(
-    plan: Plan,
-    cluster: Cluster | None,
-    measuring: Measuring,
-    progress: Progress,
-    *,
-    all_schedules: bool = False,
+    plan: Plan, cluster: Cluster | None, measuring: Measuring, progress: Progress, *, all_schedules: bool = False
 ) -> PreparedPlan:
     """Measure what a forecast needs; wrong input is refused before anything is measured.
 
@@ -130,11 +125,7 @@ def measure_plan(
 
 
 def forecast(
-    plan: Plan | str | Path,
-    *,
-    cluster: Cluster | str | Path | None = None,
-    progress: Progress = SILENT,
-    **options: Any,
+    plan: Plan | str | Path, *, cluster: Cluster | str | Path | None = None, progress: Progress = SILENT, **options: Any
 ) -> Forecast:
     """Predict a plan's step: time, speed-up, the timeline of every worker, memory and bytes sent.
 
@@ -182,11 +173,7 @@ def explain(
 
 
 def explain_target(
-    run_or_plan: Plan | str | Path,
-    cluster: Cluster | None,
-    what_if: WhatIf,
-    measuring: Measuring,
-    progress: Progress,
+    run_or_plan: Plan | str | Path, cluster: Cluster | None, what_if: WhatIf, measuring: Measuring, progress: Progress
 ) -> tuple[Explanation, PreparedPlan]:
     """Explain a run or a plan; also return what the forecast was made from."""
     run = None

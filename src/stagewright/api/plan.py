@@ -25,8 +25,7 @@ from stagewright.planner.costs.source import CostSource, MeasuredCostSource
 from stagewright.planner.forecast import check_kind
 from stagewright.planner.search.result import RankedPlan, SearchResult
 from stagewright.planner.search.search import search
-from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans
-from stagewright.planner.search.verify import verify as run_best
+from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans, verify as run_best
 from stagewright.quantity import format_age
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec

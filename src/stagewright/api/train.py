@@ -12,8 +12,7 @@ from typing import Any
 from stagewright.api.inputs import load_plan, parse_devices, split_options
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
-from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint
-from stagewright.engine.jobs.train import train as run_training
+from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint, train as run_training
 from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.state.checkpoint import Checkpoint, latest
 from stagewright.errors import UsageError

@@ -67,12 +67,7 @@ def is_repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _outcome(
-    model: nn.Module,
-    run: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    with_gradients: bool,
+    model: nn.Module, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_gradients: bool
 ) -> dict[str, Any]:
     """Return results, buffers and gradients of one run; the model's state is preserved."""
     with torch.inference_mode(False), preserved(model), torch.enable_grad():

@@ -242,10 +242,7 @@ class UnitGraph(Displayed):
                     if node.op == "call_module":
                         run = reduce(getattr, str(node.target).split("."), whole)
                         yield RecordedCall(
-                            call=next(calls),
-                            module=run,
-                            args=tuple(node_args),
-                            kwargs=dict(node_kwargs),
+                            call=next(calls), module=run, args=tuple(node_args), kwargs=dict(node_kwargs)
                         )
                     env[node] = run(*node_args, **node_kwargs)
 

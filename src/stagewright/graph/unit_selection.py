@@ -122,10 +122,7 @@ class _CallTree:
 
 
 def choose_units(
-    model: nn.Module,
-    observation: Observation,
-    units: str | Sequence[str] = "auto",
-    closed: Collection[str] = (),
+    model: nn.Module, observation: Observation, units: str | Sequence[str] = "auto", closed: Collection[str] = ()
 ) -> UnitSelection:
     """Decide for every called module whether it is opened or a unit; modules in ``closed`` are never opened."""
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -34,11 +34,7 @@ def unit_times(profile: Profile, conditions: Conditions) -> list[tuple[float, fl
 
 
 def assess(
-    profile: Profile,
-    policy: str,
-    cuts: Sequence[int],
-    conditions: Conditions,
-    placement: Sequence[int] | None = None,
+    profile: Profile, policy: str, cuts: Sequence[int], conditions: Conditions, placement: Sequence[int] | None = None
 ) -> Split:
     """Compute the costs of the split that cuts after those units; stage i is on device i by default."""
     num_units = len(profile.units)

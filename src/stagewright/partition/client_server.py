@@ -35,10 +35,7 @@ def client_server(profile: Profile, num_stages: int, conditions: Conditions) -> 
     step_s = np.where(size < num_units, step_s, np.inf)
     best = np.lexsort((size.ravel(), sends_bytes.ravel(), step_s.ravel()))[0]
     row, column = np.unravel_index(best, size.shape)
-    return PlacedCuts(
-        cuts=(int(firsts[row, 0]) - 1, num_units - int(lasts[0, column]) - 1),
-        placement=(0, 1, 0),
-    )
+    return PlacedCuts(cuts=(int(firsts[row, 0]) - 1, num_units - int(lasts[0, column]) - 1), placement=(0, 1, 0))
 
 
 def _costs(

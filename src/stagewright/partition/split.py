@@ -76,10 +76,7 @@ def cuts_by_name(profile: Profile, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def compare(
-    profile: Profile,
-    num_stages: int,
-    policies: Sequence[str] | None = None,
-    conditions: Conditions = _DEFAULTS,
+    profile: Profile, num_stages: int, policies: Sequence[str] | None = None, conditions: Conditions = _DEFAULTS
 ) -> Comparison:
     """Split a model with each policy; by default with all that can be applied, and the reasons for the others."""
     _check_stages(profile, num_stages)

@@ -205,10 +205,7 @@ class Comparison(Displayed):
         return by_policy[key]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "policies": [split.to_dict() for split in self.splits],
-            "skipped": to_json(self.skipped),
-        }
+        return {"policies": [split.to_dict() for split in self.splits], "skipped": to_json(self.skipped)}
 
     def split_tables(self, measured: MeasuredStages = None) -> list[Table]:
         """Tabulate every split, with measured stage times where given; policies with equal cuts share one table."""
@@ -217,8 +214,7 @@ class Comparison(Displayed):
             groups.setdefault((split.cuts, split.placement), []).append(index)
         return [
             self[group[0]].table(
-                policies=[self[index].policy for index in group],
-                measured=measured[group[0]] if measured else None,
+                policies=[self[index].policy for index in group], measured=measured[group[0]] if measured else None
             )
             for group in groups.values()
         ]
@@ -229,8 +225,7 @@ class Comparison(Displayed):
         names += ["measured"] if measured is not None else []
         names += ["balance", "speed-up\nbound", "sends\n(total)", "peak\nmemory"]
         order = sorted(
-            range(len(self)),
-            key=lambda index: (-self[index].speedup_bound, self[index].policy != "optimal"),
+            range(len(self)), key=lambda index: (-self[index].speedup_bound, self[index].policy != "optimal")
         )
         rows = []
         for index in order:

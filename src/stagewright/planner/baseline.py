@@ -51,13 +51,7 @@ def _predict(
     sizes = plan_microbatch_sizes(plan)
     model = source.model(max(sizes), 1)
     costs = plan_costs(
-        plan,
-        model.profile,
-        device,
-        cuts=[],
-        sizes=sizes,
-        model_overheads=model.overheads,
-        engine_overheads=overheads,
+        plan, model.profile, device, cuts=[], sizes=sizes, model_overheads=model.overheads, engine_overheads=overheads
     )
     forecast = predict(costs, timeline=False)
     return replace(costs, serial_s=forecast.step_s), replace(forecast, serial_s=forecast.step_s, speedup=1.0)

@@ -112,13 +112,7 @@ def profile(
 
 
 def _check(
-    graph: UnitGraph,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    device: Device,
-    repeats: int,
-    training: bool,
+    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, device: Device, repeats: int, training: bool
 ) -> None:
     if repeats < 1:
         raise UsageError(f"repeats is {repeats}, but at least 1 is needed")

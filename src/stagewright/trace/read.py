@@ -70,10 +70,7 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
         raise UsageError(f"{folder.path} has events, but no complete step: {_rerun_command(folder, plan)}")
     workers = tuple(
         WorkerTrace(
-            rank=rank,
-            host=clock.host,
-            clock_error_s=clock.error_s,
-            events=_events(rows, clock.offset_s - begin),
+            rank=rank, host=clock.host, clock_error_s=clock.error_s, events=_events(rows, clock.offset_s - begin)
         )
         for rank, clock, rows in workers_rows
     )

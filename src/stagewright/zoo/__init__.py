@@ -12,8 +12,7 @@ from stagewright.zoo.named.catalog import describe, names
 
 if TYPE_CHECKING:
     from stagewright.zoo.loading import load as load
-    from stagewright.zoo.tasks import Task as Task
-    from stagewright.zoo.tasks import load_task as load_task
+    from stagewright.zoo.tasks import Task as Task, load_task as load_task
 
 __all__ = ["Batch", "ImageInput", "Model", "Task", "TextInput", "describe", "load", "load_task", "names"]
 

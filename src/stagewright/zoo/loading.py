@@ -20,8 +20,7 @@ from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.model import Batch, ImageInput, Model, TextInput
 from stagewright.zoo.named import catalog
 from stagewright.zoo.quiet import quiet_transformers, seeded
-from stagewright.zoo.sources import factory
-from stagewright.zoo.sources import hugging_face as hub
+from stagewright.zoo.sources import factory, hugging_face as hub
 from stagewright.zoo.sources.folder import check_folder
 from stagewright.zoo.sources.weights import (
     check_same_shapes,
@@ -32,12 +31,7 @@ from stagewright.zoo.sources.weights import (
 )
 from stagewright.zoo.validation import catalog_blueprint
 
-DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +134,7 @@ def _with_weights(
         check_same_shapes(name, blueprint.make(config), blueprint.make(expected), folder)
     module, notes = load_pretrained(blueprint.make, config, folder)
     num_classes = config.num_labels if blueprint.num_classes is not None else None
-    return (
-        module,
-        dataclasses.replace(blueprint, config=config, inputs=inputs, num_classes=num_classes),
-        notes,
-    )
+    return (module, dataclasses.replace(blueprint, config=config, inputs=inputs, num_classes=num_classes), notes)
 
 
 def _from_hub(reference: str, request: _Request) -> Model:

@@ -10,14 +10,7 @@ import pytest
 from program import run_program
 from stagewright.spec.plan_file import read_plan
 
-CONFIG = {
-    "model_type": "gpt2",
-    "n_layer": 4,
-    "n_embd": 512,
-    "n_head": 8,
-    "vocab_size": 512,
-    "n_positions": 128,
-}
+CONFIG = {"model_type": "gpt2", "n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_size": 512, "n_positions": 128}
 # Hosts with one device each and a slow link between them: a codec gains.
 CLUSTER = """
 [[devices]]

@@ -79,10 +79,7 @@ def test_the_newest(root: Path) -> None:
     [
         (["runs", "-o", "no/page.html"], "-o no/page.html: there is no folder no; create it first: mkdir -p no"),
         (["runs", "-o", "runs"], "-o runs: it is a folder; name a file in it, like runs/report.html"),
-        (
-            ["runs", "--markdown", "runs"],
-            "--markdown runs: it is a folder; name a file in it, like runs/report.md",
-        ),
+        (["runs", "--markdown", "runs"], "--markdown runs: it is a folder; name a file in it, like runs/report.md"),
         (["runs", "--figures", "a-file"], "--figures a-file: a-file is a file; name a folder"),
         (["runs", "--figures", "a-file/below"], "--figures a-file/below: {root}/a-file is a file; name a folder"),
     ],

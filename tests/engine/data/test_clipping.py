@@ -48,8 +48,7 @@ def test_matches_torch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "more"),
-    [("tensor=2,pipeline=2", {}), ("data=2,pipeline=2", {}), ("data=2,tensor=2", {"shard": True})],
+    ("mesh", "more"), [("tensor=2,pipeline=2", {}), ("data=2,pipeline=2", {}), ("data=2,tensor=2", {"shard": True})]
 )
 def test_matches_torch_on_meshes(pool_of: Any, mesh: str, more: dict[str, Any]) -> None:
     check(pool_of, "language", mesh, "1f1b", 2, **more)

@@ -61,9 +61,7 @@ def test_parity_with_baseline(mesh: str, options: dict[str, Any], tmp_path: Path
         ("pipeline=2", {"microbatches": 3, "cuts": ("mobilenet_v2.layer.7",)}),
         ("data=2", {}),
         pytest.param(
-            "data=2",
-            {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"},
-            marks=pytest.mark.long,
+            "data=2", {"batch": 13, "microbatches": 2, "shard": True, "recompute": "always"}, marks=pytest.mark.long
         ),
         pytest.param(
             "data=2,pipeline=2",

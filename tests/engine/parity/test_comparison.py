@@ -178,10 +178,7 @@ def test_later_steps_are_compared_too(
         buffers=lambda: {"a.mean": ONE.clone()},
         zero_gradients=lambda: None,
         trainable_parameters=dict,
-        full_gradients=lambda: {
-            "a.weight": ONE,
-            "b.weight": ONE * (2 if corrupted and len(steps) == num_steps else 1),
-        },
+        full_gradients=lambda: {"a.weight": ONE, "b.weight": ONE * (2 if corrupted and len(steps) == num_steps else 1)},
     )
     runner = SimpleNamespace(
         plan=Plan(model=ModelSpec(name="made"), batch=2, mesh=Mesh(data=data)),

@@ -432,7 +432,4 @@ def gloo_policies(rank: int) -> dict[str, list[int]]:
     before = threads()
     make_context(Mesh(pipeline=2), rank, Device.parse(f"cpu:{rank}"))
     made = {thread: name for thread, name in threads().items() if thread not in before and "gloo" in name}
-    return {
-        "made": sorted(os.sched_getscheduler(thread) for thread in made),
-        "own": [os.sched_getscheduler(0)],
-    }
+    return {"made": sorted(os.sched_getscheduler(thread) for thread in made), "own": [os.sched_getscheduler(0)]}

@@ -61,12 +61,7 @@ def test_a_stopped_process_is_seen() -> None:
 
 
 def watch(
-    store: HashStore,
-    activity: Activity,
-    ended: list[Fault],
-    worker: int = 0,
-    hang_s: float = 0.4,
-    grace_s: float = 0.1,
+    store: HashStore, activity: Activity, ended: list[Fault], worker: int = 0, hang_s: float = 0.4, grace_s: float = 0.1
 ) -> StoreWatchdog:
     return StoreWatchdog(
         store, worker=worker, device="cpu:0", activity=activity, hang_s=hang_s, end=ended.append, grace_s=grace_s

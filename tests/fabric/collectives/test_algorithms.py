@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.collectives.algorithms import ALGORITHMS, ALL_REDUCE, bus_factor, collective

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tests.planner.conftest import SLOW, MadeSource, cluster_of, plan_of, random_units
 
 from made_profiles import make_costs, profile_of

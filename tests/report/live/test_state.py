@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from stagewright.engine.worker.faults import Doing, Fault
 from stagewright.report.live.changes import (
@@ -155,12 +154,7 @@ def test_a_fault_breaks_the_run_at_once_and_is_blamed(plan: Plan) -> None:
 def test_the_launcher_s_verdict_counts_more(plan: Plan) -> None:
     hung = Fault(worker=0, kind="hung", message="no progress")
     shown = snapshot(
-        folded(
-            plan,
-            FaultSeen(fault=hung, verdict=True),
-            ResultRead(result=RunResult(status="failed", error="e")),
-        ),
-        0.0,
+        folded(plan, FaultSeen(fault=hung, verdict=True), ResultRead(result=RunResult(status="failed", error="e"))), 0.0
     )
     assert shown["error"]["text"] == "worker 0 hangs: no progress"
     assert shown["workers"][0]["condition"] == "broken"

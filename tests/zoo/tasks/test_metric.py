@@ -3,8 +3,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from stagewright.errors import UsageError

@@ -73,8 +73,7 @@ def split(
     device = options.begin(model)
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.registry import find_policy
-    from stagewright.partition.split import compare, split_at
-    from stagewright.partition.split import split as split_by
+    from stagewright.partition.split import compare, split as split_by, split_at
     from stagewright.partition.split_result import Comparison
 
     conditions = Conditions(**conditions_of)

@@ -21,10 +21,7 @@ from stagewright.codecs.registry import register
 from stagewright.codecs.rotation import rotate, rotate_back
 
 # Upper half of the tables in Max, "Quantizing for minimum distortion" (1960), recomputed to six digits.
-_LEVELS = {
-    2: (0.452780, 1.510418),
-    3: (0.245094, 0.756005, 1.343909, 2.151946),
-}
+_LEVELS = {2: (0.452780, 1.510418), 3: (0.245094, 0.756005, 1.343909, 2.151946)}
 _NAN = 0x7FC0
 
 

@@ -106,13 +106,7 @@ def _choose_cuts(
     from stagewright.profiler.measure import profile as measure_profile
 
     profile = measure_profile(
-        graph,
-        batch.args,
-        batch.kwargs,
-        name=plan.model.name,
-        device=device,
-        training=plan.training,
-        progress=progress,
+        graph, batch.args, batch.kwargs, name=plan.model.name, device=device, training=plan.training, progress=progress
     )
     conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
     return split_by(profile, plan.num_stages, plan.split, conditions).cut_names

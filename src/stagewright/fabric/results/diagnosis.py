@@ -154,10 +154,7 @@ def _lossy(table: _Retransmissions, ranks: tuple[int, ...], inside: float, outsi
         for source, destination in worst
         if table.resent[source, destination]
     )
-    evidence = (
-        f"retransmissions: {counts}",
-        f"{inside:.2%} on its connections, {outside:.2%} on the others",
-    )
+    evidence = (f"retransmissions: {counts}", f"{inside:.2%} on its connections, {outside:.2%} on the others")
     if len(ranks) == 1:
         sentence = f"the link of rank {ranks[0]} loses packets"
         return Diagnosis(kind="lossy-link", rank=ranks[0], sentence=sentence, evidence=evidence)

@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def from_model(
-    model: Model,
-    num_ranks: int,
-    *,
-    algorithm: str = "ring",
-    bucket_bytes: int | None = None,
-    trials: int,
-    **more: Any,
+    model: Model, num_ranks: int, *, algorithm: str = "ring", bucket_bytes: int | None = None, trials: int, **more: Any
 ) -> Workload:
     """Create a workload with one all-reduce per layer or bucket."""
     layers = gradient_sizes(model)

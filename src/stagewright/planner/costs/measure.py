@@ -163,10 +163,7 @@ def _load_or_measure_overheads(
         if split and not known.has_split and not cpu_offload.is_offloaded(graph.model, torch_device):
             cost = measure_split_backward(graph, model, profile, repeats)
             overheads = dataclasses.replace(
-                known.overheads,
-                split_input=cost.inputs,
-                split_weight=cost.weights,
-                split_held_share=cost.held_share,
+                known.overheads, split_input=cost.inputs, split_weight=cost.weights, split_held_share=cost.held_share
             )
             known = CachedOverheads(overheads=overheads, has_split=True)
     if store is not None and known != cached:

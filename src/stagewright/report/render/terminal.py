@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich import table as rich_table
+from rich import box, table as rich_table
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.text import Text

@@ -51,9 +51,7 @@ def fabric_table(result: Mapping[str, Any], title: str) -> Table:
         )
     names = ("bytes", "trials", *_PERCENTILES, "jitter", "busbw", "ideal", "floor")
     return Table(
-        title=title,
-        columns=(*text_columns("layer"), *number_columns(*names), *text_columns("")),
-        rows=tuple(rows),
+        title=title, columns=(*text_columns("layer"), *number_columns(*names), *text_columns("")), rows=tuple(rows)
     )
 
 

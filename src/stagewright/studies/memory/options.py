@@ -25,10 +25,7 @@ class Options:
     # GPUs have larger defaults: at the sizes for CPU cores they would measure kernel launches and library workspaces.
 
     model: str = option(
-        "gpt-layers:6",
-        "A model family with a free number of layers.",
-        on_gpus="gpt-layers:12",
-        quick="gpt-layers:2",
+        "gpt-layers:6", "A model family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:2"
     )
     quick: bool = setting(False)
     strategies: tuple[str, ...] = option(STRATEGIES, "Strategies to compare with one device.", parse=parse_words)

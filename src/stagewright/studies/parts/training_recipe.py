@@ -65,13 +65,7 @@ _MINILM = TrainingRecipe(task="rte", model="bert-minilm", kind="bert", batch=32,
 
 RECIPES: Mapping[str, TrainingRecipe] = {
     "cifar10": TrainingRecipe(
-        task="cifar10",
-        model="mobilenet-v2",
-        kind="mobilenet_v2",
-        batch=64,
-        learning_rate=1e-3,
-        size=96,
-        quick_size=32,
+        task="cifar10", model="mobilenet-v2", kind="mobilenet_v2", batch=64, learning_rate=1e-3, size=96, quick_size=32
     ),
     "rte": replace(_MINILM, size=128, quick_size=32),
     "cola": replace(_MINILM, task="cola", size=64, quick_size=16),

@@ -20,19 +20,12 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     model_class: Any
     if entry.name == "roberta-base":
         config = transformers.RobertaConfig(
-            vocab_size=50265,
-            max_position_embeddings=514,
-            type_vocab_size=1,
-            layer_norm_eps=1e-5,
+            vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5
         )
         model_class = transformers.RobertaForSequenceClassification
     elif entry.name == "bert-minilm":
         config = transformers.BertConfig(
-            vocab_size=30522,
-            hidden_size=384,
-            num_hidden_layers=6,
-            num_attention_heads=12,
-            intermediate_size=1536,
+            vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
         )
         model_class = transformers.BertForSequenceClassification
     else:

@@ -40,10 +40,7 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
         _check_patches(name, size, 16)
         width, heads = _DEIT[name]
         config = transformers.DeiTConfig(
-            hidden_size=width,
-            num_attention_heads=heads,
-            intermediate_size=4 * width,
-            image_size=size,
+            hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width, image_size=size
         )
         model_class = transformers.DeiTForImageClassification
     elif name in _RESNET:
@@ -53,10 +50,7 @@ def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
         assert name == "mobilenet-v2", name
         # Padding, epsilon and dropout as in torchvision; the defaults of transformers are those of TensorFlow.
         config = transformers.MobileNetV2Config(
-            image_size=size,
-            tf_padding=False,
-            layer_norm_eps=1e-5,
-            classifier_dropout_prob=0.2,
+            image_size=size, tf_padding=False, layer_norm_eps=1e-5, classifier_dropout_prob=0.2
         )
         model_class = transformers.MobileNetV2ForImageClassification
         adjust = fix_batch_norm_momentum

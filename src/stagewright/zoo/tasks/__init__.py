@@ -11,9 +11,7 @@ from stagewright.zoo.tasks.catalog import DEFAULT_TASK, describe, entry, names
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples as Samples
-    from stagewright.zoo.tasks.task import Task as Task
-    from stagewright.zoo.tasks.task import check_task as check_task
-    from stagewright.zoo.tasks.task import load_task as load_task
+    from stagewright.zoo.tasks.task import Task as Task, check_task as check_task, load_task as load_task
 
 __all__ = ["DEFAULT_TASK", "Samples", "Task", "check_task", "describe", "entry", "load_task", "names"]
 

@@ -20,11 +20,7 @@ class ImageSamples(Samples):
     """Images that `load_image(index)` decodes on request; nothing decoded stays in memory."""
 
     def __init__(
-        self,
-        load_image: Callable[[int], Image.Image],
-        labels: NDArray[Any],
-        inputs: ImageInput,
-        dtype: torch.dtype,
+        self, load_image: Callable[[int], Image.Image], labels: NDArray[Any], inputs: ImageInput, dtype: torch.dtype
     ) -> None:
         self.labels = labels
         self._load_image = load_image

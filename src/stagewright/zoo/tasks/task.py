@@ -62,12 +62,7 @@ class Task:
 
 
 def load_task(
-    name: str,
-    model: Model,
-    *,
-    data_dir: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    seed: int = 0,
+    name: str, model: Model, *, data_dir: str | Path | None = None, tokenizer: str | Path | None = None, seed: int = 0
 ) -> Task:
     """Load the task `name` for `model`; files are read when a split is requested.
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from stagewright import structure
 
 Run = Callable[..., Any]
 
@@ -18,19 +19,19 @@ def run_from(model: nn.Module, state: dict[str, Any], run: Run, args: Any, kwarg
     model.load_state_dict(state)
     model.zero_grad()
     torch.manual_seed(7)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    args, kwargs = structure.map_tensors(torch.clone, (args, kwargs))
     output = run(*args, **kwargs)
-    leaves, spec = pytree.tree_flatten(output)
+    leaves, spec = structure.flatten(output)
     floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
     if floats:
         sum((leaf * torch.linspace(-1, 1, leaf.numel()).view(leaf.shape)).sum() for leaf in floats).backward()
     gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
-    return spec, leaves, gradients, [buffer.clone() for buffer in model.buffers()], pytree.tree_leaves((args, kwargs))
+    return spec, leaves, gradients, [buffer.clone() for buffer in model.buffers()], structure.leaves((args, kwargs))
 
 
 def assert_identical(expected: Any, found: Any) -> None:
     """Equal to the last bit, leaf by leaf."""
-    one, other = pytree.tree_flatten(expected), pytree.tree_flatten(found)
+    one, other = structure.flatten(expected), structure.flatten(found)
     assert one[1] == other[1]
     for a, b in zip(one[0], other[0], strict=True):
         if isinstance(a, torch.Tensor):

@@ -124,7 +124,7 @@ def test_a_buffer_that_is_replaced_lives_in_one_stage(same_as: Any, chain: Any) 
 
 
 @pytest.mark.parametrize("what", ["size", "value"])
-def test_a_unit_that_returns_a_number_is_rejected(what: str) -> None:
+def test_a_number_that_a_unit_returns_is_carried(what: str, same_as: Any, chain: Any) -> None:
     class Numbers(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -142,8 +142,11 @@ def test_a_unit_that_returns_a_number_is_rejected(what: str) -> None:
             y, number = self.a(x)
             return self.b(y) * number
 
-    with pytest.raises(CaptureError, match="unit 'a' returns a number that was"):
-        capture(Model(), (torch.randn(2, 4),))
+    model = Model()
+    graph = capture(model, (torch.randn(2, 4),))
+    for size in (2, 5):
+        same_as(model, graph, (torch.randn(size, 4),))
+        same_as(model, chain(graph, [0]), (torch.randn(size, 4),))
 
 
 def test_modules_with_backward_hooks_are_kept_whole(same_as: Any) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import CaptureError, UsageError
 from stagewright.graph.cut import UnitCall
 from stagewright.graph.equivalence import find_difference, is_repeatable, mix_samples
@@ -29,8 +29,9 @@ from stagewright.graph.tracing.batch_layout import (
     guess_batch_dims,
     normalize_arguments,
 )
+from stagewright.graph.tracing.carried import find_uncarried, find_varying_numbers, has_frozen_numbers
 from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec, observe
-from stagewright.graph.tracing.trace import Trace, holds_tensor, trace
+from stagewright.graph.tracing.trace import Trace, trace
 from stagewright.graph.tracing.trace_errors import explain_failure, failure_reason, find_failing_module
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.graph.unit_selection import (
@@ -99,7 +100,7 @@ def capture(
     arguments = normalize_arguments(args, kwargs)
     if batch_dim is not None and not candidate_layouts(arguments, (batch_dim,)):
         raise UsageError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
-    devices = [leaf.device for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+    devices = [leaf.device for leaf in structure.leaves(arguments) if isinstance(leaf, torch.Tensor)]
     batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
     with preserved(model), offloaded(model, devices[0] if devices else torch.device("cpu")):
         return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
@@ -120,12 +121,38 @@ class _Capture:
         self.modules = dict(model.named_modules(remove_duplicate=False))
 
     def run(self) -> UnitGraph:
-        observation, second, layout, arguments, sizes = self.observe()
-        closed = self.unrepeatable(observation, second)
+        observed = self.observe()
+        closed = self.unrepeatable(*observed[:2])
+        graph, problem = self.build(*observed, closed, carry_all=False)
+        if problem is not None and any(has_frozen_numbers(call) for call in observed[0].calls):
+            graph, problem = self.build(*observed, closed, carry_all=True)
+        if problem is not None:
+            raise CaptureError(
+                f"can't capture {type(self.model).__name__}: {problem}; the code between units depends on something "
+                "that can't be traced (requires_grad, a size that is not proportional to the batch); keep it inside a "
+                "unit, or give a list of stages"
+            )
+        return graph
+
+    def build(
+        self,
+        observation: Observation,
+        second: Observation | None,
+        layout: BatchLayout | None,
+        arguments: Arguments,
+        sizes: tuple[int, int],
+        closed: set[str],
+        *,
+        carry_all: bool,
+    ) -> tuple[UnitGraph, str | None]:
+        """Trace the model and return its graph, with how it differs from the model.
+
+        With ``carry_all`` no number that a unit returns is assumed to be the same in every call.
+        """
         while True:
             selection = choose_units(self.model, observation, self.units, closed)
             try:
-                self.check_results(selection, observation, second)
+                self.check_results(selection, observation, second, carry_all)
                 traced = self.trace(selection, observation, second, layout, arguments, sizes)
                 break
             except Exception as error:  # anything that torch.export or the model raises
@@ -138,7 +165,7 @@ class _Capture:
         inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
         dynamic = layout is not None and not is_constant(layout.size_of(inputs))
         if not dynamic:
-            self.notes.append(f"works for a batch of {sizes[0]} only: the model's code depends on that size")
+            self.add_note(f"works for a batch of {sizes[0]} only: the model's code depends on that size")
         batch_size = layout.batch_size if layout is not None and dynamic else sizes[0]
         training_flags = {name: self.modules[name].training for name in sorted(selection.opened)}
         graph = UnitGraph(
@@ -156,12 +183,15 @@ class _Capture:
                 self.model, *self.arguments, self.units, layout.dim if layout else None, name=self.name
             ),
         )
-        self.verify(graph, layout if dynamic else None, arguments, sizes)
-        return graph
+        return graph, self.verify(graph, layout if dynamic else None, arguments, sizes)
+
+    def add_note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def verify(
         self, graph: UnitGraph, layout: BatchLayout | None, arguments: Arguments, sizes: tuple[int, int]
-    ) -> None:
+    ) -> str | None:
         """Compare the graph with the model on different values, and on a batch size that was not observed.
 
         In train mode gradients are compared too, on the smaller of the two batches.
@@ -181,11 +211,8 @@ class _Capture:
             gradients = self.model.training and size == sizes[0]
             problem = find_difference(self.model, graph, args, kwargs, with_gradients=gradients)
             if problem is not None:
-                raise CaptureError(
-                    f"can't capture {type(self.model).__name__}: with {size} samples the graph differs from the model "
-                    f"({problem}); the code between units depends on something that can't be traced (requires_grad, a "
-                    "size that is not proportional to the batch); keep it inside a unit, or give a list of stages"
-                )
+                return f"with {size} samples the graph differs from the model ({problem})"
+        return None
 
     def unrepeatable(self, observation: Observation, second: Observation | None) -> set[str]:
         """Return the submodules to keep whole because their code has side effects that a graph would lose."""
@@ -208,20 +235,18 @@ class _Capture:
         self.notes.extend(f"{name} is kept whole: its forward {effect}" for name, effect in effects.items())
         return set(effects)
 
-    def check_results(self, selection: UnitSelection, observation: Observation, second: Observation | None) -> None:
-        """Reject units whose results would be frozen into the graph: a number that varies, an object with tensors."""
+    def check_results(
+        self, selection: UnitSelection, observation: Observation, second: Observation | None, carry_all: bool
+    ) -> None:
+        """Mark the numbers that vary; reject units with results or effects that no graph can hold."""
         runs = (observation, second if second is not None else observation)
         for call, repeated in zip(*(outermost_calls(run, selection.units) for run in runs), strict=True):
-            for before, after in zip(call.out_leaves, repeated.out_leaves, strict=True):
-                problem = None
-                if isinstance(before, int | float) and before != after:
-                    problem = f"unit {call.name!r} returns a number that was {before} and then {after}"
-                elif not isinstance(before, TensorSpec) and holds_tensor(before):
-                    problem = f"unit {call.name!r} returns a {type(before).__name__}, an object that contains tensors"
-                if problem is not None:
-                    error = CaptureError(problem)
-                    error.inside = observation.calls[call.parent].name if call.parent is not None else ""
-                    raise error
+            problem = find_uncarried(call, repeated)
+            if problem is not None:
+                error = CaptureError(problem)
+                error.inside = observation.calls[call.parent].name if call.parent is not None else ""
+                raise error
+            call.varying = find_varying_numbers(call, None if carry_all else repeated)
 
     def observe(self) -> tuple[Observation, Observation | None, BatchLayout | None, Arguments, tuple[int, int]]:
         """Run the model at two batch sizes, for each possible batch dimension until one works."""
@@ -244,7 +269,7 @@ class _Capture:
         except Exception as error:
             shapes = [
                 f"{list(leaf.shape)} {leaf.dtype}"
-                for leaf in pytree.tree_leaves(self.arguments)
+                for leaf in structure.leaves(self.arguments)
                 if hasattr(leaf, "shape")
             ]
             raise CaptureError(

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.graph.preserve import preserved
 
 
@@ -45,11 +45,11 @@ def find_difference(
 
 def mix_samples(arguments: tuple[tuple[Any, ...], dict[str, Any]], dim: int, leaves: Sequence[int]) -> Any:
     """Change the inputs' values within their range: roll the samples by one, and average floats with the original."""
-    flat, spec = pytree.tree_flatten(arguments)
+    flat, spec = structure.flatten(arguments)
     for index in leaves:
         rolled = flat[index].roll(1, dim)
         flat[index] = (flat[index] + rolled) / 2 if flat[index].is_floating_point() else rolled
-    return pytree.tree_unflatten(flat, spec)
+    return spec.unflatten(flat)
 
 
 def is_repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -59,7 +59,7 @@ def is_repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     with torch.inference_mode(False), preserved(model), torch.no_grad():
         for _ in range(2):
             torch.manual_seed(0)
-            leaves = pytree.tree_leaves(_call_on_copies(model, args, kwargs))
+            leaves = structure.leaves(_call_on_copies(model, args, kwargs))
             results.append({str(index): _copy(leaf) for index, leaf in enumerate(leaves)})
             for name, value in model.named_buffers():
                 value.copy_(buffers[name])
@@ -72,7 +72,7 @@ def _outcome(
     """Return results, buffers and gradients of one run; the model's state is preserved."""
     with torch.inference_mode(False), preserved(model), torch.enable_grad():
         torch.manual_seed(0)
-        leaves = pytree.tree_leaves(_call_on_copies(run, args, kwargs))
+        leaves = structure.leaves(_call_on_copies(run, args, kwargs))
         outcome = {f"result {index}": _copy(leaf) for index, leaf in enumerate(leaves)}
         outcome |= {f"buffer {name}": _copy(value) for name, value in model.named_buffers()}
         roots = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -90,7 +90,7 @@ def _outcome(
 
 
 def _call_on_copies(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    copied_args, copied_kwargs = pytree.tree_map_only(torch.Tensor, _copy, (tuple(args), dict(kwargs)))
+    copied_args, copied_kwargs = structure.map_tensors(_copy, (tuple(args), dict(kwargs)))
     return run(*copied_args, **copied_kwargs)
 
 

@@ -7,9 +7,10 @@ not undone.
 
 from __future__ import annotations
 
-import copy
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
     containers = [
-        (value, copy.copy(value)) for saved in attributes for value in saved.values() if isinstance(value, _CONTAINERS)
+        (value, _content(value)) for saved in attributes for value in saved.values() if isinstance(value, _CONTAINERS)
     ]
     buffers = {id(b): (b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -38,9 +39,34 @@ def preserved(model: nn.Module) -> Iterator[None]:
                     del current[name]
                 current.update(saved)
             for container, content in containers:
-                container.clear()
-                container.extend(content) if isinstance(container, list) else container.update(content)
+                _restore(container, content)
             with torch.no_grad():
                 for buffer, value in buffers.values():
                     if buffer.layout is torch.strided and not torch.equal(buffer, value):
                         buffer.copy_(value)
+
+
+def _content(container: Any) -> list[Any]:
+    """Return the items of a list or set, the keys and values of a dictionary."""
+    return list(dict.items(container)) if isinstance(container, dict) else list(container)
+
+
+def _identities(items: list[tuple[Any, Any]]) -> list[tuple[int, int]]:
+    return [(id(key), id(value)) for key, value in items]
+
+
+def _restore(container: Any, content: list[Any]) -> None:
+    """Restore a container that has changed, by the methods of its built-in class: a subclass may refuse changes."""
+    if isinstance(container, dict):
+        if _identities(_content(container)) == _identities(content):
+            return
+        base: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        base.clear(container)
+        for key, value in content:
+            base.__setitem__(container, key, value)
+    elif isinstance(container, list):
+        list.clear(container)
+        list.extend(container, content)
+    else:
+        set.clear(container)
+        set.update(container, content)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.display import Displayed
 from stagewright.errors import UsageError
 from stagewright.graph.contexts import exit_all_contexts
@@ -254,10 +254,10 @@ class UnitGraph(Displayed):
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Flatten the user's arguments for the first stage, and check them against the example."""
-        expected = self._assembled.in_spec.children()[1].context
+        expected = self._assembled.in_spec.children[1].keys
         if sorted(kwargs) != sorted(expected):
             raise UsageError(f"captured with keyword arguments {sorted(expected)}, called with {sorted(kwargs)}")
-        leaves, spec = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in expected}))
+        leaves, spec = structure.flatten((tuple(args), {name: kwargs[name] for name in expected}))
         if spec != self._assembled.in_spec:
             raise UsageError(
                 f"captured with arguments of structure {_outline(self._inputs)}, called with {_outline(leaves)}"
@@ -276,8 +276,8 @@ class UnitGraph(Displayed):
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Flatten arguments without the checks of ``flatten``."""
-        expected = self._assembled.in_spec.children()[1].context
-        return pytree.tree_leaves((tuple(args), {name: kwargs[name] for name in expected}))
+        expected = self._assembled.in_spec.children[1].keys
+        return structure.leaves((tuple(args), {name: kwargs[name] for name in expected}))
 
     def guards_hold(self, batch_size: int) -> bool:
         """Whether the model takes the same branches for this batch size as for the example."""
@@ -285,7 +285,7 @@ class UnitGraph(Displayed):
 
     def check_guards(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Run graph and model to find out whether they agree for batches that take the same branches as this one."""
-        leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
+        leaves = structure.leaves((tuple(args), dict(kwargs)))
         answers = tuple(guard.holds_at(self._samples_in(leaves)) for guard in self.guards)
         self._checked[answers] = True  # for the run below
         try:
@@ -314,7 +314,7 @@ class UnitGraph(Displayed):
 
     def unflatten(self, results: Sequence[Any]) -> Any:
         """Restore the structure of the model's result from the last stage's flat results."""
-        return pytree.tree_unflatten(list(results), self._assembled.out_spec)
+        return self._assembled.out_spec.unflatten(list(results))
 
     def example_result(self) -> Any:
         """Return the model's result as traced: tensors with shape and dtype but without values."""
@@ -362,7 +362,7 @@ class UnitGraph(Displayed):
 
 
 def _copies(value: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+    return structure.map_tensors(torch.clone, value)
 
 
 def _outline(leaves: Sequence[Any]) -> str:

@@ -25,7 +25,8 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from stagewright import structure
 
 ROOM = 4
 """A model is moved to a device with this many times its bytes: weights, gradients twice (capture compares those of the
@@ -151,7 +152,7 @@ class _TemporaryCopies(TorchFunctionMode):
         if (name in _ON_HOST_TENSOR and function not in _VIEWS) or (writes and _is_offloaded_parameter(first)):
             return function(*args, **kwargs)
         copies: dict[int, torch.Tensor] = {}
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: self._copy(tensor, copies), (args, kwargs))
+        args, kwargs = structure.map_tensors(lambda tensor: self._copy(tensor, copies), (args, kwargs))
         return function(*args, **kwargs)
 
     def _differentiate(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +205,7 @@ class _TemporaryCopies(TorchFunctionMode):
 
 
 def _edges(tensors: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, torch.autograd.graph.get_gradient_edge, tensors)
+    return structure.map_tensors(torch.autograd.graph.get_gradient_edge, tensors)
 
 
 def _is_offloaded_parameter(value: Any) -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.machine.cpu_offload import is_offloaded
 from stagewright.machine.machine import installed_versions
 
@@ -96,8 +96,8 @@ def _source(module_class: type) -> str | None:
 
 
 def _describe(value: Any) -> list[str]:
-    leaves, structure = pytree.tree_flatten(value)
-    described = [_without_addresses(str(structure))]
+    leaves, spec = structure.flatten(value)
+    described = [_without_addresses(str(spec))]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             described.append(f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}")

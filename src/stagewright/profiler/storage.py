@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
+
+from stagewright import structure
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """List the tensors in nested tuples, lists, dictionaries and registered classes, in order."""
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    """List the tensors in a nested value, in order."""
+    return structure.tensors(value)
 
 
 def copy_with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
     """Copy a structure with its tensors replaced, in the order of `tensors_in`."""
     replacements = iter(tensors)
-    return pytree.tree_map_only(torch.Tensor, lambda _: next(replacements), value)
+    return structure.map_tensors(lambda _: next(replacements), value)
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[Hashable, int, object]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes
@@ -75,7 +75,7 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
 
     The batch size is the first dimension of the first tensor; tensors with another first dimension are unchanged.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves((batch.args, batch.kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = structure.tensors((batch.args, batch.kwargs))
     size = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
     if size == 0:
         raise UsageError(
@@ -93,7 +93,7 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
             rows = torch.arange(batch_size, device=value.device) % size
             return value.detach().index_select(0, rows)
 
-        args, kwargs, target = pytree.tree_map(resize, (batch.args, batch.kwargs, batch.target))
+        args, kwargs, target = structure.map_leaves(resize, (batch.args, batch.kwargs, batch.target))
         return Batch(args=args, kwargs=kwargs, target=target)
 
     return size, make

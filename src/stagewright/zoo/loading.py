@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.zoo import example, loss
 from stagewright.zoo.blueprint import Blueprint, Options
@@ -221,7 +221,7 @@ def _cast(model: Model, dtype: torch.dtype) -> Model:
 
     def make_example(batch_size: int) -> Batch:
         batch = model.example(batch_size)
-        args, kwargs, target = pytree.tree_map(convert, (batch.args, batch.kwargs, batch.target))
+        args, kwargs, target = structure.map_leaves(convert, (batch.args, batch.kwargs, batch.target))
         return Batch(args=args, kwargs=kwargs, target=target)
 
     batch = make_example(model.batch_size)

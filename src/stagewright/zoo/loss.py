@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.zoo.model import Loss, LossSource
 
@@ -80,7 +80,7 @@ def surrogate_loss(output: Any, target: Any = None) -> torch.Tensor:
     samples. A mean square would not work: layer norm keeps it constant, and the gradients of a model that ends with one
     would be rounding errors. Neither would a quadratic distance: batch norm keeps its sum over samples constant.
     """
-    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    tensors = structure.tensors(output)
     distances = [_distance(tensor) for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not distances:
         raise UsageError(

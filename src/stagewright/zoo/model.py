@@ -113,12 +113,11 @@ class Model:
         """
         if device.type == "cpu":
             return self
-        from torch.utils import _pytree as pytree
-
+        from stagewright import structure
         from stagewright.machine.cpu_offload import move_or_offload
 
         def move(value: Any) -> Any:
-            return pytree.tree_map(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, value)
+            return structure.map_leaves(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, value)
 
         def example(batch_size: int) -> Batch:
             batch = self.make_example(batch_size)

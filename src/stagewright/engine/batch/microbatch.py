@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.graph.symbolic_shapes import batch_dim
 from stagewright.graph.unit_graph import UnitGraph
@@ -80,8 +80,8 @@ def find_input_batch_dims(graph: UnitGraph) -> tuple[int | None, ...]:
 
 def find_batch_dims(example: Any, other_example: Any) -> tuple[int | None, ...]:
     """Return the batch dimension of each leaf of a structure, from two examples with different batch sizes."""
-    leaves, spec = pytree.tree_flatten(example)
-    other_leaves, other_spec = pytree.tree_flatten(other_example)
+    leaves, spec = structure.flatten(example)
+    other_leaves, other_spec = structure.flatten(other_example)
     if spec != other_spec:
         raise UsageError(f"two example batches differ in structure: {spec} and {other_spec}")
     return tuple(_differing_dim(leaf, other) for leaf, other in zip(leaves, other_leaves, strict=True))
@@ -91,7 +91,7 @@ def guess_batch_dims(value: Any, batch: int) -> tuple[int | None, ...]:
     """Guess the batch dimension of each leaf from one example: dimension 0 of every tensor with ``batch`` rows."""
     return tuple(
         0 if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == batch else None
-        for leaf in pytree.tree_leaves(value)
+        for leaf in structure.leaves(value)
     )
 
 
@@ -100,7 +100,7 @@ def make_slicer(value: Any, dims: Sequence[int | None], *, batch: int) -> Callab
 
     ``dims`` has the batch dimension of each leaf. A leaf without one is passed whole.
     """
-    leaves, spec = pytree.tree_flatten(value)
+    leaves, spec = structure.flatten(value)
     if len(leaves) != len(dims):
         raise UsageError(f"the batch has {len(leaves)} values, the example had {len(dims)}; give it the same structure")
     has_no_batch_dim = all(dim is None for dim in dims) and any(
@@ -117,7 +117,7 @@ def make_slicer(value: Any, dims: Sequence[int | None], *, batch: int) -> Callab
             leaf if dim is None else _narrow(index, leaf, dim, batch, first, num)
             for index, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
         ]
-        return pytree.tree_unflatten(slices, spec)
+        return spec.unflatten(slices)
 
     return slice_samples
 

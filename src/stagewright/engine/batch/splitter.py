@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.engine.batch.microbatch import (
     MicroBatch,
     find_batch_dims,
@@ -69,7 +69,7 @@ class BatchSplitter:
                 bounds = microbatch.first_sample, microbatch.num_samples
                 tensors = *slice_inputs(*bounds), None if slice_target is None else slice_target(*bounds)
                 if device.type != "cpu":
-                    tensors = pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.to(device), tensors)
+                    tensors = structure.map_tensors(lambda leaf: leaf.to(device), tensors)
                 args, kwargs, target = tensors
                 microbatches.append(replace(microbatch, args=args, kwargs=kwargs, target=target))
         return microbatches

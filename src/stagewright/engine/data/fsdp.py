@@ -22,8 +22,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.torch_version import TorchVersion
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from stagewright import structure
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES
 from stagewright.engine.data.keep_differentiable import any_requires_grad, keep_outputs_differentiable
@@ -124,7 +124,7 @@ class FSDPReplica(DataParallelReplica):
                 return None
             self._start_thread(module, (args, kwargs))
             linked = self._link(group.post_backward, (args, kwargs))
-            pairs = zip(tree_leaves((args, kwargs)), tree_leaves(linked), strict=True)
+            pairs = zip(structure.leaves((args, kwargs)), structure.leaves(linked), strict=True)
             self._inputs.append([(value, copy, copy._version) for value, copy in pairs if value is not copy])
             return linked
 
@@ -159,13 +159,13 @@ class FSDPReplica(DataParallelReplica):
         """Add a node to the thread that all differentiable values pass through; it runs ``callback`` in backward."""
         if self._thread is None or not self._thread.requires_grad:
             return values
-        leaves, spec = tree_flatten(values)
+        leaves, spec = structure.flatten(values)
         indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         node = _ThreadNode.apply(callback, self._thread, *(leaves[i] for i in indices))  # type: ignore[no-untyped-call]
         self._thread = node[0]
         for i, leaf in zip(indices, node[1:], strict=True):
             leaves[i] = leaf
-        return tree_unflatten(leaves, spec)
+        return spec.unflatten(leaves)
 
     def _fill_missing_gradients(self, unit: FSDPModule) -> None:
         """Fill missing gradients of a unit with zeros before they are reduce-scattered.

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from stagewright import structure
 
 
 def any_requires_grad(values: Any) -> bool:
     """Return whether any of these tensors requires a gradient."""
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(values))
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in structure.leaves(values))
 
 
 def keep_outputs_differentiable(outputs: Any, anchor: torch.Tensor) -> Any:
@@ -28,7 +29,7 @@ def keep_outputs_differentiable(outputs: Any, anchor: torch.Tensor) -> Any:
         needed = output.requires_grad or (anchor_all and output.is_floating_point())
         return _Anchored.apply(output, anchor) if needed else output  # type: ignore[no-untyped-call]
 
-    return tree_map_only(torch.Tensor, anchored, outputs) if anchor.requires_grad else outputs
+    return structure.map_tensors(anchored, outputs) if anchor.requires_grad else outputs
 
 
 def keep_loss_differentiable(loss: Callable[[Any, Any], torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:
@@ -38,7 +39,7 @@ def keep_loss_differentiable(loss: Callable[[Any, Any], torch.Tensor]) -> Callab
         value = loss(outputs, target)
         if value.requires_grad or not torch.is_grad_enabled():
             return value
-        leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        leaves = [leaf for leaf in structure.leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         return _ConstantLoss.apply(value, *leaves) if leaves else value  # type: ignore[no-untyped-call]
 
     return differentiable_loss

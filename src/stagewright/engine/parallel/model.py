@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UnknownName, UsageError
@@ -28,9 +28,7 @@ def load_model(plan: Plan, context: WorkerContext) -> Model:
 
 def move_batch(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with its tensors on a device."""
-    args, kwargs, target = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.to(device), (batch.args, batch.kwargs, batch.target)
-    )
+    args, kwargs, target = structure.map_tensors(lambda leaf: leaf.to(device), (batch.args, batch.kwargs, batch.target))
     return Batch(args=args, kwargs=kwargs, target=target)
 
 
@@ -65,7 +63,7 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
 
 def _capture(model: Model, units: str | list[str]) -> UnitGraph:
     if model.batch_size > CAPTURED_SAMPLES:
-        leaves = pytree.tree_leaves((model.args, model.kwargs))
+        leaves = structure.leaves((model.args, model.kwargs))
         devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
         small_batch = move_batch(model.example(CAPTURED_SAMPLES), devices[0] if devices else torch.device("cpu"))
         graph = capture(model.module, small_batch.args, small_batch.kwargs, units)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.cluster.device import pin_process
 from stagewright.engine.batch.microbatch import guess_batch_dims
 from stagewright.engine.parallel.model import move_batch
@@ -90,21 +90,21 @@ def _wrap_module(
 ) -> Model:
     """Wrap the user's module as a ``Model``; examples of other batch sizes repeat the samples of this one."""
     example = move_batch(example, device)
-    leaves = pytree.tree_leaves((example.args, example.kwargs))
+    leaves = structure.leaves((example.args, example.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
     if not tensors:
         raise UsageError("the example has no tensor with samples; give (x, target) as the model takes it")
     batch_size = int(tensors[0].shape[0])
 
     def make_example(num_samples: int) -> Batch:
-        structure = example.args, example.kwargs, example.target
-        leaves, spec = pytree.tree_flatten(structure)
+        values = example.args, example.kwargs, example.target
+        leaves, spec = structure.flatten(values)
         index = torch.arange(num_samples, device=device) % batch_size
         samples = [
             leaf if dim is None else leaf.index_select(dim, index)
-            for leaf, dim in zip(leaves, guess_batch_dims(structure, batch_size), strict=True)
+            for leaf, dim in zip(leaves, guess_batch_dims(values, batch_size), strict=True)
         ]
-        args, kwargs, target = pytree.tree_unflatten(samples, spec)
+        args, kwargs, target = spec.unflatten(samples)
         return Batch(args=args, kwargs=kwargs, target=target)
 
     return Model(

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.codecs.header import DTYPES
 from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
 from stagewright.engine.batch.microbatch import MicroBatch
@@ -122,7 +122,7 @@ def _add_microbatch(
         value.backward()
     baseline.loss += float(value.detach())
     baseline.loss_scale += abs(float(value.detach()))
-    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    tensors = structure.tensors(output)
     baseline.outputs.append([tensor.detach().clone() for tensor in tensors])
 
 
@@ -201,7 +201,7 @@ def _average_buffers(
 
 def _clone(value: Any) -> Any:
     """Clone inputs, because the model may change them in place."""
-    return pytree.tree_map_only(torch.Tensor, torch.clone, value)
+    return structure.map_tensors(torch.clone, value)
 
 
 def _copy_buffers(model: nn.Module) -> dict[str, torch.Tensor]:

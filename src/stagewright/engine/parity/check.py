@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.parallel.model import cut_indices
 from stagewright.engine.parallel.optimizer import make_optimizer
@@ -170,10 +170,7 @@ def _by_microbatch(runner: StepRunner, outputs: Sequence[Any]) -> dict[int, list
     """Return output tensors by their micro-batch index over all replicas."""
     device, batch = runner.context.torch_device, _example(runner.model)
     start = sum(len(runner.splitter.split(batch, device, index)) for index in range(runner.context.data))
-    return {
-        start + index: [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        for index, output in enumerate(outputs)
-    }
+    return {start + index: structure.tensors(output) for index, output in enumerate(outputs)}
 
 
 def _example(model: Model) -> Batch:

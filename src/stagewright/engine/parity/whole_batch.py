@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.random_key import device_generators, preserve_generators, random_state
 from stagewright.engine.worker.memory import held_bytes
@@ -93,7 +93,7 @@ def compare_whole_batch(
 
 def _loss_of(model: nn.Module, microbatch: MicroBatch, loss: _Loss) -> float:
     """Compute the loss with the plain model, on a copy of the inputs, which the model may change."""
-    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (microbatch.args, microbatch.kwargs))
+    args, kwargs = structure.map_tensors(torch.clone, (microbatch.args, microbatch.kwargs))
     return float(loss(model(*args, **kwargs), microbatch.target))
 
 

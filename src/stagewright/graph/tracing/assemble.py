@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import CaptureError
 from stagewright.graph.contexts import Autocast, GradMode
 from stagewright.graph.symbolic_shapes import depends_only_on_batch
 from stagewright.graph.tracing.observation import TensorSpec
-from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall
+from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall, number_dtype
+from stagewright.structure import Structure
 
 ROOT = "model."  # the name under which the traced root holds the user's model
 CONSTANT = "stagewright_constant_"
@@ -42,17 +43,17 @@ class AssembledGraph:
 
     graph: fx.Graph
     """Placeholders are the flattened user inputs; the output node holds the flattened results."""
+    in_spec: Structure
+    """Structure of the user's ``(args, kwargs)``."""
+    out_spec: Structure
+    """Structure of the model's result."""
     constants: dict[str, Any] = field(default_factory=dict)
     """Objects of ``get_attr`` nodes that are not attributes of the model."""
-    in_spec: Any = None
-    """Structure of the user's ``(args, kwargs)``."""
-    out_spec: Any = None
-    """Structure of the model's result."""
 
 
 def pick_leaf(value: Any, position: int) -> Any:
     """Return a leaf of a structure that indexing can't reach."""
-    return pytree.tree_leaves(value)[position]
+    return structure.leaves(value, records=True)[position]
 
 
 def assemble(trace: Trace) -> AssembledGraph:
@@ -67,8 +68,9 @@ class _Assembler:
         self.trace = trace
         self.program = trace.program
         self.graph = fx.Graph()
-        self.result = AssembledGraph(graph=self.graph)
+        self.result = AssembledGraph(graph=self.graph, in_spec=trace.in_spec, out_spec=trace.out_spec)
         self.attributes: dict[str, fx.Node] = {}
+        self.inputs = iter(trace.inputs)
 
     def run(self) -> AssembledGraph:
         program = self.program
@@ -81,17 +83,14 @@ class _Assembler:
         self.outputs(outputs)
         self.move_buffer_accesses()
         self.graph.lint()
-        call = program.module_call_graph[0].signature
-        if call is None:  # export always records the root's signature
-            raise CaptureError("torch.export returned no signature for the model")
-        self.result.in_spec, self.result.out_spec = call.in_spec.children()[0], call.out_spec
         return self.result
 
     def placeholder(self, node: fx.Node, spec: Any) -> Any:
         """Keep user inputs as placeholders; turn lifted tensors into attributes at their first use."""
         if spec.kind is InputKind.USER_INPUT:
             new = self.graph.placeholder(node.name)
-            new.meta["val"] = node.meta.get("val")
+            given = next(self.inputs)
+            new.meta["val"] = node.meta.get("val") if isinstance(given, torch.Tensor) else given
             return new
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and spec.target.startswith(ROOT):
             return _Lazy(spec.target.removeprefix(ROOT), node.meta.get("val"))
@@ -190,6 +189,8 @@ class _Assembler:
             if kind == "tensor":
                 leaf = tensors[value_or_index]  # type: ignore[index]
                 leaves.append(None if index in call.absent and not _reads_data(leaf) else leaf)
+            elif kind == "number":
+                leaves.append(self.graph.call_function(_to_number, (tensors[value_or_index],)))  # type: ignore[index]
             elif kind == "size":
                 leaves.append(sizes[value_or_index])  # type: ignore[index]
             else:
@@ -206,57 +207,52 @@ class _Assembler:
 
     def arguments(self, leaves: list[Any], call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rebuild a call's arguments; structures that fx can't hold are rebuilt when the graph runs."""
-        args_spec, kwargs_spec = call.in_spec.children()
-        arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, call.in_spec)
-        if _only_builtins(call.in_spec):
-            return arguments
+        args_spec, kwargs_spec = call.in_spec.children
         rebuilt: list[Any] = []
         start = 0
-        for spec in (*args_spec.children(), *kwargs_spec.children()):
+        for spec in (*args_spec.children, *kwargs_spec.children):
             part = leaves[start : start + spec.num_leaves]
             start += spec.num_leaves
-            if _only_builtins(spec):
-                rebuilt.append(pytree.tree_unflatten(part, spec))
+            if spec.is_builtin:
+                rebuilt.append(spec.unflatten(part))
             else:
-                structure = self.attribute(self.constant(_Structure(spec)))
-                rebuilt.append(self.graph.call_function(_rebuild, (structure, part)))
-        return tuple(rebuilt[: args_spec.num_children]), dict(
-            zip(kwargs_spec.context, rebuilt[args_spec.num_children :], strict=True)
-        )
+                constant = self.attribute(self.constant(spec))
+                rebuilt.append(self.graph.call_function(_rebuild, (constant, part)))
+        num_args = len(args_spec.children)
+        return tuple(rebuilt[:num_args]), dict(zip(kwargs_spec.keys, rebuilt[num_args:], strict=True))
 
     def results(self, new: fx.Node, call: TracedCall, values: list[Any], leaves: list[Any]) -> list[Any]:
-        """Return the tensor leaves of the unit's result, each as a node."""
+        """Return the tensor leaves of the unit's result, each as a node; a number that varies as a tensor."""
         spec = call.spec
-        if spec.out_spec.is_leaf():
-            new.meta["val"] = values[0] if values else None
-            new.meta["alias_of"] = _node(leaves, spec.aliases.get(0))
-            return [new]
         new.meta["val"] = None
-        paths = pytree.tree_unflatten(list(range(len(spec.out_leaves))), spec.out_spec)
         results: list[Any] = []
         for position, leaf in enumerate(spec.out_leaves):
-            if not isinstance(leaf, TensorSpec):
+            if not isinstance(leaf, TensorSpec) and position not in spec.varying:
                 continue
-            steps = _path(paths, position)
             part = new
+            steps = _path(spec.out_spec, position)
             if steps is None:
                 part = self.graph.call_function(pick_leaf, (new, position))
+            for step in steps or ():
+                part = self.graph.call_function(operator.getitem, (part, step))
+                part.meta["val"] = None
+            if position in spec.varying:
+                part.meta["val"] = None
+                part = self.graph.call_function(_to_tensor, (part, number_dtype(leaf)))
+                part.meta["contexts"] = (*new.meta["contexts"], GradMode(False))
             else:
-                for step in steps:
-                    part.meta.setdefault("val", None)
-                    part = self.graph.call_function(operator.getitem, (part, step))
+                part.meta["alias_of"] = _node(leaves, spec.aliases.get(position))
             part.meta["val"] = values[len(results)]
-            part.meta["alias_of"] = _node(leaves, spec.aliases.get(position))
             results.append(part)
         return results
 
     def outputs(self, outputs: Any) -> None:
         """Write the output node; buffers that export returns as results are written back instead."""
         specs = self.program.graph_signature.output_specs
-        results = []
+        traced = []
         for spec, value in zip(specs, outputs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
-                results.append(value)
+                traced.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION and spec.target is not None:
                 buffer = self.attribute(_Lazy(spec.target.removeprefix(ROOT), None))
                 write = self.graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
@@ -265,6 +261,10 @@ class _Assembler:
                 raise CaptureError(
                     f"the model changes {spec.target!r} in a way that export can't express ({spec.kind.name})"
                 )
+        results = []
+        for kind, position in self.trace.outputs:
+            leaf = traced[position] if kind == "traced" else self.constant(position)
+            results.append(self.attribute(leaf) if isinstance(leaf, _Lazy) else leaf)
         self.graph.output(tuple(results))
 
     def move_buffer_accesses(self) -> None:
@@ -299,39 +299,31 @@ class _Lazy:
     body: Any = None
 
 
-@dataclass(slots=True)
-class _Structure:
-    """A pytree specification kept as a constant."""
-
-    spec: Any
-
-
-def _rebuild(structure: _Structure, leaves: list[Any]) -> Any:
+def _rebuild(spec: Structure, leaves: list[Any]) -> Any:
     """Rebuild a structured argument (a dataclass, a ModelOutput) when the graph runs."""
-    return pytree.tree_unflatten(leaves, structure.spec)
+    return spec.unflatten(leaves)
 
 
-def _only_builtins(spec: Any) -> bool:
-    """Whether a structure contains only tuples, lists and dictionaries."""
-    if spec.is_leaf():
-        return True
-    return spec.type in (tuple, list, dict) and all(_only_builtins(child) for child in spec.children())
+def _to_tensor(number: float, dtype: torch.dtype) -> torch.Tensor:
+    """Convert a number to a tensor that can cross a cut."""
+    return torch.tensor(number, dtype=dtype)
 
 
-def _path(tree: Any, position: int) -> list[Any] | None:
+def _to_number(tensor: torch.Tensor) -> Any:
+    return tensor.item()
+
+
+def _path(spec: Structure, position: int) -> list[Any] | None:
     """Return the indices that lead to a leaf through tuples, lists and dictionaries, if that is possible."""
-    if isinstance(tree, int) and not isinstance(tree, bool):
-        return [] if tree == position else None
-    if type(tree) in (tuple, list):
-        items: Any = enumerate(tree)
-    elif type(tree) is dict:
-        items = tree.items()
-    else:
+    if spec.is_leaf:
+        return []
+    if spec.container not in (tuple, list, dict):
         return None
-    for key, child in items:
-        rest = _path(child, position)
-        if rest is not None:
-            return [key, *rest]
+    for key, child in zip(spec.keys, spec.children, strict=True):
+        if position < child.num_leaves:
+            rest = _path(child, position)
+            return None if rest is None else [key, *rest]
+        position -= child.num_leaves
     return None
 
 
@@ -349,7 +341,7 @@ def _written(node: fx.Node) -> frozenset[fx.Node]:
     for index, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            written.update(leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, fx.Node))
+            written.update(leaf for leaf in structure.leaves(value) if isinstance(leaf, fx.Node))
     return frozenset(written)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import UsageError
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -35,20 +35,19 @@ class BatchLayout:
 
     def resized(self, arguments: Arguments, batch_size: int) -> Arguments:
         """Resize the inputs to another number of samples, repeating the first ones."""
-        leaves, spec = pytree.tree_flatten(arguments)
+        leaves, spec = structure.flatten(arguments)
         for index in self.leaves:
             tensor = leaves[index]
             samples = torch.arange(batch_size, device=tensor.device) % tensor.shape[self.dim]
             leaves[index] = tensor.detach().index_select(self.dim, samples)
-        resized: Arguments = pytree.tree_unflatten(leaves, spec)
+        resized: Arguments = spec.unflatten(leaves)
         return resized
 
-    def dynamic_shapes(self, arguments: Arguments) -> Any:
-        """Return the ``dynamic_shapes`` argument of ``torch.export``."""
-        leaves, spec = pytree.tree_flatten(arguments)
+    def dynamic_shapes(self, arguments: Arguments) -> list[Any]:
+        """Return the ``dynamic_shapes`` of ``torch.export`` for the flattened inputs."""
         auto = torch.export.Dim.AUTO
-        shapes = [{self.dim: auto} if index in self.leaves else None for index in range(len(leaves))]
-        return pytree.tree_unflatten(shapes, spec)
+        num_leaves = len(structure.leaves(arguments))
+        return [{self.dim: auto} if index in self.leaves else None for index in range(num_leaves)]
 
 
 def normalize_arguments(args: Any, kwargs: Mapping[str, Any] | None) -> Arguments:
@@ -68,7 +67,7 @@ def guess_batch_dims(model: nn.Module) -> tuple[int, ...]:
 
 def candidate_layouts(arguments: Arguments, dims: Sequence[int]) -> list[BatchLayout]:
     """Return the possible layouts, most likely first."""
-    leaves = pytree.tree_leaves(arguments)
+    leaves = structure.leaves(arguments)
     tensors = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if not tensors:
         raise UsageError(

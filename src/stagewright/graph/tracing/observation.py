@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.graph.macs import MacCounter
 from stagewright.graph.tracing.export_patches import count_collected, detect_packing
 from stagewright.graph.tracing.guards import detect_tensor_hooks
 from stagewright.graph.tracing.intercept import can_intercept, intercept_calls
+from stagewright.structure import Structure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,20 @@ class CallSpec:
     """Multiply-accumulates of the call, including its children."""
     num_collected: int = 0
     """Number of values that hooks collected during the call."""
-    in_spec: Any = None
+    in_spec: Structure = field(default_factory=Structure)
     """Structure of ``(args, kwargs)``."""
     in_leaves: list[Any] = field(default_factory=list)
     """Leaves of ``(args, kwargs)``: a TensorSpec for a tensor, otherwise the object itself."""
-    out_spec: Any = None
+    out_spec: Structure = field(default_factory=Structure)
     """Structure of the result."""
     out_leaves: list[Any] = field(default_factory=list)
     """Leaves of the result, like ``in_leaves``."""
+    varying: frozenset[int] = frozenset()
+    """Indices of output leaves that are numbers and differ from call to call."""
     mutated: frozenset[int] = frozenset()
     """Indices of the input leaves that the call changed in place."""
+    replaced: str = ""
+    """The first object in the arguments that the call changed (a cache that it filled); empty if none."""
     aliases: dict[int, int] = field(default_factory=dict)
     """Index of an output leaf → index of the input leaf that shares its storage."""
 
@@ -106,7 +111,7 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 numbers = _number_attributes(module)
                 stack.append(len(calls))
                 calls.append(call)
-                leaves, call.in_spec = pytree.tree_flatten((call_args, call_kwargs))
+                leaves, call.in_spec = structure.flatten((call_args, call_kwargs))
                 call.in_leaves = [_spec(leaf) for leaf in leaves]
                 versions = {index: leaf._version for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
                 macs_before, collected_before = counter.total, count_collected()
@@ -124,7 +129,8 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 call.mutated = frozenset(
                     index for index, version in versions.items() if leaves[index]._version != version
                 )
-                results, call.out_spec = pytree.tree_flatten(result)
+                call.replaced = _changed_object(call_args, call_kwargs, leaves, call.in_spec)
+                results, call.out_spec = structure.flatten(result, records=True)
                 call.out_leaves = [_spec(leaf) for leaf in results]
                 call.aliases = _aliases(leaves, results)
                 return result
@@ -135,7 +141,7 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     recorders = {module: make_recorder(module, name) for module, name in modules.items()}
     with torch.inference_mode(False):
-        args, kwargs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+        args, kwargs = structure.map_tensors(lambda tensor: tensor.detach().clone(), (args, kwargs))
 
     def note_hook() -> None:
         if stack:
@@ -150,6 +156,22 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         context.enter_context(intercept_calls(recorders))
         model(*args, **kwargs)
     return Observation(calls=calls, macs=counter.total, packed=any(packing), side_effects=side_effects)
+
+
+def _changed_object(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], spec: Structure) -> str:
+    """Name the first object in the arguments that has changed since they were flattened; empty if none has."""
+    path = structure.find_change((args, kwargs), leaves, spec)
+    if path is None:
+        return ""
+    for prefix, name, argument in [
+        *((f"[0][{index}]", f"argument {index}", argument) for index, argument in enumerate(args)),
+        *((f"[1][{name!r}]", f"argument {name!r}", argument) for name, argument in kwargs.items()),
+    ]:
+        if path.startswith(prefix):
+            attribute = path.removeprefix(prefix)
+            changed = f"{attribute!r} of its {name}" if attribute else f"its {name}"
+            return f"{changed}, a {type(argument).__name__}"
+    return "its arguments"
 
 
 def _tensor_attributes(module: nn.Module) -> dict[str, Any]:

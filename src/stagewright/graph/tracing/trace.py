@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.errors import CaptureError
 from stagewright.graph.tracing.export_patches import patch_for_export, run_collecting_hooks
 from stagewright.graph.tracing.guards import BatchSizeGuard, collect_guards
 from stagewright.graph.tracing.intercept import intercept_calls
 from stagewright.graph.tracing.observation import CallSpec, TensorSpec
+from stagewright.structure import Structure
 
 _library = torch.library.Library("stagewright", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("unit(int call, Tensor[] tensors, SymInt[] sizes) -> Tensor[]")  # type: ignore[no-untyped-call]
@@ -36,7 +37,9 @@ torch.fx.node.has_side_effect(
     UNIT_OPERATOR
 )  # a unit with an unused result still updates buffers and draws random numbers
 
-_CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_EXPORTED = (torch.Tensor, int, float, bool, str, type(None))
+"""Inputs that ``torch.export`` takes; any other is a constant of the trace."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +48,10 @@ class TracedCall:
 
     spec: CallSpec
     """The call as observed in the eager run."""
-    in_spec: Any
+    in_spec: Structure
     """Structure of ``(args, kwargs)`` while tracing."""
     leaves: list[tuple[str, Any]]
-    """For each leaf: ``("tensor", i)``, ``("size", i)`` or ``("constant", object)``."""
+    """For each leaf: ``("tensor", i)``, ``("number", i)``, ``("size", i)`` or ``("constant", object)``."""
     absent: frozenset[int]
     """Leaves that were ``None`` in the eager runs but are a tensor in the trace."""
 
@@ -62,6 +65,14 @@ class Trace:
     """Indexed by the operator's first argument."""
     guards: list[BatchSizeGuard]
     """Conditions on the batch size on which the model branches."""
+    inputs: list[Any]
+    """The leaves of the model's arguments; the program has a placeholder for each."""
+    in_spec: Structure
+    """Structure of the model's ``(args, kwargs)``."""
+    outputs: list[tuple[str, Any]]
+    """For each leaf of the model's result: ``("traced", i)`` or ``("constant", object)``."""
+    out_spec: Structure
+    """Structure of the model's result."""
 
 
 @dataclass(slots=True)
@@ -85,7 +96,14 @@ def _fake_unit(call: int, tensors: Sequence[torch.Tensor], sizes: Sequence[Any])
         if isinstance(spec, TensorSpec):
             resized = second.out_leaves[index] if second is not None else spec
             results.append(_empty(spec, resized, tracing.sizes, sizes[0], first))
+        elif index in first.varying:
+            results.append(torch.empty((), dtype=number_dtype(spec)))
     return results
+
+
+def number_dtype(number: float) -> torch.dtype:
+    """Return the dtype of the tensor that carries a number between units without loss."""
+    return torch.bool if isinstance(number, bool) else torch.int64 if isinstance(number, int) else torch.float64
 
 
 def _empty(
@@ -133,6 +151,9 @@ def trace(
         expected.setdefault(call.name, []).append(index)
     traced: dict[int, TracedCall] = {}
     batch: list[Any] = [batch_sizes[0]]
+    inputs, in_spec = structure.flatten((args, kwargs))
+    outputs: list[tuple[str, Any]] = []
+    out_specs: list[Structure] = []
 
     def make_stub(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         indices = iter(expected[name])
@@ -147,8 +168,13 @@ def trace(
             spec = calls[index]
             traced[index], tensors, sizes = _flatten_call(spec, call_args, call_kwargs)
             results = iter(UNIT_OPERATOR(index, tensors, [batch[0], *sizes]))
-            leaves = [next(results) if isinstance(leaf, TensorSpec) else leaf for leaf in spec.out_leaves]
-            output = pytree.tree_unflatten(leaves, spec.out_spec)
+            leaves: list[Any] = []
+            for position, leaf in enumerate(spec.out_leaves):
+                if isinstance(leaf, TensorSpec):
+                    leaves.append(next(results))
+                else:
+                    leaves.append(next(results).item() if position in spec.varying else leaf)
+            output = spec.out_spec.unflatten(leaves)
             run_collecting_hooks(names[name], call_args, output)
             return output
 
@@ -161,10 +187,22 @@ def trace(
             super().__init__()
             self.model = model
 
-        def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            batch[0] = batch_of(pytree.tree_leaves((args, kwargs)))
+        def forward(self, leaves: list[Any]) -> list[Any]:
+            batch[0] = batch_of(leaves)
+            pairs = zip(leaves, inputs, strict=True)
+            args, kwargs = in_spec.unflatten([leaf if isinstance(value, _EXPORTED) else value for leaf, value in pairs])
             with _assignments_as_writes(self.model):
-                return self.model(*args, **kwargs)
+                result = self.model(*args, **kwargs)
+            result_leaves, out_spec = structure.flatten(result)
+            _check_result(model, result_leaves)
+            traced_leaves = [leaf for leaf in result_leaves if isinstance(leaf, _TRACED)]
+            positions = iter(range(len(traced_leaves)))
+            outputs[:] = [
+                ("traced", next(positions)) if isinstance(leaf, _TRACED) else ("constant", leaf)
+                for leaf in result_leaves
+            ]
+            out_specs[:] = [out_spec]
+            return traced_leaves
 
     stubs = {names[name]: make_stub(name) for name in expected}
     with (
@@ -174,18 +212,28 @@ def trace(
         _silence(),
         collect_guards() as guards,
     ):
-        program = torch.export.export(Root(), (args, kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+        exported = [leaf if isinstance(leaf, _EXPORTED) else None for leaf in inputs]
+        shapes = None if dynamic_shapes is None else (list(dynamic_shapes),)
+        program = torch.export.export(Root(), (exported,), dynamic_shapes=shapes, strict=False)
     missing = next((call.name for index, call in enumerate(calls) if index not in traced), None)
     if missing is not None:
         raise CaptureError(f"module {missing!r} is called in an eager run but not in the trace")
-    return Trace(program=program, calls=[traced[index] for index in range(len(calls))], guards=guards)
+    return Trace(
+        program=program,
+        calls=[traced[index] for index in range(len(calls))],
+        guards=guards,
+        inputs=inputs,
+        in_spec=in_spec,
+        outputs=outputs,
+        out_spec=out_specs[0],
+    )
 
 
 def _flatten_call(
     spec: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TracedCall, list[torch.Tensor], list[Any]]:
     """Sort the leaves of a call's arguments into tensors, sizes and constants."""
-    flat, in_spec = pytree.tree_flatten((args, kwargs))
+    flat, in_spec = structure.flatten((args, kwargs))
     tensors: list[torch.Tensor] = []
     sizes: list[Any] = []
     leaves: list[tuple[str, Any]] = []
@@ -200,6 +248,11 @@ def _flatten_call(
         elif isinstance(leaf, torch.SymInt):
             sizes.append(leaf)
             leaves.append(("size", len(sizes)))  # size 0 is the batch size
+        elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            leaves.append(("number", len(tensors)))
+            is_float = isinstance(leaf, torch.SymFloat)
+            number: Any = leaf if is_float else torch.sym_ite(leaf, 1, 0)  # type: ignore[no-untyped-call]
+            tensors.append(torch.scalar_tensor(number, dtype=torch.float64 if is_float else torch.bool))
         else:
             _check_constant(spec, leaf)
             leaves.append(("constant", leaf))
@@ -208,23 +261,23 @@ def _flatten_call(
 
 
 def _check_constant(spec: CallSpec, leaf: Any) -> None:
-    """Reject an object that contains tensors: it can't be a constant of the graph."""
-    if isinstance(leaf, _CONSTANTS):
-        return
-    holders = [name for name, value in getattr(leaf, "__dict__", {}).items() if holds_tensor(value)]
-    if holders or isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-        content = f" with tensors in {holders[0]!r}" if holders else ""
+    """Reject an object that contains tensors but can't be taken apart: it can't be a constant of the graph."""
+    path = structure.find_tensor(leaf)
+    if path is not None:
         raise CaptureError(
-            f"unit {spec.name!r} is given a {type(leaf).__name__}{content}, an object that can't be sent between stages"
+            f"unit {spec.name!r} is given a {type(leaf).__name__} with a tensor in {path!r}, an object that can't be "
+            "sent between stages"
         )
 
 
-def holds_tensor(value: Any) -> bool:
-    """Whether an object contains tensors, even if pytree does not flatten it."""
-    leaves = pytree.tree_leaves(value)
-    return any(isinstance(leaf, torch.Tensor) for leaf in leaves) or any(
-        isinstance(inner, torch.Tensor) for leaf in leaves for inner in getattr(leaf, "__dict__", {}).values()
-    )
+def _check_result(model: nn.Module, leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        path = None if isinstance(leaf, _TRACED) else structure.find_tensor(leaf)
+        if path is not None:
+            raise CaptureError(
+                f"{type(model).__name__} returns a {type(leaf).__name__} with a tensor in {path!r}, an object that "
+                "can't be taken apart; return a tuple, a dictionary or a dataclass"
+            )
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from stagewright import structure
 from stagewright.engine.batch.batch_norm import find_tracked_norms
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.parallel.optimizer import make_optimizer
@@ -130,10 +130,8 @@ class _SingleReplica(DataParallelReplica):
 
 def _loss_inputs(output: Any) -> tuple[Any, list[torch.Tensor]]:
     """Return the output detached from the model, and its tensors that get gradients."""
-    detached = pytree.tree_map_only(
-        torch.Tensor, lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), output
-    )
-    leaves = [leaf for leaf in pytree.tree_leaves(detached) if isinstance(leaf, torch.Tensor)]
+    detached = structure.map_tensors(lambda leaf: leaf.detach().requires_grad_(leaf.is_floating_point()), output)
+    leaves = structure.tensors(detached)
     return detached, [leaf for leaf in leaves if leaf.requires_grad]
 
 
@@ -155,7 +153,7 @@ def _measure_loss(model: Model, output: Any, repeats: int) -> tuple[float, float
     forward, backward = [], []
     for _ in range(repeats + 1):
         detached, inputs = _loss_inputs(output)
-        leaves = [leaf for leaf in pytree.tree_leaves(detached) if isinstance(leaf, torch.Tensor)]
+        leaves = structure.tensors(detached)
         device = leaves[0].device if leaves else None
         losses: list[torch.Tensor] = []
         with torch.enable_grad():

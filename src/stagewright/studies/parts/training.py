@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 
@@ -124,10 +125,8 @@ class _Trainer:
         return run
 
     def _to_device(self, value: Any) -> Any:
-        import torch
-        from torch.utils import _pytree as pytree
 
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), value)
+        return structure.map_tensors(lambda tensor: tensor.to(self.device), value)
 
     def train(self, links: Links, note: Callable[[str], None]) -> dict[str, Any]:
         """Train from the initial weights with these codecs on the links."""

@@ -145,6 +145,14 @@ class UnitGraph(Displayed):
         """Return the original module of a call."""
         return self.model.get_submodule(call.target)
 
+    def fsdp_units(self) -> list[nn.Module]:
+        """Return the modules whose parameters FSDP gathers together."""
+        return [self.module(call) for call in self.calls]
+
+    def input_batch_dims(self) -> tuple[int | None, ...]:
+        """Return the batch dimension of each flattened input; None for an input without one."""
+        return tuple(batch_dim(value) if isinstance(value, torch.Tensor) else None for value in self._inputs)
+
     def parameters_of(self, call: UnitCall) -> dict[str, nn.Parameter]:
         """Return the parameters that a call needs: those of its module and those that nearby glue operations read."""
         parameters = {f"{call.target}.{name}": value for name, value in self.module(call).named_parameters()}

@@ -9,7 +9,6 @@ from torch import nn
 
 from stagewright.engine.batch.microbatch import (
     find_batch_dims,
-    find_input_batch_dims,
     guess_batch_dims,
     make_slicer,
     microbatch_layout,
@@ -91,7 +90,7 @@ def test_batch_dims_of_a_graph() -> None:
             return self.second(self.first(x) * scale) + bias
 
     graph = capture(Two(), (torch.zeros(3, 4), torch.zeros(4)), {"bias": torch.zeros(3, 1)})
-    assert find_input_batch_dims(graph) == (0, None, 0)
+    assert graph.input_batch_dims() == (0, None, 0)
 
 
 def test_slices_are_views_along_the_batch_dimension() -> None:

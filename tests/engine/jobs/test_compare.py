@@ -91,6 +91,10 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
         ("counting", "pipeline=2", {"microbatches": 2, "training": False}),
         ("scaling", "data=2", {"shard": True, "units": "0.norm,0.router,0.last"}),
         ("read_between", "data=2", {"shard": True, "units": "leaf"}),
+        ("branching", "serial", {"microbatches": 2}),
+        ("branching", "data=2", {"microbatches": 2}),
+        ("branching", "data=2", {"microbatches": 2, "shard": True, "recompute": "always"}),
+        ("objects", "pipeline=2", {"microbatches": 3, "recompute": "always", "codec": "block8"}),
     ],
 )
 def test_unusual_models(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:

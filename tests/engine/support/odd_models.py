@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -167,3 +168,58 @@ def _noisy(first: nn.Module) -> Model:
         batch_size=8,
         make_example=example,
     )
+
+
+class Branching(nn.Module):
+    """Branches on values between its submodules, so it can't be cut; not every sample uses every layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.left(x) if x.mean() > 0 else self.right(x)
+        return {"hidden": x, "logits": self.last(self.dropout(x).relu())}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What layers of ``Stateful`` pass on: a tensor, and a number that it determines."""
+
+    value: torch.Tensor
+    largest: float
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, state: State) -> State:
+        value = self.linear(state.value).tanh() / state.largest
+        return State(value, float(value.detach().abs().max()))
+
+
+class Objects(nn.Module):
+    """Units take and return objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(Stateful() for _ in range(4)), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = State(x, 1.0)
+        for layer in self.layers:
+            state = layer(state)
+        return self.last(state.value) * state.largest  # type: ignore[no-any-return]
+
+
+def branching() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Branching(), (torch.randn(8, 16),)
+
+
+def objects() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    return Objects(), (torch.randn(8, 16),)

@@ -21,8 +21,6 @@ import torch
 
 from stagewright import structure
 from stagewright.errors import UsageError
-from stagewright.graph.symbolic_shapes import batch_dim
-from stagewright.graph.unit_graph import UnitGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +68,6 @@ def microbatch_layout(
         layout.append(MicroBatch(num_samples=size, weight=size / num_samples, first_sample=first, replica=replica))
         first += size
     return tuple(layout)
-
-
-def find_input_batch_dims(graph: UnitGraph) -> tuple[int | None, ...]:
-    """Return the batch dimension of each flattened input of a captured graph; None for an input without one."""
-    inputs = [node.meta.get("val") for node in graph.stage(0, 0).graph.nodes if node.op == "placeholder"]
-    return tuple(batch_dim(value) if isinstance(value, torch.Tensor) else None for value in inputs)
 
 
 def find_batch_dims(example: Any, other_example: Any) -> tuple[int | None, ...]:

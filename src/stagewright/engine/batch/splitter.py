@@ -11,14 +11,7 @@ from dataclasses import replace
 import torch
 
 from stagewright import structure
-from stagewright.engine.batch.microbatch import (
-    MicroBatch,
-    find_batch_dims,
-    find_input_batch_dims,
-    make_slicer,
-    microbatch_layout,
-    split_sizes,
-)
+from stagewright.engine.batch.microbatch import MicroBatch, find_batch_dims, make_slicer, microbatch_layout, split_sizes
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
@@ -47,7 +40,7 @@ class BatchSplitter:
     def __init__(self, plan: Plan, model: Model, graph: UnitGraph) -> None:
         self.plan, self.graph = plan, graph
         self._keywords = list(model.kwargs)
-        self._input_dims = find_input_batch_dims(graph)
+        self._input_dims = graph.input_batch_dims()
         self._target_dims = find_batch_dims(model.example(2).target, model.example(3).target)
 
     def count_samples(self, batch: Batch) -> int:

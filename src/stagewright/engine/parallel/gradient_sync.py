@@ -74,7 +74,7 @@ class GradientSync:
                 context.data_group,
                 device=context.torch_device,
                 shard=plan.shard,
-                units=[part.graph.module(call) for call in part.graph.calls],
+                units=part.graph.fsdp_units(),
                 average_batch_norm=averages,
             )
         if plan.shard:

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from stagewright import structure
+from stagewright.engine.batch.microbatch import find_batch_dims
 from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import CaptureError, UnknownName, UsageError
 from stagewright.graph.capture import capture
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.graph.whole_model import WholeModel
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -53,12 +55,28 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
     if plan.training:
         _reject_sparse_embeddings(model.module)
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
-    graph = _capture(model, units)
+    try:
+        graph = _capture(model, units)
+    except CaptureError as error:
+        if plan.num_stages > 1 or plan.mesh.tensor > 1:
+            raise _suggest_uncut(error, plan) from error
+        return _as_whole(model, str(error))
     if plan.mesh.tensor > 1 and units == "auto":
         regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
         whole_modules = modules_to_keep_whole(regions, [call.target for call in graph.calls])
         return _capture(model, whole_modules) if whole_modules else graph
     return graph
+
+
+def _suggest_uncut(error: CaptureError, plan: Plan) -> CaptureError:
+    return CaptureError(f"{error}; or run it without a cut: data={plan.mesh.num_workers}, with or without FSDP")
+
+
+def _as_whole(model: Model, reason: str) -> WholeModel:
+    """Return a model that can't be captured as a single unit."""
+    examples = [model.example(size) for size in (2, 3)]
+    batch_dims = find_batch_dims(*((example.args, example.kwargs) for example in examples))
+    return WholeModel(model.module, model.args, model.kwargs, batch_dims=batch_dims, reason=reason)
 
 
 def _capture(model: Model, units: str | list[str]) -> UnitGraph:

@@ -148,7 +148,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
         rounds = 1 if flags else 2
         with full_precision():
             results = (output for output in runner.stream(batch, rounds) if output is not None)
-            outputs = [pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, output) for output in results]
+            outputs = [structure.map_tensors(torch.Tensor.cpu, output) for output in results]
         size = len(outputs) // rounds
         for index in range(rounds):
             reports.append(compare(loss, outputs[index * size : (index + 1) * size]))

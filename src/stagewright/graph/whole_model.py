@@ -1,0 +1,122 @@
+"""A model as a single unit, for models that capture can't take: serial, data parallel and FSDP need no cut.
+
+It stands in for a ``UnitGraph`` with one unit call and no cuts. Nothing is traced: the stage flattens the arguments,
+calls the model and flattens its result. So code may branch on values, and every batch may have other shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from stagewright import structure
+from stagewright.errors import UsageError
+from stagewright.graph.cut import UnitCall
+from stagewright.graph.preserve import preserved
+from stagewright.graph.stage import Stage
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.structure import Structure
+
+_CALL = "stagewright_model"
+
+
+class WholeModel(UnitGraph):
+    """A model that runs as it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        batch_dims: Sequence[int | None],
+        reason: str,
+        name: str | None = None,
+    ) -> None:
+        """``batch_dims``: the batch dimension of each flattened input; ``reason``: why it can't be cut."""
+        self.model = model
+        self.name = name or type(model).__name__
+        self.calls = (UnitCall(index=0, name=self.name, target="", kind=type(model).__name__, block=None),)
+        self.cuts = ()
+        self.guards = ()
+        self.notes = (f"the model runs as one unit: {reason}",)
+        self.dynamic = True
+        self._example = (tuple(args), dict(kwargs))
+        self._batch_dims = tuple(batch_dims)
+        self._runner = _Runner(model)
+        self.batch_size = self.batch_size_of(tuple(args), kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model."""
+        return self.model(*args, **kwargs)
+
+    def fsdp_units(self) -> list[nn.Module]:
+        """No unit has parameters of its own to gather: replicas may call different submodules."""
+        return []
+
+    def parameters_of(self, call: UnitCall) -> dict[str, nn.Parameter]:
+        """Return all parameters."""
+        return dict(self.model.named_parameters())
+
+    def input_batch_dims(self) -> tuple[int | None, ...]:
+        """Return the batch dimension of each flattened input."""
+        return self._batch_dims
+
+    def stage(self, first: int, last: int) -> Stage:
+        """Return the model as a stage."""
+        graph = fx.Graph()
+        inputs = [graph.placeholder(f"input_{index}") for index in range(len(self._batch_dims))]
+        call = graph.call_module(_CALL, tuple(inputs))
+        call.meta["mutates"] = frozenset(inputs)  # unknown, so each step works on copies
+        graph.output(call)
+        stage = Stage(graph, calls=self.calls, inputs=(), outputs=())
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(stage)[registry] = vars(self.model)[registry]
+        object.__setattr__(stage, _CALL, self._runner)
+        return stage
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Flatten the user's arguments."""
+        leaves, self._runner.in_spec = structure.flatten((tuple(args), dict(kwargs)))
+        if len(leaves) != len(self._batch_dims):
+            raise UsageError(f"the batch has {len(leaves)} values, the example had {len(self._batch_dims)}")
+        return leaves
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Flatten the user's arguments."""
+        return self.flatten(args, kwargs)
+
+    def unflatten(self, results: Sequence[Any]) -> Any:
+        """Restore the structure of the result of the last forward."""
+        return self._runner.out_spec.unflatten(list(results))
+
+    def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
+        """Return the number of samples in a batch."""
+        leaves = structure.leaves((tuple(args), dict(kwargs or {})))
+        for leaf, dim in zip(leaves, self._batch_dims, strict=True):
+            if dim is not None:
+                return int(leaf.shape[dim])
+        return 1
+
+    def example_result(self) -> Any:
+        """Run the model on the example without gradients and return its result."""
+        args, kwargs = structure.map_tensors(torch.clone, self._example)
+        with preserved(self.model), torch.no_grad():
+            return self.model(*args, **kwargs)
+
+
+class _Runner:
+    """Calls the model with flattened arguments."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Callable[..., Any] = model
+        self.in_spec = Structure()
+        self.out_spec = Structure()
+
+    def __call__(self, *leaves: Any) -> tuple[Any, ...]:
+        args, kwargs = self.in_spec.unflatten(leaves)
+        results, self.out_spec = structure.flatten(self.model(*args, **kwargs))
+        return tuple(results)

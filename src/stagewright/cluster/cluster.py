@@ -32,6 +32,16 @@ class DeviceGroup:
     """Identical hosts, each with `count` devices."""
     hardware: str | None = None
     """Name of the processor or GPU."""
+    peak_flops: float | None = None
+    """Dense 16-bit operations per second, for analytic forecasts; None: known by `hardware`, as those below."""
+    peak_flops_32: float | None = None
+    """32-bit operations per second."""
+    memory_bandwidth: float | None = None
+    """Bytes per second of the device's memory."""
+    num_sms: int | None = None
+    """Streaming multiprocessors of a GPU."""
+    price: float | None = None
+    """Cost of one device for an hour."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):
@@ -41,9 +51,15 @@ class DeviceGroup:
             ("cores", self.cores),
             ("hosts", self.hosts),
             ("memory", self.memory_bytes),
+            ("peak_flops", self.peak_flops),
+            ("peak_flops_32", self.peak_flops_32),
+            ("memory_bandwidth", self.memory_bandwidth),
+            ("num_sms", self.num_sms),
         ):
             if value is not None and value < 1:
                 raise UsageError(f"{name} = {value}, but a device needs at least 1")
+        if self.price is not None and not (math.isfinite(self.price) and self.price >= 0):
+            raise UsageError(f"price = {self.price}, but must be at least 0 per device and hour")
         if not (math.isfinite(self.speed) and self.speed > 0):
             raise UsageError(f"speed = {self.speed}, but must be above 0; 1 is as fast as the profiled device")
 

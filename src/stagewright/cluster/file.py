@@ -33,6 +33,11 @@ _DEVICES: dict[str, toml.Reader] = {
     "host": toml.text,
     "hosts": toml.integer,
     "hardware": toml.text,
+    "peak_flops": toml.number,
+    "peak_flops_32": toml.number,
+    "memory_bandwidth": toml.rate,
+    "num_sms": toml.integer,
+    "price": toml.number,
 }
 _LINK: dict[str, toml.Reader] = {"bandwidth": toml.rate, "latency": toml.seconds}
 _LINKS: dict[str, toml.Reader] = dict.fromkeys(
@@ -78,6 +83,11 @@ def _group_table(group: DeviceGroup) -> dict[str, Any]:
         "host": group.host,
         "hosts": group.hosts if group.hosts != 1 else None,
         "hardware": group.hardware,
+        "peak_flops": group.peak_flops,
+        "peak_flops_32": group.peak_flops_32,
+        "memory_bandwidth": None if group.memory_bandwidth is None else toml.write_rate(group.memory_bandwidth),
+        "num_sms": group.num_sms,
+        "price": group.price,
     }
 
 

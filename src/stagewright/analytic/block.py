@@ -1,0 +1,294 @@
+"""The operators of a transformer on one rank: time of forward and backward, kernels, saved activations.
+
+A block is a list of operators, in order. With t tensor ranks, linear layers have 1/t of their columns (or rows); with
+sequence parallelism norms, dropouts and residuals have 1/t of the tokens. Collectives between operators are listed
+apart, because some overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.shape import TransformerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of a micro-batch."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    flops: float = 0.0
+    """Arithmetic of forward in matrix products."""
+    kernels: int = 1
+    """Kernels of forward."""
+    backward_kernels: int = 2
+    saved_bytes: float = 0.0
+    """Activations kept for backward."""
+    selective: bool = False
+    """Whether selective recomputation repeats it instead of saving its activations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """Builds the operators of one rank."""
+
+    shape: TransformerShape
+    layout: Layout
+    kernels: Kernels
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one context rank."""
+        return max(1, self.layout.microbatch * self.shape.sequence_length // self.layout.context)
+
+    @property
+    def norm_tokens(self) -> int:
+        """Tokens of norms and residuals on one tensor rank."""
+        return max(1, self.tokens // (self.layout.tensor if self.layout.sequence_parallel else 1))
+
+    def block(self, *, experts: bool) -> tuple[Operator, ...]:
+        """Return the operators of one block."""
+        feed_forward = self._experts() if experts else self._feed_forward()
+        return (*self._attention(), *feed_forward)
+
+    def _linear(
+        self, name: str, rows: int, columns: int, inner: int, *, saves_input: bool = True, input_share: float = 1.0
+    ) -> Operator:
+        """A linear layer: forward, input gradient, and weight gradient that is added to the accumulated one."""
+        kernels, item = self.kernels, self.layout.item_bytes
+        accumulate = self.layout.gradient_bytes
+        forward = kernels.matmul_s(rows, columns, inner)
+        gradient = kernels.matmul_s(rows, inner, columns)
+        weight = kernels.matmul_s(columns, inner, rows, out_bytes=2 * accumulate)
+        return Operator(
+            name=name,
+            forward_s=forward,
+            backward_s=gradient + weight,
+            flops=2.0 * rows * columns * inner,
+            kernels=1,
+            backward_kernels=3,
+            saved_bytes=rows * inner * item * input_share if saves_input else 0.0,
+        )
+
+    def _stream(
+        self,
+        name: str,
+        forward_bytes: float,
+        backward_bytes: float,
+        *,
+        saved: float = 0.0,
+        kernels: int = 1,
+        backward_kernels: int = 1,
+        selective: bool = False,
+    ) -> Operator:
+        return Operator(
+            name=name,
+            forward_s=self.kernels.stream_s(forward_bytes, kernels),
+            backward_s=self.kernels.stream_s(backward_bytes, backward_kernels),
+            kernels=kernels,
+            backward_kernels=backward_kernels,
+            saved_bytes=saved,
+            selective=selective,
+        )
+
+    def _norm(self, name: str) -> Operator:
+        size = self.norm_tokens * self.shape.width * self.layout.item_bytes
+        return self._stream(name, 2 * size, 4 * size, saved=size, backward_kernels=2)
+
+    def _residual(self, name: str) -> Operator:
+        """Residual addition, with dropout and its mask where the model has one."""
+        elements = self.norm_tokens * self.shape.width
+        item = self.layout.item_bytes
+        if not self.shape.dropout:
+            return self._stream(name, 3 * elements * item, 0.0, backward_kernels=0)
+        return self._stream(name, (3 * item + 1) * elements, (2 * item + 1) * elements, saved=elements)
+
+    def _attention(self) -> Iterator[Operator]:
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        tokens, tensor = self.tokens, layout.tensor
+        # With sequence parallelism the input of a divided layer is saved divided and gathered again in backward.
+        saved_share = 1 / tensor if layout.sequence_parallel else 1.0
+        heads = max(1, shape.num_heads // tensor)
+        key_heads = max(1, shape.num_key_heads // tensor)
+        yield self._norm("attention norm")
+        if shape.latent is None:
+            key_size = value_size = shape.head_size
+            columns = (heads + 2 * key_heads) * shape.head_size
+            yield self._linear("queries, keys, values", tokens, columns, shape.width, input_share=saved_share)
+        else:
+            latent = shape.latent
+            key_size, value_size = shape.head_size + latent.rotary_width, latent.value_width
+            rank = latent.query_rank
+            if rank:
+                yield self._linear("queries down", tokens, rank, shape.width, input_share=saved_share)
+                yield self._stream("query norm", 2 * tokens * rank * item, 4 * tokens * rank * item)
+            yield self._linear("queries", tokens, heads * key_size, rank or shape.width)
+            down = latent.key_value_rank + latent.rotary_width
+            yield self._linear("keys and values down", tokens, down, shape.width, saves_input=False)
+            yield self._stream("key norm", 2 * tokens * down * item, 4 * tokens * down * item)
+            up = heads * (shape.head_size + value_size)
+            yield self._linear("keys and values", tokens, up, latent.key_value_rank)
+        if shape.rotary:
+            size = tokens * (heads + key_heads) * key_size * item
+            yield self._stream("rotary embedding", 2 * size, 2 * size, kernels=2, backward_kernels=2)
+        yield from self._core(heads, key_heads, key_size, value_size)
+        yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
+        yield self._residual("attention residual")
+
+    def _core(self, heads: int, key_heads: int, key_size: int, value_size: int) -> Iterator[Operator]:
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        kernels, samples, tokens = self.kernels, layout.microbatch, self.tokens
+        length = shape.sequence_length
+        flops = 2.0 * samples * heads * length * length * (key_size + value_size) / layout.context
+        saved = tokens * (heads * (key_size + value_size) + key_heads * (key_size + value_size)) * item
+        if layout.attention == "flash":
+            # Context ranks exchange heads or keys: each computes its share of the heads over the whole sequence.
+            share = max(1, heads // layout.context) if heads >= layout.context else heads / layout.context
+            times = [
+                kernels.attention_s(
+                    samples, share, length, length, key_size, value_size, backward=backward  # type: ignore[arg-type]
+                )
+                for backward in (False, True)
+            ]
+            yield Operator(
+                name="attention",
+                forward_s=times[0],
+                backward_s=times[1],
+                flops=flops / 2,
+                backward_kernels=3,
+                saved_bytes=saved + 4 * tokens * heads,
+                selective=False,
+            )
+            return
+        scores = samples * heads * length * length / layout.context
+        batch = samples * heads
+        rows = length // layout.context
+        first = kernels.matmul_s(rows, length, key_size, batch=batch)
+        second = kernels.matmul_s(rows, value_size, length, batch=batch)
+        saved_inputs = tokens * (heads * key_size + key_heads * (key_size + value_size)) * item
+        yield Operator(
+            name="scores",
+            forward_s=first,
+            backward_s=kernels.matmul_s(rows, key_size, length, batch=batch)
+            + kernels.matmul_s(length, key_size, rows, batch=batch),
+            flops=flops / 2,
+            saved_bytes=saved_inputs,
+            selective=True,
+        )
+        yield self._stream(
+            "softmax", 2 * item * scores, 3 * item * scores, saved=item * scores, selective=True
+        )
+        if shape.dropout:
+            yield self._stream(
+                "attention dropout",
+                (2 * item + 1) * scores,
+                (2 * item + 1) * scores,
+                saved=(item + 1) * scores,
+                selective=True,
+            )
+        yield Operator(
+            name="weighted values",
+            forward_s=second,
+            backward_s=kernels.matmul_s(rows, length, value_size, batch=batch)
+            + kernels.matmul_s(length, value_size, rows, batch=batch),
+            flops=flops / 2,
+            saved_bytes=tokens * heads * value_size * item,
+            selective=True,
+        )
+
+    def _feed_forward(self) -> Iterator[Operator]:
+        shape, layout = self.shape, self.layout
+        yield self._norm("feed-forward norm")
+        yield from self._dense_layers(self.tokens, shape.feed_forward // layout.tensor)
+        yield self._residual("feed-forward residual")
+
+    def _dense_layers(self, tokens: int, inner: int, label: str = "feed-forward") -> Iterator[Operator]:
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        saved_share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+        inner = max(1, inner)
+        columns = inner * (shape.num_matrices - 1)
+        yield self._linear(f"{label} in", tokens, columns, shape.width, input_share=saved_share)
+        gate = shape.num_matrices == 3
+        size = tokens * inner * item
+        forward, backward = (3 * size, 5 * size) if gate else (2 * size, 3 * size)
+        yield self._stream(f"{label} activation", forward, backward, saved=(2 if gate else 1) * size)
+        yield self._linear(f"{label} out", tokens, shape.width, inner)
+
+    def _experts(self) -> Iterator[Operator]:
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        experts = shape.experts
+        assert experts is not None
+        tokens = max(1, self.tokens // (layout.tensor if layout.sequence_parallel else 1))
+        yield self._norm("feed-forward norm")
+        router = tokens * experts.num_experts
+        yield Operator(
+            name="router",
+            forward_s=self.kernels.matmul_s(tokens, experts.num_experts, shape.width)
+            + self.kernels.stream_s(router * 4 * 6, 12),
+            backward_s=2 * self.kernels.matmul_s(tokens, experts.num_experts, shape.width)
+            + self.kernels.stream_s(router * 4 * 6, 12),
+            flops=2.0 * tokens * experts.num_experts * shape.width,
+            kernels=14,
+            backward_kernels=16,
+            saved_bytes=router * 4 * 3,
+        )
+        routed = tokens * experts.top_k
+        size = routed * shape.width * item
+        yield self._stream("permute", 3 * size, 3 * size, saved=size, kernels=6, backward_kernels=6)
+        yield from self._grouped(routed)
+        yield self._stream("unpermute", 3 * size, 4 * size, saved=size, kernels=6, backward_kernels=6)
+        if experts.shared_feed_forward:
+            yield from self._dense_layers(self.tokens, experts.shared_feed_forward // layout.tensor, "shared expert")
+        yield self._residual("feed-forward residual")
+
+    def _grouped(self, routed: int) -> Iterator[Operator]:
+        """The experts of a rank as grouped matrix products; tokens are assumed to be spread evenly."""
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        experts = shape.experts
+        assert experts is not None
+        local = max(1, experts.num_experts // layout.expert)
+        rows = max(1, routed // local)
+        inner, columns = experts.feed_forward, experts.feed_forward * (shape.num_matrices - 1)
+        for name, out, width in (("experts in", columns, shape.width), ("experts out", shape.width, inner)):
+            forward = self.kernels.matmul_s(rows, out, width, batch=local)
+            gradient = self.kernels.matmul_s(rows, width, out, batch=local)
+            weight = self.kernels.matmul_s(out, width, rows, batch=local, out_bytes=2 * layout.gradient_bytes)
+            yield Operator(
+                name=name,
+                forward_s=forward,
+                backward_s=gradient + weight,
+                flops=2.0 * routed * out * width,
+                kernels=1,
+                backward_kernels=local + 2,
+                saved_bytes=routed * width * item,
+            )
+            if name == "experts in":
+                size = routed * inner * item
+                yield self._stream("experts activation", 3 * size, 5 * size, saved=2 * size)
+
+    def embedding(self) -> Operator:
+        """Token embedding, with learned positions where the model has them."""
+        shape = self.shape
+        size = self.tokens * shape.width * self.layout.item_bytes
+        tables = 1 if shape.rotary else 2
+        return self._stream("embedding", 2 * tables * size, 3 * tables * size, kernels=2, backward_kernels=2)
+
+    def head(self) -> tuple[Operator, ...]:
+        """Final norm, the product with the vocabulary, and cross-entropy."""
+        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
+        saved_share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+        logits = self.tokens * columns
+        return (
+            self._norm("final norm"),
+            self._linear("head", self.tokens, columns, shape.width, input_share=saved_share),
+            # 16-bit logits become 32-bit ones; maximum, exponential, sum; the gradient is written once per type.
+            self._stream(
+                "cross-entropy", (item + 4 * 4) * logits, (4 * 2 + item) * logits, saved=4 * logits, kernels=5
+            ),
+        )

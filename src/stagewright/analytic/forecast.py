@@ -1,0 +1,89 @@
+"""The analytic forecast of a layout on a cluster: time, memory, tokens per second, MFU, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from stagewright.analytic.devices import Accelerator, accelerator_of
+from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.memory import RankMemory
+from stagewright.analytic.named_cluster import network_of
+from stagewright.analytic.shape import TransformerShape
+from stagewright.analytic.step import StepModel
+from stagewright.cluster.cluster import Cluster
+from stagewright.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyticForecast:
+    """The predicted step of a layout."""
+
+    step_s: float
+    tokens_per_s: float
+    mfu: float
+    """Model FLOPs utilization: useful arithmetic over the peak of all devices."""
+    memory: tuple[RankMemory, ...]
+    """One entry per pipeline rank."""
+    memory_limit_bytes: int | None
+    parts: dict[str, float]
+    """Seconds of the step by cause, on the bottleneck rank."""
+    num_devices: int
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The largest peak memory of any rank."""
+        return max(rank.peak_bytes for rank in self.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every rank's peak memory is within its device's."""
+        return self.memory_limit_bytes is None or self.peak_memory_bytes <= self.memory_limit_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "memory": [rank.to_dict() for rank in self.memory],
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "fits": self.fits,
+        }
+
+
+@lru_cache(maxsize=64)
+def kernels_for(device: Accelerator, precision: str) -> Kernels:
+    """Return the kernel times of a device; cached, because kernels repeat from one layout to the next."""
+    return Kernels(device=device, precision=precision)
+
+
+def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> AnalyticForecast:
+    """Forecast a step of a layout on a cluster."""
+    if layout.num_devices > cluster.num_devices:
+        raise UsageError(
+            f"the layout needs {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
+            "use a smaller mesh or a larger cluster"
+        )
+    if layout.pipeline * layout.virtual > shape.num_layers:
+        raise UsageError(
+            f"{layout.pipeline * layout.virtual} pipeline stages can't divide {shape.num_layers} blocks; use fewer"
+        )
+    device = accelerator_of(cluster.devices[0])
+    model = StepModel(
+        shape=shape,
+        layout=layout,
+        kernels=kernels_for(device, layout.precision),
+        network=network_of(cluster),
+    )
+    step_s, parts = model.step()
+    tokens = layout.batch * shape.sequence_length
+    peak = device.flops(layout.precision) * layout.num_devices
+    return AnalyticForecast(
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        mfu=shape.model_flops_per_token * tokens / step_s / peak,
+        memory=tuple(model.memory(rank) for rank in range(layout.pipeline)),
+        memory_limit_bytes=cluster.devices[0].memory_bytes,
+        parts=parts,
+        num_devices=layout.num_devices,
+    )

@@ -1,0 +1,198 @@
+"""How a training step is laid out over devices: everything that the analytic forecast needs beside model and cluster.
+
+Wider than a `Plan`, which says what the engine here runs: a layout also states what other training systems do
+(sequence, context and expert parallelism, ZeRO-1 and 2, selective recomputation, rank order). Text form:
+
+    tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from stagewright.errors import UnknownName, UsageError
+from stagewright.spec.plan import Plan
+
+LayoutAxis: TypeAlias = Literal["tensor", "context", "expert", "data", "pipeline"]
+RecomputeMode: TypeAlias = Literal["none", "selective", "full"]
+Precision: TypeAlias = Literal["bfloat16", "float16", "float32"]
+StackName: TypeAlias = Literal["stagewright", "megatron", "nanotron", "deepspeed"]
+
+AXIS_ORDER: tuple[LayoutAxis, ...] = ("tensor", "context", "data", "pipeline")
+_SHORT = {
+    "dp": "data",
+    "tp": "tensor",
+    "pp": "pipeline",
+    "cp": "context",
+    "ep": "expert",
+    "vp": "virtual",
+    "mbs": "microbatch",
+    "m": "microbatches",
+    "sp": "sequence_parallel",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Parallelism, micro-batches, precision and memory savings of a training step."""
+
+    data: int = 1
+    """Data parallel replicas."""
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    """Context parallel ranks, which divide the sequence in all operators."""
+    expert: int = 1
+    """Expert parallel ranks; they are taken from the data parallel ones."""
+    virtual: int = 1
+    """Stages on each pipeline rank (interleaved schedule)."""
+    microbatch: int = 1
+    """Samples of a micro-batch."""
+    microbatches: int = 1
+    """Micro-batches per replica and step."""
+    sequence_parallel: bool = False
+    """Whether tensor ranks divide the sequence in norms and residuals."""
+    zero: int = 0
+    """ZeRO stage: 1 divides optimizer states over replicas, 2 also gradients, 3 also parameters (FSDP)."""
+    recompute: RecomputeMode = "none"
+    """Activation checkpointing: none, attention only, or whole blocks."""
+    recompute_layers: int | None = None
+    """Blocks of each rank that are checkpointed with `recompute = "full"`; None: all."""
+    attention: Literal["flash", "unfused"] = "flash"
+    precision: Precision = "bfloat16"
+    """Data type of activations and of matrix products."""
+    master_weights: bool = True
+    """Whether the optimizer keeps 32-bit parameters beside 16-bit ones."""
+    gradient_bytes: int = 4
+    """Bytes per accumulated gradient."""
+    optimizer_states: int = 2
+    """32-bit states per parameter: 2 for Adam, 0 for SGD without momentum."""
+    divided_vocabulary: bool = True
+    """Whether tensor ranks divide embedding and head."""
+    overlap_gradients: bool = True
+    """Whether gradient collectives overlap with the last backward."""
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    order: tuple[LayoutAxis, ...] = AXIS_ORDER
+    """Axes from innermost to outermost: neighbors of the first share a host."""
+    layers: tuple[int, ...] = ()
+    """Blocks of each pipeline rank; (): as equal as possible."""
+    stack: StackName = "megatron"
+    """Training system, whose host time and memory habits apply."""
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "context", "expert", "virtual", "microbatch", "microbatches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"layout: {name} = {getattr(self, name)}, but must be at least 1")
+        if self.zero not in (0, 1, 2, 3):
+            raise UsageError(f"layout: zero = {self.zero}, but ZeRO has the stages 0, 1, 2 and 3")
+        if self.data * self.context % self.expert:
+            raise UsageError(
+                f"layout: {self.expert} expert parallel ranks do not divide the {self.data * self.context} data "
+                "parallel ranks that they are taken from"
+            )
+        missing = {"tensor", "context", "data", "pipeline"} - set(self.order)
+        if missing:
+            raise UsageError(f"layout: order lacks {', '.join(sorted(missing))}")
+        if self.layers and len(self.layers) != self.pipeline:
+            raise UsageError(f"layout: layers states {len(self.layers)} ranks, but pipeline = {self.pipeline}")
+
+    @property
+    def num_devices(self) -> int:
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def batch(self) -> int:
+        """Global batch in samples."""
+        return self.data * self.microbatch * self.microbatches
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes per activation."""
+        return 4 if self.precision == "float32" else 2
+
+    def stride(self, axis: LayoutAxis) -> int:
+        """Distance in ranks between neighbors along an axis."""
+        sizes = {
+            "tensor": self.tensor,
+            "context": self.context,
+            "data": self.data,
+            "pipeline": self.pipeline,
+            "expert": 1,
+        }
+        wanted = "data" if axis == "expert" and "expert" not in self.order else axis
+        stride = 1
+        for other in self.order:
+            if other == wanted:
+                return stride
+            stride *= sizes[other]
+        raise UsageError(f"layout: order lacks {axis}")
+
+    def blocks(self, num_layers: int) -> tuple[int, ...]:
+        """Return the number of blocks of each pipeline rank."""
+        if self.layers:
+            return self.layers
+        each, more = divmod(num_layers, self.pipeline)
+        # The last rank also holds the head: it gets the smaller share.
+        return tuple(each + (1 if rank < more else 0) for rank in range(self.pipeline))
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Parse `tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective`."""
+        known = cls.__dataclass_fields__
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            word, equals, value = (piece.strip() for piece in part.partition("="))
+            name = _SHORT.get(word, word)
+            if name not in known or name in ("order", "layers"):
+                raise UnknownName("option of a layout", word, [*_SHORT, *known])
+            if known[name].type == "bool":
+                if value not in ("", "true", "false"):
+                    raise UsageError(f"{text!r}: {word} is true or false, not {value!r}")
+                values[name] = value != "false"
+            elif known[name].type in ("int", "int | None"):
+                if not (value.isascii() and value.isdigit()):
+                    raise UsageError(f"{text!r}: {word} needs a whole number, not {value!r}")
+                values[name] = int(value)
+            else:
+                if not equals:
+                    raise UsageError(f"{text!r}: {word} needs a value")
+                values[name] = value
+        for name, choices in _CHOICES.items():
+            if name in values and values[name] not in choices:
+                raise UnknownName(name, values[name], choices)
+        return cls(**values)
+
+    @classmethod
+    def of(cls, plan: Plan) -> Layout:
+        """Return the layout of a plan that the engine runs."""
+        mesh = plan.mesh
+        recompute: RecomputeMode = "none" if plan.recompute == "none" else "full"
+        share = plan.batch // max(1, mesh.data * plan.microbatches)
+        return cls(
+            data=mesh.data,
+            tensor=mesh.tensor,
+            pipeline=mesh.pipeline,
+            virtual=max(1, plan.num_stages // mesh.pipeline),
+            microbatch=max(1, share),
+            microbatches=plan.microbatches,
+            zero=3 if plan.shard else 0,
+            recompute=recompute,
+            precision=plan.dtype,
+            master_weights=False,
+            gradient_bytes=2 if plan.dtype == "bfloat16" else 4,
+            optimizer_states=0 if plan.optimizer.name == "sgd" and not plan.optimizer.momentum else 2,
+            divided_vocabulary=False,
+            schedule="gpipe" if plan.schedule == "gpipe" else "1f1b",
+            order=("pipeline", "tensor", "context", "data"),
+            stack="stagewright",
+        )
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(RecomputeMode),
+    "attention": ("flash", "unfused"),
+    "precision": get_args(Precision),
+    "schedule": ("1f1b", "gpipe"),
+    "stack": get_args(StackName),
+}

@@ -1,0 +1,105 @@
+"""Memory of each pipeline rank, by what holds it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stagewright.analytic.block import Operator
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.shape import TransformerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Peak memory of one pipeline rank."""
+
+    rank: int
+    """Pipeline rank."""
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    """Optimizer states and 32-bit copies of the parameters."""
+    activations_bytes: float
+    """Saved activations of all micro-batches in flight."""
+    logits_bytes: float
+    """Logits and their gradient, on the rank that holds the head."""
+    temporary_bytes: float
+    """Largest tensors of the running operator."""
+    base_bytes: float
+    """Workspaces and communicators."""
+
+    @property
+    def peak_bytes(self) -> int:
+        return round(
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.logits_bytes
+            + self.temporary_bytes
+            + self.base_bytes
+        )
+
+    @property
+    def largest(self) -> str:
+        """What holds the most."""
+        parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "rank"}
+        return max(parts, key=lambda name: parts[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "peak_bytes": self.peak_bytes, "largest": self.largest}
+
+
+def rank_parameters(shape: TransformerShape, layout: Layout, rank: int, blocks: int) -> tuple[float, float]:
+    """Return the parameters of a rank: those that data ranks replicate, and those of routed experts."""
+    first, last = rank == 0, rank == layout.pipeline - 1
+    tensor = layout.tensor
+    moe = moe_blocks(shape, layout, rank)
+    dense = blocks - moe
+    parameters = blocks * (shape.attention_parameters / tensor + 2 * shape.width) + dense * shape.dense_parameters / tensor
+    routed = 0.0
+    if shape.experts is not None:
+        routed = moe * shape.experts.num_experts * shape.expert_parameters / layout.expert
+        parameters += moe * shape.shared_parameters / tensor
+    table = shape.vocabulary * shape.width / (tensor if layout.divided_vocabulary else 1)
+    if first:
+        parameters += table
+        if not shape.rotary:
+            parameters += shape.sequence_length * shape.width
+    if last:
+        parameters += shape.width
+        if not shape.tied or not first:
+            parameters += table
+    return parameters, routed
+
+
+def moe_blocks(shape: TransformerShape, layout: Layout, rank: int) -> int:
+    """Return how many blocks of a rank have experts."""
+    if shape.experts is None:
+        return 0
+    counts = layout.blocks(shape.num_layers)
+    before = sum(counts[:rank])
+    dense = min(counts[rank], max(0, shape.experts.dense_layers - before))
+    return counts[rank] - dense
+
+
+def in_flight(layout: Layout, rank: int) -> float:
+    """Return the micro-batches whose activations a rank holds at once."""
+    micro, ranks, virtual = layout.microbatches, layout.pipeline, layout.virtual
+    if layout.schedule == "gpipe":
+        return micro
+    if virtual == 1:
+        return min(micro, ranks - rank)
+    chunks = min(micro * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
+    return chunks / virtual
+
+
+def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, layout: Layout, *, full: bool) -> float:
+    """Return the activations that one block saves for one micro-batch."""
+    if full:
+        tokens = layout.microbatch * shape.sequence_length / layout.context
+        share = layout.tensor if layout.sequence_parallel else 1
+        return tokens * shape.width * layout.item_bytes / share
+    skip = layout.recompute == "selective"
+    return sum(operator.saved_bytes for operator in operators if not (skip and operator.selective))

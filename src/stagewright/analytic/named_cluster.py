@@ -1,0 +1,69 @@
+"""Clusters by name: `8xh100` is one host with eight devices, `32x8xa100` has 32 such hosts."""
+
+from __future__ import annotations
+
+import re
+
+from stagewright.analytic.collectives import Network
+from stagewright.analytic.devices import Accelerator, accelerator_of, accelerators, find_accelerator
+from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
+from stagewright.errors import UsageError
+
+_NAME = re.compile(r"(?:(\d+)x)?(\d+)x([a-z][a-z0-9 _-]*)", re.IGNORECASE)
+# Latency of a step of a collective: NCCL's own estimates for NVLink and InfiniBand with its simple protocol
+# (NCCL src/graph/tuning.cc, hwLat and baseLat).
+INTRA_LATENCY_S = 2.5e-6
+INTER_LATENCY_S = 8e-6
+
+
+def is_cluster_name(text: str) -> bool:
+    """Whether a text is the name of a cluster rather than a path."""
+    match = _NAME.fullmatch(text.strip())
+    return match is not None and find_accelerator(match[3]) is not None
+
+
+def named_cluster(text: str) -> Cluster:
+    """Return the cluster of a name such as `8xh100` or `32x8xa100`."""
+    match = _NAME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a cluster: write 8xh100 (one host) or 32x8xa100 (32 hosts)")
+    hosts, count, name = int(match[1] or 1), int(match[2]), match[3]
+    device = find_accelerator(name)
+    if device is None:
+        raise UsageError(f"{text!r}: the hardware {name!r} is unknown; known are {', '.join(accelerators())}")
+    return Cluster(
+        devices=(
+            DeviceGroup(
+                kind="cuda", count=count, hosts=hosts, memory_bytes=device.memory_bytes, hardware=device.name, host="host"
+            ),
+        ),
+        links=Links(
+            intra_host=Link(bandwidth_bytes_per_s=device.intra_link_bytes_per_s, latency_s=INTRA_LATENCY_S),
+            inter_host=None
+            if hosts == 1
+            else Link(bandwidth_bytes_per_s=device.inter_link_bytes_per_s, latency_s=INTER_LATENCY_S),
+        ),
+    )
+
+
+def network_of(cluster: Cluster) -> Network:
+    """Return the links of a cluster, with the device's usual ones where the cluster states none."""
+    group = cluster.devices[0]
+    device = accelerator_of(group)
+    intra, inter = cluster.links.intra_host, cluster.links.inter_host
+    return Network(
+        devices_per_host=group.count,
+        intra_bytes_per_s=min(intra.bandwidth_bytes_per_s, _finite(intra, device.intra_link_bytes_per_s)),
+        intra_latency_s=intra.latency_s,
+        inter_bytes_per_s=device.inter_link_bytes_per_s if inter is None else inter.bandwidth_bytes_per_s,
+        inter_latency_s=INTER_LATENCY_S if inter is None else inter.latency_s,
+    )
+
+
+def _finite(link: Link, usual: float) -> float:
+    return usual if link.bandwidth_bytes_per_s == float("inf") else link.bandwidth_bytes_per_s
+
+
+def device_of(cluster: Cluster) -> Accelerator:
+    """Return the rates of the cluster's devices."""
+    return accelerator_of(cluster.devices[0])

@@ -1,0 +1,73 @@
+"""What a training system adds to the kernels: host time, overlap, memory habits.
+
+The device waits where the host enqueues kernels more slowly than they run, so a step takes the longer of both,
+micro-batch by micro-batch. Each constant names its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagewright.analytic.layout import StackName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Constants of a training system."""
+
+    host_kernel_s: float
+    """Host time to enqueue a kernel of forward, with the module code around it."""
+    host_backward_s: float
+    """Host time to enqueue a kernel of backward."""
+    host_collective_s: float
+    """Host time to enqueue a collective."""
+    tensor_overlap: float
+    """Share of backward's tensor collectives that overlap with weight gradients."""
+    step_s: float
+    """Host time of a step: data, gradient norm, logging."""
+    fused_norms: bool
+    """Whether norms, activations and rotary embeddings are single kernels."""
+    base_bytes: int
+    """Memory of the CUDA context's workspaces and communicators that the allocator reports or the device loses."""
+
+
+STACKS: dict[StackName, Stack] = {
+    # Host times: H200 grid, `host` rows (benchmarks/kernel_grid.py). Overlap: Megatron-LM's asynchronous tensor
+    # collectives (--async-tensor-model-parallel-allreduce, on by default with CUDA_DEVICE_MAX_CONNECTIONS=1).
+    "megatron": Stack(
+        host_kernel_s=9e-6,
+        host_backward_s=6e-6,
+        host_collective_s=25e-6,
+        tensor_overlap=0.5,
+        step_s=5e-3,
+        fused_norms=True,
+        base_bytes=1 << 30,
+    ),
+    "deepspeed": Stack(
+        host_kernel_s=9e-6,
+        host_backward_s=6e-6,
+        host_collective_s=25e-6,
+        tensor_overlap=0.0,
+        step_s=10e-3,
+        fused_norms=True,
+        base_bytes=1 << 30,
+    ),
+    "nanotron": Stack(
+        host_kernel_s=20e-6,
+        host_backward_s=12e-6,
+        host_collective_s=60e-6,
+        tensor_overlap=0.5,
+        step_s=20e-3,
+        fused_norms=False,
+        base_bytes=1 << 30,
+    ),
+    "stagewright": Stack(
+        host_kernel_s=12e-6,
+        host_backward_s=8e-6,
+        host_collective_s=30e-6,
+        tensor_overlap=0.0,
+        step_s=2e-3,
+        fused_norms=False,
+        base_bytes=1 << 29,
+    ),
+}

@@ -1,8 +1,8 @@
 """Readers of the published tables.
 
-    megatron_a100.csv        Korthikanti et al., table 5: GPT of 22 B to 1 T parameters on A100
-    simumax_b200.csv         SimuMax, B200 release: Llama 3 and DeepSeek with Megatron-LM on eight B200
-    nanotron_*.csv           Hugging Face, Ultra-Scale Playbook: Llama of 1 B to 80 B on 8 to 512 H100
+megatron_a100.csv        Korthikanti et al., table 5: GPT of 22 B to 1 T parameters on A100
+simumax_b200.csv         SimuMax, B200 release: Llama 3 and DeepSeek with Megatron-LM on eight B200
+nanotron_*.csv           Hugging Face, Ultra-Scale Playbook: Llama of 1 B to 80 B on 8 to 512 H100
 """
 
 from __future__ import annotations
@@ -147,6 +147,22 @@ def simumax(folder: Path) -> Iterator[Row]:
         )
 
 
+def _nanotron_blocks(size: dict[str, Any], ranks: int) -> tuple[int, ...]:
+    """Divide blocks as nanotron does: by the cost of blocks and head, a rank ends when it passes its share."""
+    width = size["width"]
+    block = 4 * width * width + 3 * width * size["feed_forward"]
+    costs = [block] * size["layers"] + [131072 * width]
+    total, done, rank = sum(costs), 0, 0
+    counts = [0] * ranks
+    for index, cost in enumerate(costs):
+        if index < size["layers"]:
+            counts[rank] += 1
+        done += cost
+        if done > total * (rank + 1) / ranks:
+            rank = min(rank + 1, ranks - 1)
+    return tuple(counts)
+
+
 def nanotron(path: Path) -> Iterator[Row]:
     for row in _rows(path):
         size = NANOTRON[row["axis"]]
@@ -172,6 +188,7 @@ def nanotron(path: Path) -> Iterator[Row]:
             microbatches=int(number["GradAcc"]),
             zero=int(number["ZeRO"]),
             sequence_parallel=number["TP"] > 1,
+            layers=_nanotron_blocks(size, int(number["PP"])),
             stack="nanotron",
         )
         tokens = number["GBS"] * shape.sequence_length

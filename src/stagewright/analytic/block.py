@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.shape import TransformerShape
+from stagewright.analytic.stacks import STACKS, Stack
+
+# Bytes per 16-bit element that a norm and a rotary embedding move, forward and backward, and their kernels: as one
+# fused kernel, and as transformers computes them in eager mode (32-bit intermediates), counted from its source.
+_NORM = {False: (4, 8, 1, 2), True: (34, 56, 6, 12)}
+_ROTARY = {False: (4, 4, 2, 2), True: (20, 24, 10, 12)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Operator:
     kernels: int = 1
     """Kernels of forward."""
     backward_kernels: int = 2
+    weight_s: float = 0.0
+    """Part of backward that computes weight gradients."""
     saved_bytes: float = 0.0
     """Activations kept for backward."""
     selective: bool = False
@@ -40,6 +48,15 @@ class Operators:
     shape: TransformerShape
     layout: Layout
     kernels: Kernels
+
+    @property
+    def stack(self) -> Stack:
+        return STACKS[self.layout.stack]
+
+    @property
+    def eager_norms(self) -> bool:
+        """Whether norms are chains of kernels: RMS norms and rotary embeddings in eager mode; layer norms never."""
+        return self.stack.eager_norms and self.shape.rotary
 
     @property
     def tokens(self) -> int:
@@ -69,6 +86,7 @@ class Operators:
             name=name,
             forward_s=forward,
             backward_s=gradient + weight,
+            weight_s=weight,
             flops=2.0 * rows * columns * inner,
             kernels=1,
             backward_kernels=3,
@@ -97,8 +115,19 @@ class Operators:
         )
 
     def _norm(self, name: str) -> Operator:
-        size = self.norm_tokens * self.shape.width * self.layout.item_bytes
-        return self._stream(name, 2 * size, 4 * size, saved=size, backward_kernels=2)
+        elements = self.norm_tokens * self.shape.width
+        forward, backward, kernels, backward_kernels = _NORM[self.eager_norms]
+        item = self.layout.item_bytes
+        wide = 1 if self.eager_norms else item / 2
+        return self._stream(
+            name,
+            forward * elements * wide,
+            backward * elements * wide,
+            # An eager norm saves its input, the 32-bit input and the normalized values.
+            saved=elements * (item + 4 + item if self.eager_norms else item),
+            kernels=kernels,
+            backward_kernels=backward_kernels,
+        )
 
     def _residual(self, name: str) -> Operator:
         """Residual addition, with dropout and its mask where the model has one."""
@@ -134,8 +163,15 @@ class Operators:
             up = heads * (shape.head_size + value_size)
             yield self._linear("keys and values", tokens, up, latent.key_value_rank)
         if shape.rotary:
-            size = tokens * (heads + key_heads) * key_size * item
-            yield self._stream("rotary embedding", 2 * size, 2 * size, kernels=2, backward_kernels=2)
+            size = tokens * (heads + key_heads) * key_size * item / 2
+            forward, backward, kernels, backward_kernels = _ROTARY[self.eager_norms]
+            yield self._stream(
+                "rotary embedding",
+                forward * size,
+                backward * size,
+                kernels=kernels,
+                backward_kernels=backward_kernels,
+            )
         yield from self._core(heads, key_heads, key_size, value_size)
         yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
         yield self._residual("attention residual")
@@ -151,7 +187,13 @@ class Operators:
             share = max(1, heads // layout.context) if heads >= layout.context else heads / layout.context
             times = [
                 kernels.attention_s(
-                    samples, share, length, length, key_size, value_size, backward=backward  # type: ignore[arg-type]
+                    samples,
+                    share,
+                    length,
+                    length,
+                    key_size,
+                    value_size,
+                    backward=backward,
                 )
                 for backward in (False, True)
             ]
@@ -159,7 +201,7 @@ class Operators:
                 name="attention",
                 forward_s=times[0],
                 backward_s=times[1],
-                flops=flops / 2,
+                flops=flops,
                 backward_kernels=3,
                 saved_bytes=saved + 4 * tokens * heads,
                 selective=False,
@@ -180,9 +222,7 @@ class Operators:
             saved_bytes=saved_inputs,
             selective=True,
         )
-        yield self._stream(
-            "softmax", 2 * item * scores, 3 * item * scores, saved=item * scores, selective=True
-        )
+        yield self._stream("softmax", 2 * item * scores, 3 * item * scores, saved=item * scores, selective=True)
         if shape.dropout:
             yield self._stream(
                 "attention dropout",
@@ -215,8 +255,16 @@ class Operators:
         yield self._linear(f"{label} in", tokens, columns, shape.width, input_share=saved_share)
         gate = shape.num_matrices == 3
         size = tokens * inner * item
-        forward, backward = (3 * size, 5 * size) if gate else (2 * size, 3 * size)
-        yield self._stream(f"{label} activation", forward, backward, saved=(2 if gate else 1) * size)
+        eager = gate and self.stack.eager_activations
+        forward, backward = (5, 8) if eager else (3, 5) if gate else (2, 3)
+        yield self._stream(
+            f"{label} activation",
+            forward * size,
+            backward * size,
+            saved=(3 if eager else 2 if gate else 1) * size,
+            kernels=2 if eager else 1,
+            backward_kernels=4 if eager else 1,
+        )
         yield self._linear(f"{label} out", tokens, shape.width, inner)
 
     def _experts(self) -> Iterator[Operator]:
@@ -262,6 +310,7 @@ class Operators:
                 name=name,
                 forward_s=forward,
                 backward_s=gradient + weight,
+                weight_s=weight,
                 flops=2.0 * routed * out * width,
                 kernels=1,
                 backward_kernels=local + 2,
@@ -280,15 +329,19 @@ class Operators:
 
     def head(self) -> tuple[Operator, ...]:
         """Final norm, the product with the vocabulary, and cross-entropy."""
-        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
+        shape, layout = self.shape, self.layout
         columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
         saved_share = 1 / layout.tensor if layout.sequence_parallel else 1.0
         logits = self.tokens * columns
         return (
             self._norm("final norm"),
             self._linear("head", self.tokens, columns, shape.width, input_share=saved_share),
-            # 16-bit logits become 32-bit ones; maximum, exponential, sum; the gradient is written once per type.
             self._stream(
-                "cross-entropy", (item + 4 * 4) * logits, (4 * 2 + item) * logits, saved=4 * logits, kernels=5
+                "cross-entropy",
+                self.stack.loss_bytes[0] * logits,
+                self.stack.loss_bytes[1] * logits,
+                saved=4 * logits,
+                kernels=6,
+                backward_kernels=4,
             ),
         )

@@ -65,9 +65,7 @@ def find_accelerator(hardware: str) -> Accelerator | None:
     True
     """
     words = set(re.findall(r"[a-z0-9]+", hardware.lower()))
-    matches = [
-        (len(alias), name) for name, row in _table().items() for alias in row["words"] if set(alias) <= words
-    ]
+    matches = [(len(alias), name) for name, row in _table().items() for alias in row["words"] if set(alias) <= words]
     return accelerators()[max(matches)[1]] if matches else None
 
 

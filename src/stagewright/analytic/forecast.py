@@ -64,10 +64,11 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
             f"the layout needs {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
             "use a smaller mesh or a larger cluster"
         )
-    if layout.pipeline * layout.virtual > shape.num_layers:
-        raise UsageError(
-            f"{layout.pipeline * layout.virtual} pipeline stages can't divide {shape.num_layers} blocks; use fewer"
-        )
+    stages = layout.pipeline * layout.virtual
+    if stages > shape.num_layers + 2 and not layout.layers:  # embedding and head may be stages of their own
+        raise UsageError(f"{stages} pipeline stages can't divide {shape.num_layers} blocks; use fewer")
+    if layout.layers and sum(layout.layers) != shape.num_layers:
+        raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
     device = accelerator_of(cluster.devices[0])
     model = StepModel(
         shape=shape,

@@ -81,7 +81,7 @@ class Kernels:
     def attention_s(
         self,
         samples: float,
-        heads: int,
+        heads: float,
         queries: int,
         keys: int,
         key_width: int,

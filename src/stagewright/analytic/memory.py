@@ -57,7 +57,9 @@ def rank_parameters(shape: TransformerShape, layout: Layout, rank: int, blocks: 
     tensor = layout.tensor
     moe = moe_blocks(shape, layout, rank)
     dense = blocks - moe
-    parameters = blocks * (shape.attention_parameters / tensor + 2 * shape.width) + dense * shape.dense_parameters / tensor
+    parameters = (
+        blocks * (shape.attention_parameters / tensor + 2 * shape.width) + dense * shape.dense_parameters / tensor
+    )
     routed = 0.0
     if shape.experts is not None:
         routed = moe * shape.experts.num_experts * shape.expert_parameters / layout.expert

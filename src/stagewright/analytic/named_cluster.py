@@ -34,7 +34,12 @@ def named_cluster(text: str) -> Cluster:
     return Cluster(
         devices=(
             DeviceGroup(
-                kind="cuda", count=count, hosts=hosts, memory_bytes=device.memory_bytes, hardware=device.name, host="host"
+                kind="cuda",
+                count=count,
+                hosts=hosts,
+                memory_bytes=device.memory_bytes,
+                hardware=device.name,
+                host="host",
             ),
         ),
         links=Links(

@@ -21,6 +21,8 @@ _GATED = (
 _TIED = ("gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere")
 # Families with rotary position embeddings are the gated ones and these.
 _ROTARY = ("gpt_neox", "gptj", "starcoder2", "cohere", "falcon", "phi", "stablelm")
+# Families whose configuration classes apply dropout where the file does not say.
+_DROPOUT = {("gpt2", "resid_pdrop"): 0.1, ("opt", "dropout"): 0.1, ("bert", "hidden_dropout_prob"): 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +202,8 @@ class TransformerShape:
         kind = str(config.get("model_type", ""))
         gated = kind in _GATED or "silu" in str(config.get("hidden_act", ""))
         longest = config.get("max_position_embeddings") or config.get("n_positions") or config.get("n_ctx") or 2048
-        drops = ("hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "dropout", "attention_dropout")
+        drops = ("hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "dropout")
+        dropout = any(float(config.get(name, _DROPOUT.get((kind, name))) or 0) > 0 for name in drops)
         latent = None
         if config.get("kv_lora_rank"):
             latent = LatentAttention(
@@ -222,7 +225,7 @@ class TransformerShape:
             tied=bool(config.get("tie_word_embeddings", kind in _TIED)),
             head_width=None if head_width is None else int(head_width),
             rotary=gated or kind in _ROTARY,
-            dropout=any(float(config.get(name) or 0) > 0 for name in drops),
+            dropout=dropout,
             experts=_experts(config),
             latent=latent,
         )

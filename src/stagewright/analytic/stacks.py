@@ -25,8 +25,12 @@ class Stack:
     """Share of backward's tensor collectives that overlap with weight gradients."""
     step_s: float
     """Host time of a step: data, gradient norm, logging."""
-    fused_norms: bool
-    """Whether norms, activations and rotary embeddings are single kernels."""
+    eager_norms: bool
+    """Whether norms and rotary embeddings are chains of elementwise kernels instead of fused ones."""
+    eager_activations: bool
+    """Whether a gated activation is two kernels (activation, product)."""
+    loss_bytes: tuple[int, int]
+    """Bytes that cross-entropy reads and writes per logit: forward, backward."""
     base_bytes: int
     """Memory of the CUDA context's workspaces and communicators that the allocator reports or the device loses."""
 
@@ -40,7 +44,9 @@ STACKS: dict[StackName, Stack] = {
         host_collective_s=25e-6,
         tensor_overlap=0.5,
         step_s=5e-3,
-        fused_norms=True,
+        eager_norms=False,
+        eager_activations=False,
+        loss_bytes=(18, 10),
         base_bytes=1 << 30,
     ),
     "deepspeed": Stack(
@@ -49,7 +55,9 @@ STACKS: dict[StackName, Stack] = {
         host_collective_s=25e-6,
         tensor_overlap=0.0,
         step_s=10e-3,
-        fused_norms=True,
+        eager_norms=False,
+        eager_activations=False,
+        loss_bytes=(18, 10),
         base_bytes=1 << 30,
     ),
     "nanotron": Stack(
@@ -58,7 +66,9 @@ STACKS: dict[StackName, Stack] = {
         host_collective_s=60e-6,
         tensor_overlap=0.5,
         step_s=20e-3,
-        fused_norms=False,
+        eager_norms=False,
+        eager_activations=True,
+        loss_bytes=(46, 22),
         base_bytes=1 << 30,
     ),
     "stagewright": Stack(
@@ -67,7 +77,9 @@ STACKS: dict[StackName, Stack] = {
         host_collective_s=30e-6,
         tensor_overlap=0.0,
         step_s=2e-3,
-        fused_norms=False,
+        eager_norms=True,
+        eager_activations=True,
+        loss_bytes=(22, 18),
         base_bytes=1 << 29,
     ),
 }

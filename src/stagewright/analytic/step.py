@@ -1,9 +1,9 @@
 """The step of a layout: kernels, collectives, host and pipeline put together.
 
-    rank           forward and backward of its blocks: the longer of device and host, plus exposed collectives
-    pipeline       1F1B: every rank's micro-batch once, and the slowest rank's for each further one
-                   T = Σ tᵢ + (m − 1) · max tᵢ        interleaved: the warm-up is divided by the stages per rank
-    end of step    exposed gradient collectives, optimizer, gathered parameters (ZeRO)
+rank           forward and backward of its blocks: the longer of device and host, plus exposed collectives
+pipeline       1F1B: every rank's micro-batch once, and the slowest rank's for each further one
+               T = Σ tᵢ + (m − 1) · max tᵢ        interleaved: the warm-up is divided by the stages per rank
+end of step    exposed gradient collectives, optimizer, gathered parameters (ZeRO)
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class StepModel:
             forward += ahead.times(count)
             backward += back.times(count)
             if layout.recompute == "full":
-                again = ahead.times(count * checkpointed / blocks)
+                again = ahead.times(count * checkpointed / max(1, blocks))
                 backward += again
                 recompute_s += again.total_s
             elif layout.recompute == "selective":

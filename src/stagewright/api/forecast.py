@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
+from stagewright.analytic.forecast import AnalyticForecast
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.shape import TransformerShape
+from stagewright.api.analytic import forecast_analytic
 from stagewright.api.inputs import check_names, load_cluster, load_plan
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
@@ -124,16 +129,52 @@ def measure_plan(
     )
 
 
+@overload
 def forecast(
-    plan: Plan | str | Path, *, cluster: Cluster | str | Path | None = None, progress: Progress = SILENT, **options: Any
-) -> Forecast:
+    plan: Plan | str | Path,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    analytic: Literal[False] = False,
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Forecast: ...
+
+
+@overload
+def forecast(
+    plan: Plan | Layout | str | Path,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    analytic: Literal[True],
+    model: TransformerShape | Mapping[str, Any] | str | Path | None = None,
+    sequence_length: int | None = None,
+) -> AnalyticForecast: ...
+
+
+def forecast(
+    plan: Plan | Layout | str | Path,
+    *,
+    cluster: Cluster | str | Path | None = None,
+    analytic: bool = False,
+    model: TransformerShape | Mapping[str, Any] | str | Path | None = None,
+    sequence_length: int | None = None,
+    progress: Progress = SILENT,
+    **options: Any,
+) -> Forecast | AnalyticForecast:
     """Predict a plan's step: time, speed-up, the timeline of every worker, memory and bytes sent.
 
-    The model's units are measured on this machine, or taken from the cache.
+    The model's units are measured on this machine, or taken from the cache. With `analytic`, formulas take the place
+    of measurements, for hardware that is not at hand; the plan may then also be a layout, which states what the engine
+    does not run (sequence, context and expert parallelism, ZeRO, selective recomputation).
 
     Args:
-        plan: A plan, or the path of its file.
-        cluster: Where it would run, or the path of its file; by default this machine.
+        plan: A plan, or the path of its file; with `analytic` also a layout, like ``"tp=8,pp=8,mbs=1,m=64,sp"``.
+        cluster: Where it would run: a cluster, the path of its file, or a name such as ``8xh100`` or ``32x8xa100``;
+            by default this machine.
+        analytic: Whether to use formulas instead of measurements.
+        model: With `analytic`: a configuration, a folder with one, or a name such as ``gpt3-175b``; by default the
+            plan's model.
+        sequence_length: With `analytic`: tokens of a sample.
         progress: Receives notes while the model is measured.
         options: What to change (``free_communication``, ``perfect_balance``, ``bandwidth`` in bytes per second,
             ``latency_s``, ``devices``, ``infinite_devices``) and how to measure (``repeats``, ``fresh``, ``cache``,
@@ -143,7 +184,14 @@ def forecast(
         forecast = sw.forecast("plan.toml", repeats=1)
         print(forecast.step_s, forecast.speedup)
         print(sw.forecast("plan.toml", repeats=1, free_communication=True).speedup)
+        large = sw.forecast("tp=8,pp=8,m=64,sp", model="gpt3-175b", cluster="8x8xa100", analytic=True)
+        print(large.step_s, large.mfu)
     """
+    if analytic:
+        check_names("option of an analytic forecast", options, [])
+        return forecast_analytic(plan, cluster, model, sequence_length)
+    if model is not None or sequence_length is not None or isinstance(plan, Layout):
+        raise UsageError("model, sequence_length and layouts belong to analytic forecasts: add analytic=True")
     what_if, measuring = _options(options)
     return what_if.apply(measure_plan(load_plan(plan), load_cluster(cluster), measuring, progress)).forecast()
 

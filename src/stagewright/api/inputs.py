@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from stagewright.analytic.named_cluster import is_cluster_name, named_cluster
 from stagewright.cluster.cluster import Cluster
 from stagewright.cluster.device import Device
 from stagewright.cluster.file import read_cluster
@@ -71,5 +72,9 @@ def load_plan(plan: Plan | str | Path) -> Plan:
 
 
 def load_cluster(cluster: Cluster | str | Path | None) -> Cluster | None:
-    """Return a cluster, read from its file where it is given as a path."""
-    return cluster if cluster is None or isinstance(cluster, Cluster) else read_cluster(cluster)
+    """Return a cluster; a text is the path of its file, or a name such as ``8xh100`` or ``32x8xa100``."""
+    if cluster is None or isinstance(cluster, Cluster):
+        return cluster
+    if is_cluster_name(str(cluster)) and not Path(cluster).exists():
+        return named_cluster(str(cluster))
+    return read_cluster(cluster)

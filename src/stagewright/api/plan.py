@@ -18,7 +18,7 @@ from stagewright.engine.parallel.codec_choice import CANDIDATES
 from stagewright.errors import UsageError
 from stagewright.machine.machine import default_devices, probe_machine, spread_cores
 from stagewright.planner.calibration.calibrate import load_calibration
-from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, device_peak
+from stagewright.planner.costs.analytic import AnalyticModel, analytic_source
 from stagewright.planner.costs.link_codecs import measure_link_codec
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource, MeasuredCostSource
@@ -48,8 +48,8 @@ class SearchSpace:
     """Codecs on the links; all but ``none`` change values."""
     analytic: bool = False
     """Whether costs come from formulas and the hardware's peak instead of measurements."""
-    efficiency: float = 0.5
-    """With `analytic`: the share of the peak that is reached."""
+    efficiency: float | None = None
+    """With `analytic`: the share of the peak that large matrix products reach; None: the device's."""
 
     def check(self) -> None:
         """Refuse unknown names."""
@@ -57,7 +57,7 @@ class SearchSpace:
         check_names("recompute mode", self.recompute, RECOMPUTES)
         for name in self.codecs:
             check_codec(name)
-        if not 0 < self.efficiency <= 1:
+        if self.efficiency is not None and not 0 < self.efficiency <= 1:
             raise UsageError(f"an efficiency of {self.efficiency} is not possible: use a number above 0 and up to 1")
 
 
@@ -177,7 +177,7 @@ def search_plans(
     if space.analytic:
         if cluster is None:
             raise UsageError("--analytic needs the hardware: give --cluster FILE")
-        source = _analytic_source(base, cluster, space.efficiency)
+        source = analytic_source(base, cluster, space.efficiency)
     else:
         source, cluster, overheads = _measured_source(base, cluster, measuring, progress)
     extra = CANDIDATES if list(space.codecs) == ["none"] else ()
@@ -229,17 +229,6 @@ def _link_codecs(names: Iterable[str], source: CostSource, base: Plan) -> dict[s
         return {name: source.codec(name) for name in names}
     kind = source.model(1, 1).profile.device.partition(":")[0]
     return {name: measure_link_codec(name, base.dtype, 1 << 20, kind) for name in names}
-
-
-def _analytic_source(base: Plan, cluster: Cluster, efficiency: float) -> CostSource:
-    return AnalyticModel(
-        name=base.model.name,
-        shape=TransformerShape.of(base.model),
-        peak=device_peak(cluster),
-        kind=cluster.devices[0].kind,
-        item_bytes=2 if base.dtype == "bfloat16" else 4,
-        efficiency=efficiency,
-    )
 
 
 def _measured_source(

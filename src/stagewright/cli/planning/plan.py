@@ -44,7 +44,12 @@ def plan(
     analytic: Annotated[
         bool, _search_option("--analytic", help="Use formulas and the hardware's peak; no model is built or measured.")
     ] = False,
-    efficiency: Annotated[float, _search_option(help="With --analytic: the share of the peak that is reached.")] = 0.5,
+    efficiency: Annotated[
+        float | None,
+        _search_option(
+            help="With --analytic: the share of the peak that matrix products reach. \\[default: the device's]"
+        ),
+    ] = None,
     root: Annotated[Path, typer.Option(help="Where run folders of --verify go.")] = Path("runs"),
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,

@@ -101,7 +101,8 @@ def _parse(module: str) -> ast.Module:
 
 def _entry(module: str, name: str) -> Entry:
     for node in _parse(module).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+        is_overload = any(ast.unparse(mark) == "overload" for mark in getattr(node, "decorator_list", ()))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name and not is_overload:
             return Entry(name=name, node=node)
     raise ValueError(f"{module} does not define {name}")
 

@@ -9,7 +9,8 @@ import sys
 import stagewright as sw
 
 NAMES = """
-    Batch Cluster Codec Comparison Device Explanation FitResult Forecast Model Plan PlanResult Profile Run RunError
+    AnalyticForecast Batch Cluster Codec Comparison Device Explanation FitResult Forecast Layout Model Plan
+    PlanResult Profile Run RunError
     Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError capture compare explain fit forecast
     parallelize plan profile split train
 """

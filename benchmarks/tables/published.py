@@ -180,15 +180,16 @@ def nanotron(path: Path) -> Iterator[Row]:
             tied=bool(size["tied"]),
             rotary=True,
         )
+        ranks = int(number["PP"])
         layout = Layout(
             data=int(number["DP"]),
             tensor=int(number["TP"]),
-            pipeline=int(number["PP"]),
+            pipeline=ranks,
             microbatch=int(number["MBS"]),
-            microbatches=int(number["GradAcc"]),
+            microbatches=max(1, round(number["GBS"] / (number["DP"] * number["MBS"]))),
             zero=int(number["ZeRO"]),
             sequence_parallel=number["TP"] > 1,
-            layers=_nanotron_blocks(size, int(number["PP"])),
+            layers=_nanotron_blocks(size, ranks),
             stack="nanotron",
         )
         tokens = number["GBS"] * shape.sequence_length

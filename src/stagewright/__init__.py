@@ -20,6 +20,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stagewright.analytic.forecast import AnalyticForecast as AnalyticForecast
+    from stagewright.analytic.layout import Layout as Layout
     from stagewright.api.compare import Comparison as Comparison, compare as compare
     from stagewright.api.fit import FitResult as FitResult, fit as fit
     from stagewright.api.forecast import explain as explain, forecast as forecast
@@ -52,6 +54,7 @@ os.environ.setdefault("MIMALLOC_PURGE_DELAY", "-1")
 
 # Public name → the module that defines it.
 _HOMES = {
+    "AnalyticForecast": "stagewright.analytic.forecast",
     "Batch": "stagewright.zoo.model",
     "Cluster": "stagewright.cluster.cluster",
     "Codec": "stagewright.codecs.base",
@@ -60,6 +63,7 @@ _HOMES = {
     "Explanation": "stagewright.planner.explain",
     "FitResult": "stagewright.api.fit",
     "Forecast": "stagewright.simulator.forecast",
+    "Layout": "stagewright.analytic.layout",
     "Model": "stagewright.zoo.model",
     "Plan": "stagewright.spec.plan",
     "PlanResult": "stagewright.api.plan",
@@ -86,6 +90,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AnalyticForecast",
     "Batch",
     "Cluster",
     "Codec",
@@ -94,6 +99,7 @@ __all__ = [
     "Explanation",
     "FitResult",
     "Forecast",
+    "Layout",
     "Model",
     "Plan",
     "PlanResult",

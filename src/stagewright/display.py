@@ -15,6 +15,7 @@ from stagewright.errors import UsageError
 from stagewright.table import Table
 
 _TABLES = {
+    "AnalyticForecast": "tables.analytic:analytic_table",
     "Comparison": "tables.compare:comparison_table",
     "Explanation": "tables.forecast:explanation_table",
     "FitResult": "tables.fit:fit_result_table",

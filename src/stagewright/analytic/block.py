@@ -166,11 +166,7 @@ class Operators:
             size = tokens * (heads + key_heads) * key_size * item / 2
             forward, backward, kernels, backward_kernels = _ROTARY[self.eager_norms]
             yield self._stream(
-                "rotary embedding",
-                forward * size,
-                backward * size,
-                kernels=kernels,
-                backward_kernels=backward_kernels,
+                "rotary embedding", forward * size, backward * size, kernels=kernels, backward_kernels=backward_kernels
             )
         yield from self._core(heads, key_heads, key_size, value_size)
         yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
@@ -186,15 +182,7 @@ class Operators:
             # Context ranks exchange heads or keys: each computes its share of the heads over the whole sequence.
             share = max(1, heads // layout.context) if heads >= layout.context else heads / layout.context
             times = [
-                kernels.attention_s(
-                    samples,
-                    share,
-                    length,
-                    length,
-                    key_size,
-                    value_size,
-                    backward=backward,
-                )
+                kernels.attention_s(samples, share, length, length, key_size, value_size, backward=backward)
                 for backward in (False, True)
             ]
             yield Operator(

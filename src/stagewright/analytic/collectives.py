@@ -80,6 +80,11 @@ class Network:
         latency = min(ring_latency, tree_latency) if kind == "all_reduce" else ring_latency
         return self.overhead_s + latency + passes * share / min(adapters, intra)
 
+    def bucketed_s(self, kind: Collective, group: Group, num_bytes: float, bucket_bytes: float) -> float:
+        """Return the time of a tensor that is sent in buckets, each with its own latency."""
+        count = max(1, math.ceil(num_bytes / bucket_bytes))
+        return count * self.collective_s(kind, group, num_bytes / count)
+
     def message_s(self, num_bytes: float, stride: int) -> float:
         """Return the time of a point-to-point message between ranks that are `stride` apart."""
         if stride < self.devices_per_host:

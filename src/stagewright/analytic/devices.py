@@ -43,6 +43,8 @@ class Accelerator:
     """Share of the peak that large matrix products sustain."""
     attention_share: tuple[float, float]
     """Share of the peak that fused attention sustains: forward, backward."""
+    source: str = "formulas"
+    """Where the shares come from: measured kernels, measured kernels scaled, or formulas."""
 
     def flops(self, precision: str) -> float:
         """Return the peak rate of matrix products."""
@@ -56,6 +58,7 @@ def accelerators() -> Mapping[str, Accelerator]:
     return {name: _accelerator(name, table) for name in table}
 
 
+@cache
 def find_accelerator(hardware: str) -> Accelerator | None:
     """Return the accelerator that a hardware name means; None if it is unknown.
 
@@ -121,4 +124,7 @@ def _accelerator(name: str, table: Mapping[str, Any]) -> Accelerator:
         inter_link_bytes_per_s=row["inter_link"],
         matmul_share=row["matmul_share"],
         attention_share=(row["attention_share"][0], row["attention_share"][1]),
+        source="measured kernels scaled"
+        if "like" in table[name] and row.get("source")
+        else row.get("source", "formulas"),
     )

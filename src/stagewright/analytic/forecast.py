@@ -14,11 +14,12 @@ from stagewright.analytic.named_cluster import network_of
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster
+from stagewright.display import Displayed
 from stagewright.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnalyticForecast:
+class AnalyticForecast(Displayed):
     """The predicted step of a layout."""
 
     step_s: float
@@ -31,6 +32,20 @@ class AnalyticForecast:
     parts: dict[str, float]
     """Seconds of the step by cause, on the bottleneck rank."""
     num_devices: int
+    spread: float
+    """Half-width of the interval as a factor: 0.1 means from step_s / 1.1 to step_s · 1.1."""
+    source: str
+    """Where the kernels' efficiency comes from: measured kernels, measured kernels scaled, or formulas."""
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the interval."""
+        return self.step_s / (1 + self.spread)
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the interval."""
+        return self.step_s * (1 + self.spread)
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -46,6 +61,8 @@ class AnalyticForecast:
         return {
             **asdict(self),
             "memory": [rank.to_dict() for rank in self.memory],
+            "low_s": self.low_s,
+            "high_s": self.high_s,
             "peak_memory_bytes": self.peak_memory_bytes,
             "fits": self.fits,
         }
@@ -71,10 +88,7 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
         raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
     device = accelerator_of(cluster.devices[0])
     model = StepModel(
-        shape=shape,
-        layout=layout,
-        kernels=kernels_for(device, layout.precision),
-        network=network_of(cluster),
+        shape=shape, layout=layout, kernels=kernels_for(device, layout.precision), network=network_of(cluster)
     )
     step_s, parts = model.step()
     tokens = layout.batch * shape.sequence_length
@@ -87,4 +101,6 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
         memory_limit_bytes=cluster.devices[0].memory_bytes,
         parts=parts,
         num_devices=layout.num_devices,
+        spread=0.15,
+        source=device.source,
     )

@@ -9,6 +9,7 @@ Wider than a `Plan`, which says what the engine here runs: a layout also states 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from stagewright.errors import UnknownName, UsageError
@@ -77,6 +78,8 @@ class Layout:
     """Axes from innermost to outermost: neighbors of the first share a host."""
     layers: tuple[int, ...] = ()
     """Blocks of each pipeline rank; (): as equal as possible."""
+    message_stall_s: float = 0.0
+    """Measured extra time of each point-to-point message between pipeline ranks; 0 on a healthy network."""
     stack: StackName = "megatron"
     """Training system, whose host time and memory habits apply."""
 
@@ -130,11 +133,7 @@ class Layout:
 
     def blocks(self, num_layers: int) -> tuple[int, ...]:
         """Return the number of blocks of each pipeline rank."""
-        if self.layers:
-            return self.layers
-        each, more = divmod(num_layers, self.pipeline)
-        # The last rank also holds the head: it gets the smaller share.
-        return tuple(each + (1 if rank < more else 0) for rank in range(self.pipeline))
+        return self.layers or _equal_blocks(num_layers, self.pipeline)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -150,6 +149,11 @@ class Layout:
                 if value not in ("", "true", "false"):
                     raise UsageError(f"{text!r}: {word} is true or false, not {value!r}")
                 values[name] = value != "false"
+            elif known[name].type == "float":
+                try:
+                    values[name] = float(value)
+                except ValueError:
+                    raise UsageError(f"{text!r}: {word} needs a number, not {value!r}") from None
             elif known[name].type in ("int", "int | None"):
                 if not (value.isascii() and value.isdigit()):
                     raise UsageError(f"{text!r}: {word} needs a whole number, not {value!r}")
@@ -187,6 +191,13 @@ class Layout:
             order=("pipeline", "tensor", "context", "data"),
             stack="stagewright",
         )
+
+
+@cache
+def _equal_blocks(num_layers: int, ranks: int) -> tuple[int, ...]:
+    each, more = divmod(num_layers, ranks)
+    # The last rank also holds the head: it gets the smaller share.
+    return tuple(each + (1 if rank < more else 0) for rank in range(ranks))
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

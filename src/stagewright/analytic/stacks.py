@@ -31,6 +31,12 @@ class Stack:
     """Whether a gated activation is two kernels (activation, product)."""
     loss_bytes: tuple[int, int]
     """Bytes that cross-entropy reads and writes per logit: forward, backward."""
+    bucket_bytes: float
+    """Gradients are reduced in buckets of this size, each with the latency of a collective."""
+    gradient_overlap: float
+    """Share of the last backward with which gradient collectives overlap."""
+    host_peer_s: tuple[float, float]
+    """Host time of a block and micro-batch for each tensor peer: without and with pipeline ranks on other hosts."""
     base_bytes: int
     """Memory of the CUDA context's workspaces and communicators that the allocator reports or the device loses."""
 
@@ -47,6 +53,9 @@ STACKS: dict[StackName, Stack] = {
         eager_norms=False,
         eager_activations=False,
         loss_bytes=(18, 10),
+        bucket_bytes=160e6,
+        gradient_overlap=0.8,
+        host_peer_s=(0.0, 0.0),
         base_bytes=1 << 30,
     ),
     "deepspeed": Stack(
@@ -58,17 +67,23 @@ STACKS: dict[StackName, Stack] = {
         eager_norms=False,
         eager_activations=False,
         loss_bytes=(18, 10),
+        bucket_bytes=1e9,
+        gradient_overlap=0.8,
+        host_peer_s=(0.0, 0.0),
         base_bytes=1 << 30,
     ),
     "nanotron": Stack(
-        host_kernel_s=20e-6,
-        host_backward_s=12e-6,
-        host_collective_s=60e-6,
+        host_kernel_s=80e-6,
+        host_backward_s=60e-6,
+        host_collective_s=100e-6,
         tensor_overlap=0.5,
         step_s=20e-3,
         eager_norms=False,
         eager_activations=True,
         loss_bytes=(46, 22),
+        bucket_bytes=25e6,
+        gradient_overlap=0.5,
+        host_peer_s=(0.0005, 0.00275),
         base_bytes=1 << 30,
     ),
     "stagewright": Stack(
@@ -80,6 +95,9 @@ STACKS: dict[StackName, Stack] = {
         eager_norms=True,
         eager_activations=True,
         loss_bytes=(22, 18),
+        bucket_bytes=26.2e6,
+        gradient_overlap=0.8,
+        host_peer_s=(0.0, 0.0),
         base_bytes=1 << 29,
     ),
 }

@@ -8,7 +8,7 @@ end of step    exposed gradient collectives, optimizer, gathered parameters (ZeR
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagewright.analytic.block import Operator, Operators
 from stagewright.analytic.collectives import Network
@@ -74,6 +74,8 @@ class StepModel:
     network: Network
     devices_speed: tuple[float, ...] = ()
     """Relative speed of each pipeline rank's devices; (): all alike."""
+    _blocks: dict[bool, tuple[Operator, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _passes: dict[tuple[bool, bool], Pass] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def stack(self) -> Stack:
@@ -82,6 +84,21 @@ class StepModel:
     @property
     def operators(self) -> Operators:
         return Operators(shape=self.shape, layout=self.layout, kernels=self.kernels)
+
+    def block(self, *, experts: bool) -> tuple[Operator, ...]:
+        """Return the operators of a block, computed once."""
+        if experts not in self._blocks:
+            self._blocks[experts] = self.operators.block(experts=experts)
+        return self._blocks[experts]
+
+    def block_pass(self, *, experts: bool, backward: bool) -> Pass:
+        """Return forward or backward of a block with its collectives, computed once."""
+        key = (experts, backward)
+        if key not in self._passes:
+            operators = self.block(experts=experts)
+            collectives = self.block_collectives(experts=experts, backward=backward)
+            self._passes[key] = self.pass_of(operators, backward=backward) + collectives
+        return self._passes[key]
 
     def pass_of(self, operators: tuple[Operator, ...], *, backward: bool) -> Pass:
         stack = self.stack
@@ -118,7 +135,11 @@ class StepModel:
             routed = hidden * shape.experts.top_k / (layout.tensor if layout.sequence_parallel else 1)
             seconds += 2 * network.collective_s("all_to_all", group, routed)
             count += 2
-        return Pass(collective_s=seconds, host_s=count * stack.host_collective_s)
+        host = count * stack.host_collective_s
+        if layout.tensor > 1:
+            spread = layout.pipeline > 1 and layout.num_devices > network.devices_per_host
+            host += layout.tensor * stack.host_peer_s[spread] / 2
+        return Pass(collective_s=seconds, host_s=host)
 
     def rank_time(self, rank: int) -> RankTime:
         """Return the time of one micro-batch on a pipeline rank."""
@@ -132,9 +153,9 @@ class StepModel:
         for experts, count in ((False, blocks - moe), (True, moe)):
             if not count:
                 continue
-            operators = builder.block(experts=experts)
-            ahead = self.pass_of(operators, backward=False) + self.block_collectives(experts=experts, backward=False)
-            back = self.pass_of(operators, backward=True) + self.block_collectives(experts=experts, backward=True)
+            operators = self.block(experts=experts)
+            ahead = self.block_pass(experts=experts, backward=False)
+            back = self.block_pass(experts=experts, backward=True)
             forward += ahead.times(count)
             backward += back.times(count)
             if layout.recompute == "full":
@@ -178,7 +199,9 @@ class StepModel:
         tokens = layout.microbatch * self.shape.sequence_length / layout.context
         size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if layout.sequence_parallel else 1)
         each = self.network.message_s(size, layout.stride("pipeline"))
-        return 2 * layout.virtual * each
+        # A rank inside the pipeline has two neighbors, the first and the last one.
+        neighbors = 1 if layout.pipeline == 2 else 2
+        return 2 * layout.virtual * (each + neighbors * layout.message_stall_s)
 
     def gradient_s(self, rank: int) -> float:
         """Return the collectives of gradients and, with ZeRO, of parameters of a rank."""
@@ -190,13 +213,14 @@ class StepModel:
             if ranks < 2 or not count:
                 continue
             group = self.network.group(ranks, layout.stride("data") // (layout.context if layout.context > 1 else 1))
-            gradients = count * layout.gradient_bytes
+            gradients, bucket = count * layout.gradient_bytes, self.stack.bucket_bytes
             if layout.zero:
-                total += self.network.collective_s("reduce_scatter", group, gradients)
+                total += self.network.bucketed_s("reduce_scatter", group, gradients, bucket)
                 if layout.zero < 3:
-                    total += self.network.collective_s("all_gather", group, count * layout.item_bytes)
+                    parameters = count * layout.item_bytes
+                    total += self.network.bucketed_s("all_gather", group, parameters, bucket)
             else:
-                total += self.network.collective_s("all_reduce", group, gradients)
+                total += self.network.bucketed_s("all_reduce", group, gradients, bucket)
         return total
 
     def parameters(self, rank: int) -> tuple[float, float]:
@@ -243,7 +267,7 @@ class StepModel:
         saved = largest = 0.0
         for experts, count in ((False, blocks - moe), (True, moe)):
             if count:
-                operators = builder.block(experts=experts)
+                operators = self.block(experts=experts)
                 kept = block_saved_bytes(operators, shape, layout, full=False)
                 again = block_saved_bytes(operators, shape, layout, full=True)
                 part = count * checkpointed / blocks if full else 0.0
@@ -271,8 +295,8 @@ class StepModel:
     def step(self) -> tuple[float, dict[str, float]]:
         """Return the time of a step, and its parts on the bottleneck rank."""
         layout = self.layout
-        times = [self.rank_time(rank) for rank in self._distinct_ranks()]
-        ranks = [self._like(rank) for rank in range(layout.pipeline)]
+        distinct, ranks = self._distinct_ranks()
+        times = [self.rank_time(rank) for rank in distinct]
         by_rank = [times[index] for index in ranks]
         slots = [time.total_s for time in by_rank]
         slowest = max(range(len(slots)), key=lambda index: slots[index])
@@ -281,10 +305,10 @@ class StepModel:
         body = micro * slots[slowest] + bubble
         ends = []
         for index in sorted(set(ranks)):
-            rank = self._distinct_ranks()[index]
+            rank = distinct[index]
             gradient = self.gradient_s(rank)
             if layout.overlap_gradients:
-                hidden = 0.8 * times[index].backward_s
+                hidden = self.stack.gradient_overlap * times[index].backward_s
                 gradient = max(gradient - hidden, 0.1 * gradient)
             ends.append((gradient + self.optimizer_s(rank), gradient, self.optimizer_s(rank)))
         end, gradient, optimizer = max(ends)
@@ -302,21 +326,15 @@ class StepModel:
         }
         return body + end + sharded + self.stack.step_s, parts
 
-    def _distinct_ranks(self) -> list[int]:
-        """Ranks whose times differ: first, last, and one of each number of blocks between."""
+    def _distinct_ranks(self) -> tuple[list[int], list[int]]:
+        """Return ranks whose times differ, and for each rank the index of the one that it equals."""
         layout = self.layout
         counts = layout.blocks(self.shape.num_layers)
-        seen: dict[tuple[int, int, float], int] = {}
+        seen: dict[tuple[int, int, int, float], tuple[int, int]] = {}
+        like = []
         for rank in range(layout.pipeline):
-            seen.setdefault(self._kind(rank, counts), rank)
-        return list(seen.values())
-
-    def _kind(self, rank: int, counts: tuple[int, ...]) -> tuple[int, int, float]:
-        place = (rank == 0) + 2 * (rank == self.layout.pipeline - 1)
-        speed = self.devices_speed[rank] if self.devices_speed else 1.0
-        return (counts[rank], place * 1000 + moe_blocks(self.shape, self.layout, rank), speed)
-
-    def _like(self, rank: int) -> int:
-        counts = self.layout.blocks(self.shape.num_layers)
-        kinds = [self._kind(other, counts) for other in self._distinct_ranks()]
-        return kinds.index(self._kind(rank, counts))
+            place = (rank == 0) + 2 * (rank == layout.pipeline - 1)
+            speed = self.devices_speed[rank] if self.devices_speed else 1.0
+            kind = (counts[rank], moe_blocks(self.shape, layout, rank), place, speed)
+            like.append(seen.setdefault(kind, (len(seen), rank))[0])
+        return [rank for _, rank in seen.values()], like

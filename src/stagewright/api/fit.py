@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stagewright.analytic.devices import accelerators
+from stagewright.analytic.models import load_shape
 from stagewright.api.inputs import check_names, split_options
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
+from stagewright.planner.costs.analytic import AnalyticModel
 from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies
-from stagewright.planner.scaled_models import scaled_models, size_limit
+from stagewright.planner.scaled_models import analytic_models, scaled_models, size_limit
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
@@ -68,6 +71,7 @@ def fit(
     schedule: str = "1f1b",
     optimizer: str = "adamw",
     check: bool = False,
+    analytic: bool = False,
     cache: str | bool = True,
     root: str | Path = "runs",
     progress: Progress = SILENT,
@@ -85,6 +89,8 @@ def fit(
         schedule: Schedule of a pipeline.
         optimizer: sgd, adam or adamw.
         check: Whether to run the best strategy at its limit and just above it.
+        analytic: Whether memory comes from formulas; the model is then a folder with a config.json (``hf:FOLDER``) or a
+            name such as ``gpt3-175b``, and is not built.
         cache: The cache folder of profiles; True: the user's.
         root: Where run folders of `check` go.
         progress: Receives notes while the model is measured.
@@ -93,6 +99,10 @@ def fit(
     Example:
         print(sw.fit("gpt-layers", "1GiB", devices=2, sequence_length=32))
     """
+    if analytic:
+        return _fit_analytic(
+            model, memory, devices, what or "batch", batch, microbatches, schedule, optimizer, check=check, **options
+        )
     head, _, layers = model.partition(":")
     entry = catalog.entry(head) if ":" not in model or head in catalog.names() else None
     has_free_layers = entry is not None and entry.default_layers is not None
@@ -131,6 +141,42 @@ def fit(
     rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, limit=most)
     checked = tuple(_run(rows, limit, root, progress)) if check else None
     return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows), checked=checked)
+
+
+def _fit_analytic(
+    model: str,
+    memory: str | int,
+    devices: int,
+    what: SizeKind,
+    batch: int,
+    microbatches: int,
+    schedule: str,
+    optimizer: str,
+    *,
+    check: bool,
+    **options: Any,
+) -> FitResult:
+    """Find the largest sizes by formulas."""
+    if check:
+        raise UsageError("--check runs the strategy here, but --analytic is for hardware that is not at hand")
+    check_names("size", [what], _SIZES)
+    check_names("optimizer", [optimizer], OPTIMIZERS)
+    check_names("schedule", [schedule], SCHEDULES)
+    limit = memory if isinstance(memory, int) else parse_bytes(memory)
+    about, rest = split_options(options)
+    base = Plan(
+        model=ModelSpec(name=model, **about),
+        batch=batch,
+        schedule=schedule,  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        **rest,
+    )
+    shape = load_shape(model, base.model.sequence_length)
+    # Sizes do not depend on the device's speed.
+    source = AnalyticModel(name=model, shape=shape, device=accelerators()["A100"], precision=base.dtype)
+    now = {"batch": batch, "layers": shape.num_layers, "sequence": shape.sequence_length}[what]
+    rows = fit_strategies(base, devices, limit, analytic_models(what, source), what, now=now, microbatches=microbatches)
+    return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows))
 
 
 def _run(rows: list[StrategyFit], limit: int, root: str | Path, progress: Progress) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from stagewright.planner.costs.analytic import AnalyticModel
 from stagewright.planner.costs.interpolation import interpolate
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.planner.costs.measure import ModelCosts, measure_model, plan_microbatch_sizes
@@ -35,6 +36,25 @@ def scaled_models(
     """
     models = _ScaledModels(family, cache, progress)
     return {"batch": models.at_batch, "layers": models.at_layers, "sequence": models.at_length}[kind]
+
+
+def analytic_models(kind: SizeKind, source: AnalyticModel) -> SizedModel:
+    """Return a function that computes a model's costs at any size, from formulas."""
+    sources = {source.shape: source}
+
+    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
+        shape = source.shape
+        if kind == "batch":
+            plan = replace(plan, batch=size)
+        elif kind == "layers":
+            shape = replace(shape, num_layers=max(size, plan.num_stages))
+        else:
+            shape = shape.with_length(size)
+        if shape not in sources:
+            sources[shape] = replace(source, shape=shape, _cache={})
+        return plan, sources[shape].model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor)
+
+    return sized
 
 
 @dataclass(slots=True)

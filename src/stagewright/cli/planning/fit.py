@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli import options as opt
+from stagewright.cli.planning.options import Analytic
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
 
@@ -26,6 +27,7 @@ def fit(
     check: Annotated[
         bool, typer.Option("--check", help="Run the best strategy at its limit and just above it.")
     ] = False,
+    analytic: Analytic = False,
     root: Annotated[Path, typer.Option(help="Where run folders of --check go.")] = Path("runs"),
     json: opt.Json = False,
     image_size: opt.ImageSize = None,
@@ -49,6 +51,7 @@ def fit(
         schedule=schedule,
         optimizer=optimizer,
         check=check,
+        analytic=analytic,
         cache=cache_dir or True,
         root=root,
         progress=SCREEN,

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stagewright.cli.option_groups import with_groups
 from stagewright.cli.options import Json, panel
-from stagewright.cli.planning.options import ClusterFile, ForecastOptions, note_profile
+from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
+
+if TYPE_CHECKING:
+    from stagewright.analytic.forecast import AnalyticForecast
 
 _out_option = panel("What to write")
 
 
 @with_groups
 def forecast(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)],
+    plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)] = None,
     cluster: ClusterFile = None,
     plot: Annotated[Path | None, _out_option(metavar="FILE", help="Draw the timeline (.png, .svg, .pdf).")] = None,
     trace: Annotated[
@@ -30,11 +33,15 @@ def forecast(
     json: Json = False,
     *,
     options: ForecastOptions,
+    formulas: AnalyticOptions,
 ) -> None:
     """Predict a plan's step: time, speed-up, timeline of every worker, memory, bytes sent."""
+    if formulas.analytic:
+        _print_analytic(formulas.forecast(plan, cluster), json=json)
+        return
     from stagewright.spec.plan_file import read_plan
 
-    wanted = read_plan(plan)
+    wanted = read_plan(formulas.require_plan(plan))
     for path, option in ((plot, "--plot"), (trace, "--trace"), (chakra, "--chakra")):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
@@ -91,3 +98,14 @@ def forecast(
     print_lines(forecast_summary(result))
     note_profile(prepared.measured.profile)
     note_coverage(prepared.measured.profile.coverage)
+
+
+def _print_analytic(result: AnalyticForecast, *, json: bool) -> None:
+    from stagewright.report.tables.analytic import analytic_summary, memory_table
+
+    if json:
+        print_json(result.to_dict())
+        return
+    print_table(result.table())
+    print_table(memory_table(result))
+    print_lines(*analytic_summary(result))

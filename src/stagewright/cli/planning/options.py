@@ -8,17 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 from stagewright.cli.options import CacheDir, NoCache, Repeats, cache_choice, measure_option, panel
 from stagewright.cli.screen import note
+from stagewright.errors import UsageError
 from stagewright.quantity import format_age, parse_rate, parse_s
 
 if TYPE_CHECKING:
+    from stagewright.analytic.forecast import AnalyticForecast
     from stagewright.api.forecast import Measuring, WhatIf
     from stagewright.profiler.profile import Profile
 
 _what_if_option = panel("What if")
 _where_option = panel("Where")
 
+_analytic_option = panel("Analytic")
+
 ClusterFile = Annotated[
-    Path | None, _where_option("--cluster", metavar="FILE", help="A cluster file. \\[default: this machine]")
+    Path | None,
+    _where_option(
+        "--cluster",
+        metavar="FILE|NAME",
+        help="A cluster file, or a name like 8xh100 or 32x8xa100. \\[default: this machine]",
+    ),
+]
+Analytic = Annotated[
+    bool,
+    _analytic_option("--analytic", help="Use formulas and the hardware's data sheet; no model is built or measured."),
 ]
 Rescale = Annotated[
     bool, _where_option("--rescale", help="Multiply times of another kind of device by the cluster's speeds.")
@@ -76,6 +89,41 @@ class ForecastOptions:
             devices=self.devices,
             infinite_devices=self.infinite_devices,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyticOptions:
+    """The options of an analytic forecast."""
+
+    analytic: Analytic = False
+    layout: Annotated[
+        str | None,
+        _analytic_option(
+            metavar="TEXT", help="Instead of PLAN: like tp=8,pp=8,vp=3,mbs=1,m=64,sp,zero=1,recompute=selective."
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        _analytic_option(metavar="MODEL", help="With --layout: a name like gpt3-175b, or a folder with a config.json."),
+    ] = None
+    sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens of a sample.")] = None
+
+    def forecast(self, plan: Path | None, cluster: Path | None) -> AnalyticForecast:
+        """Forecast a plan's file or a layout from formulas."""
+        from stagewright.api.analytic import forecast_analytic
+
+        target = plan if self.layout is None else self.layout
+        if target is None or (plan is not None and self.layout is not None):
+            raise UsageError("give either a plan's file or --layout with --model")
+        return forecast_analytic(target, cluster, self.model, self.sequence_length)
+
+    def require_plan(self, plan: Path | None) -> Path:
+        """Return the plan of a measured forecast; layouts belong to analytic ones."""
+        if self.layout is not None or self.model is not None:
+            raise UsageError("--layout and --model belong to analytic forecasts: add --analytic")
+        if plan is None:
+            raise UsageError("give the plan's file, like plan.toml; `stagewright plan MODEL` writes one")
+        return plan
 
 
 def note_profile(profile: Profile) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
+from stagewright.files.chakra import Collective, NodeType, read_nodes
 from stagewright.profiler.profile import Amount
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
@@ -55,25 +56,24 @@ def test_chrome_events_of_a_thread_never_overlap(tmp_path: Path, schedule: str) 
 
 
 def test_chakra(tmp_path: Path) -> None:
-    proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     costs = make_costs(equal_units(2), mesh=Mesh(pipeline=2, data=2), microbatches=3, links=LINKS)
     paths = write_chakra(costs, tmp_path / "step")
     assert [path.name for path in paths] == [f"step.{rank}.et" for rank in range(4)]
-    first = read(proto, paths[0].read_bytes())
-    kinds = [proto.NodeType.Name(node.type) for node in first]
+    first = list(read_nodes(paths[0]))
+    kinds = [NodeType(node.type).name for node in first]
     assert kinds.count("COMP_NODE") == 6 + 1, "the optimiser's too"
     assert kinds.count("COMM_SEND_NODE") == kinds.count("COMM_RECV_NODE") == 3
     assert kinds.count("COMM_COLL_NODE") == 1
-    sent = next(node for node in first if node.type == proto.COMM_SEND_NODE)
-    values = {one.name: one for one in sent.attr}
-    assert values["comm_size"].int64_val == 10
-    assert (values["comm_src"].int32_val, values["comm_dst"].int32_val) == (0, 1)
+    sent = next(node for node in first if node.type == NodeType.COMM_SEND_NODE)
+    values = sent.attributes
+    assert values["comm_size"] == 10
+    assert (values["comm_src"], values["comm_dst"]) == (0, 1)
     known: set[int] = set()
     for node in first:
-        assert set(node.data_deps) <= known, "a node depends on earlier ones alone"
+        assert set(node.data_dependencies) <= known, "a node depends on earlier ones alone"
         known.add(node.id)
-    tags = {(one.name, one.int32_val) for node in read(proto, paths[1].read_bytes()) for one in node.attr}
-    assert ("comm_tag", values["comm_tag"].int32_val) in tags, "both ends have the same tag"
+    tags = {node.attributes.get("comm_tag") for node in read_nodes(paths[1])}
+    assert values["comm_tag"] in tags, "both ends have the same tag"
 
 
 TRAFFIC = [TensorTraffic(forward_bytes=(100, 60), backward_bytes=(40,))] * 8
@@ -93,11 +93,10 @@ TRAFFIC = [TensorTraffic(forward_bytes=(100, 60), backward_bytes=(40,))] * 8
     ],
 )
 def test_chakra_has_the_tensor_axis_bytes_of_the_forecast(tmp_path: Path, fields: dict[str, Any]) -> None:
-    proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     costs = make_costs(equal_units(8), microbatches=4, links=LINKS, terms={"tensor": TRAFFIC}, **fields)
     forecast = predict(costs)
     found = [
-        sum(one["comm_size"] for one in collectives(proto, path) if one["pg_name"].startswith("tensor"))
+        sum(one["comm_size"] for one in collectives(path) if one["pg_name"].startswith("tensor"))
         for path in write_chakra(costs, tmp_path / "step")
     ]
     streamed = 1 if costs.plan.training else costs.plan.steps
@@ -105,69 +104,43 @@ def test_chakra_has_the_tensor_axis_bytes_of_the_forecast(tmp_path: Path, fields
 
 
 def test_chakra_has_each_stage_its_own_tensor_traffic(tmp_path: Path) -> None:
-    proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     traffic = [TensorTraffic(forward_bytes=(size,), backward_bytes=(2 * size,)) for size in (100, 50, 300, 7)]
     costs = make_costs(
         equal_units(4), mesh=Mesh(tensor=2, pipeline=2), microbatches=3, links=LINKS, terms={"tensor": traffic}
     )
     paths = write_chakra(costs, tmp_path / "step")
-    found = [sum(one["comm_size"] for one in collectives(proto, path)) for path in paths]
+    found = [sum(one["comm_size"] for one in collectives(path)) for path in paths]
     assert found[:2] == [3 * 450, 3 * 921]
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_chakra_gathers_and_scatters_what_is_sharded(tmp_path: Path, microbatches: int) -> None:
-    proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     costs = make_costs(equal_units(4), mesh=Mesh(data=2), microbatches=microbatches, links=LINKS, shard=True)
-    nodes = read(proto, write_chakra(costs, tmp_path / "step")[0].read_bytes())
-    found = [(one["comm_type"], one["comm_size"]) for one in map(attributes, nodes) if "comm_type" in one]
+    nodes = list(read_nodes(write_chakra(costs, tmp_path / "step")[0]))
+    found = [(one["comm_type"], one["comm_size"]) for one in (node.attributes for node in nodes) if "comm_type" in one]
     # A rank puts its half of the 400 bytes into each gather, and all gradients into the scatter.
-    assert found == [(proto.ALL_GATHER, 200)] * (2 * microbatches) + [(proto.REDUCE_SCATTER, 400)]
-    computing = sum(node.duration_micros for node in nodes if node.type == proto.COMP_NODE)
+    assert found == [(Collective.ALL_GATHER, 200)] * (2 * microbatches) + [(Collective.REDUCE_SCATTER, 400)]
+    computing = sum(node.duration_us for node in nodes if node.type == NodeType.COMP_NODE)
     assert computing == microbatches * 3 * 4 * 10**6, "gathering is no part of computing"
 
 
 def test_chakra_ends_with_the_optimiser_of_each_worker(tmp_path: Path) -> None:
-    proto = pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
     tied = unit("head", 1.0, (1.0, 1.0), parameter_bytes=Amount(total=150, shares=((0, 100),)))
     profile = profile_of([*equal_units(3, buffer_bytes=8).units, tied])
     terms = {"model_overheads": ModelOverheads(optimizer_s_per_byte=0.01, statistics_bytes=64)}
     costs = make_costs(profile, mesh=Mesh(data=2, pipeline=2), microbatches=2, links=LINKS, terms=terms)
     for worker, path in enumerate(write_chakra(costs, tmp_path / "step")[:2]):
-        nodes = read(proto, path.read_bytes())
+        nodes = list(read_nodes(path))
         names = [node.name for node in nodes]
         assert names[-4:] == [f"gradients of stage {worker}", "statistics", "tied weights", "optimizer"]
-        assert attributes(nodes[-3])["comm_size"] == (42, 21)[worker], "two thirds and one third of 64"
-        assert attributes(nodes[-2])["comm_size"] == costs.tied_bytes == 100
-        assert nodes[-1].data_deps == [nodes[-2].id]
-        assert nodes[-1].duration_micros == round(optimizer_s(costs, worker) * 1e6) > 0
+        assert nodes[-3].attributes["comm_size"] == (42, 21)[worker], "two thirds and one third of 64"
+        assert nodes[-2].attributes["comm_size"] == costs.tied_bytes == 100
+        assert nodes[-1].data_dependencies == [nodes[-2].id]
+        assert nodes[-1].duration_us == round(optimizer_s(costs, worker) * 1e6) > 0
     still = make_costs(equal_units(2), mesh=Mesh(pipeline=2), schedule="gpipe", training=False, steps=1)
     (first, *_) = write_chakra(still, tmp_path / "still")
-    assert [node.name for node in read(proto, first.read_bytes())] == ["F0.0", "message 0.0"]
+    assert [node.name for node in read_nodes(first)] == ["F0.0", "message 0.0"]
 
 
-def attributes(node: Any) -> dict[str, Any]:
-    return {one.name: getattr(one, one.WhichOneof("value")) for one in node.attr}
-
-
-def collectives(proto: Any, path: Path) -> list[dict[str, Any]]:
-    nodes = read(proto, path.read_bytes())
-    return [attributes(node) for node in nodes if node.type == proto.COMM_COLL_NODE]
-
-
-def read(proto, content: bytes):  # type: ignore[no-untyped-def]
-    """The nodes of a file: messages behind their lengths."""
-    at, found = 0, []
-    while at < len(content):
-        length = shift = 0
-        while True:
-            byte = content[at]
-            at += 1
-            length |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                break
-        found.append(content[at : at + length])
-        at += length
-    assert proto.GlobalMetadata.FromString(found[0]).version == "0.0.4"
-    return [proto.Node.FromString(one) for one in found[1:]]
+def collectives(path: Path) -> list[dict[str, Any]]:
+    return [node.attributes for node in read_nodes(path) if node.type == NodeType.COMM_COLL_NODE]

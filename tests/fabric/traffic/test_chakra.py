@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.fabric.traffic.workload import Message, Workload, from_sizes
-
-pytest.importorskip("chakra.schema.protobuf.et_def_pb2")
-
 from stagewright.fabric.traffic.chakra import from_chakra, to_chakra
+from stagewright.fabric.traffic.workload import Message, Workload, from_sizes
 
 
 def test_a_workload_survives_its_traces(tmp_path: Path) -> None:

@@ -49,10 +49,6 @@ def forecast(
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
-    if chakra is not None:
-        from stagewright.files.chakra import check_chakra
-
-        check_chakra()
     from stagewright.api.forecast import measure_plan
     from stagewright.api.inputs import load_cluster
 

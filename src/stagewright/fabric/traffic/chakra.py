@@ -4,8 +4,7 @@
 
 Import matches the k-th collective of a group across the ranks' files. Identical messages are measured once and counted;
 computation between two messages becomes the gap before the second. If all collectives span all ranks, the trace can be
-rescaled to another number of ranks: gradient sizes do not depend on it. Needs mlc-chakra: pip install
-'stagewright[chakra]'.
+rescaled to another number of ranks: gradient sizes do not depend on it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from stagewright.errors import UsageError
 from stagewright.fabric.collectives.algorithms import ALL_REDUCE
 from stagewright.fabric.traffic.workload import Message, Workload
-from stagewright.files.chakra import add_attributes, check_chakra, find_ranks, read_nodes, write_ranks
+from stagewright.files.chakra import Collective, Node, NodeType, Value, find_ranks, read_nodes, write_ranks
 
 # Chakra's name of a collective → ours; the algorithm of an all-reduce is chosen by the user.
 _KINDS = {
@@ -42,7 +41,6 @@ def from_chakra(
     prefix: str | Path, *, num_ranks: int | None = None, algorithm: str = "ring", trials: int, **more: Any
 ) -> Workload:
     """Read the messages of a trace; rescale them to ``num_ranks`` if the trace allows it."""
-    proto = check_chakra()
     files = find_ranks(Path(prefix))
     messages: dict[tuple[Any, ...], Message] = {}
     order: dict[tuple[str, int], tuple[Any, ...]] = {}
@@ -51,10 +49,10 @@ def from_chakra(
         seen: dict[str, int] = {}
         gap_s = 0.0
         for node in read_nodes(path):
-            if node.type == proto.COMP_NODE:
-                gap_s += node.duration_micros / 1e6
+            if node.type == NodeType.COMP_NODE:
+                gap_s += node.duration_us / 1e6
                 continue
-            parsed = _message(node, rank, len(files), algorithm, proto, path)
+            parsed = _message(node, rank, len(files), algorithm, path)
             if parsed is None:
                 continue
             group, key, message = parsed
@@ -83,35 +81,34 @@ def from_chakra(
 
 def to_chakra(workload: Workload, prefix: str | Path) -> list[Path]:
     """Write a workload as one file per rank, each atomically."""
-    proto = check_chakra()
-    return write_ranks(prefix, workload.num_ranks, lambda rank: _nodes(workload, rank, proto))
+    return write_ranks(prefix, workload.num_ranks, lambda rank: _nodes(workload, rank))
 
 
 def _message(
-    node: Any, rank: int, num_ranks: int, algorithm: str, proto: Any, path: Path
+    node: Node, rank: int, num_ranks: int, algorithm: str, path: Path
 ) -> tuple[str, tuple[Any, ...], Message] | None:
     """Return (group that counts it, values that all its ranks must agree on, message)."""
-    attributes = {attr.name: getattr(attr, attr.WhichOneof("value") or "name") for attr in node.attr}
-    if node.type in (proto.COMM_SEND_NODE, proto.COMM_RECV_NODE):
-        source, target = int(attributes.get("comm_src", -1)), int(attributes.get("comm_dst", -1))
+    if node.type in (NodeType.COMM_SEND_NODE, NodeType.COMM_RECV_NODE):
+        source, target = _integer(node, "comm_src", -1, path), _integer(node, "comm_dst", -1, path)
         if not (0 <= source < num_ranks and 0 <= target < num_ranks) or source == target:
             raise UsageError(f"{path}: node {node.id} sends from rank {source} to {target} of {num_ranks}")
-        size = int(attributes.get("comm_size", 0))
+        size = _integer(node, "comm_size", 0, path)
         message = Message(name=f"{source} → {target}", algorithm="pipeline", num_bytes=size, groups=((source, target),))
         return f"{source} to {target}", ("pipeline", size), message
-    if node.type != proto.COMM_COLL_NODE:
+    if node.type != NodeType.COMM_COLL_NODE:
         return None
-    kind = proto.CollectiveCommType.Name(int(attributes.get("comm_type", 0)))
+    number = _integer(node, "comm_type", 0, path)
+    kind = Collective(number).name if number in set(Collective) else f"collective of type {number}"
     if kind == "BARRIER":
         return None
     if kind not in _KINDS:
         raise UsageError(
             f"{path}: node {node.id} is a {kind}, which fabric cannot send; supported: {', '.join(_KINDS)}"
         )
-    size = int(attributes.get("comm_size", 0))
+    size = _integer(node, "comm_size", 0, path)
     chosen = algorithm if kind == "ALL_REDUCE" else _KINDS[kind]
     message = Message(name=str(node.name), algorithm=chosen, num_bytes=size, groups=())
-    return str(attributes.get("pg_name", "all")), (chosen, size), message
+    return str(node.attributes.get("pg_name", "all")), (chosen, size), message
 
 
 def _count(messages: list[Message]) -> list[Message]:
@@ -137,7 +134,7 @@ def _rescale(workload: Workload, num_ranks: int) -> Workload:
     return replace(workload, num_ranks=num_ranks, messages=messages, delays_s=())
 
 
-def _nodes(workload: Workload, rank: int, proto: Any) -> Iterator[Any]:
+def _nodes(workload: Workload, rank: int) -> Iterator[Node]:
     """Yield the nodes of one rank, each depending on the previous; overlapped messages depend only on computation."""
     number = 0
     computed: list[int] = []
@@ -146,35 +143,43 @@ def _nodes(workload: Workload, rank: int, proto: Any) -> Iterator[Any]:
         group = next((group for group in message.groups if rank in group), None)
         for _ in range(message.count):
             if message.gap_s:
-                node = proto.Node(id=number, name=f"before {message.name}", type=proto.COMP_NODE)
-                node.duration_micros = round(message.gap_s * 1e6)
-                node.data_deps.extend(computed if workload.overlap else [*computed, *sent])
-                yield node
+                yield Node(
+                    id=number,
+                    name=f"before {message.name}",
+                    type=NodeType.COMP_NODE,
+                    duration_us=round(message.gap_s * 1e6),
+                    data_dependencies=list(computed if workload.overlap else [*computed, *sent]),
+                )
                 computed, number = [number], number + 1
             if group is None:
                 continue
-            for node in _communication(message, group, rank, proto):
+            for node in _communication(message, group, rank):
                 node.id = number
-                node.data_deps.extend(computed if workload.overlap else sorted({*computed, *sent}))
+                node.data_dependencies = list(computed if workload.overlap else sorted({*computed, *sent}))
                 yield node
                 sent, number = [number], number + 1
 
 
-def _communication(message: Message, group: tuple[int, ...], rank: int, proto: Any) -> Iterator[Any]:
+def _communication(message: Message, group: tuple[int, ...], rank: int) -> Iterator[Node]:
     position = group.index(rank)
+    common = {"is_cpu_op": False, "comm_size": message.num_bytes}
     if message.algorithm != "pipeline":
-        kind = proto.CollectiveCommType.Value(_NAMES[message.algorithm])
-        label = "-".join(map(str, group))
-        node = proto.Node(name=message.name, type=proto.COMM_COLL_NODE)
-        add_attributes(node, comm_type=int(kind), comm_size=message.num_bytes, pg_name=label)
-        yield node
+        kind = int(Collective[_NAMES[message.algorithm]])
+        attributes: dict[str, Value] = {**common, "comm_type": kind, "pg_name": "-".join(map(str, group))}
+        yield Node(name=message.name, type=NodeType.COMM_COLL_NODE, attributes=attributes)
         return
-    for kind, source, target in (
-        ("COMM_RECV_NODE", position - 1, position),
-        ("COMM_SEND_NODE", position, position + 1),
+    for node_type, source, target in (
+        (NodeType.COMM_RECV_NODE, position - 1, position),
+        (NodeType.COMM_SEND_NODE, position, position + 1),
     ):
         if source >= 0 and target < len(group):
-            node = proto.Node(name=message.name, type=getattr(proto, kind))
             ends = {"comm_src": group[source], "comm_dst": group[target]}
-            add_attributes(node, comm_size=message.num_bytes, **ends)
-            yield node
+            yield Node(name=message.name, type=node_type, attributes={**common, **ends})
+
+
+def _integer(node: Node, name: str, default: int, path: Path) -> int:
+    """Return a whole number among a node's attributes."""
+    value = node.attributes.get(name, default)
+    if isinstance(value, str | bool) or value != value or abs(value) == float("inf"):
+        raise UsageError(f"{path}: {name} of node {node.id} is {value!r}, not a whole number")
+    return int(value)

@@ -9,17 +9,15 @@
                   reduce-scatter
 
 comm_size is a rank's input, as simulators read it: of an all-gather its shard, otherwise the whole tensor. Compute
-times come from the forecast; the simulator determines the time of communication. Requires mlc-chakra:
-pip install 'stagewright[chakra]'.
+times come from the forecast; the simulator determines the time of communication.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.files.chakra import add_attributes, check_chakra, write_ranks
+from stagewright.files.chakra import Collective, Node, NodeType, write_ranks
 from stagewright.simulator.action_graph import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -39,7 +37,6 @@ _MAX_NODES = 2_000_000
 
 def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
     """Write one file per rank, each atomically."""
-    proto = check_chakra()
     mesh = costs.plan.mesh
     graph = step_graph(costs)
     allreduces = sum(len(stage.tensor_forward_bytes) + len(stage.tensor_backward_bytes) for stage in costs.stages)
@@ -50,20 +47,20 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
             f"limit of {_MAX_NODES} nodes; use fewer micro-batches or a smaller mesh"
         )
     compute_s, _ = costs.node_times(graph)
-    return write_ranks(prefix, mesh.num_workers, lambda rank: _Rank(costs, graph, compute_s, rank, proto).nodes())
+    return write_ranks(prefix, mesh.num_workers, lambda rank: _Rank(costs, graph, compute_s, rank).nodes())
 
 
 class _Rank:
     """The nodes of one rank."""
 
-    def __init__(self, costs: PlanCosts, graph: ActionGraph, compute_s: Floats, rank: int, proto: Any) -> None:
-        self.costs, self.graph, self.compute_s, self.proto = costs, graph, compute_s, proto
+    def __init__(self, costs: PlanCosts, graph: ActionGraph, compute_s: Floats, rank: int) -> None:
+        self.costs, self.graph, self.compute_s = costs, graph, compute_s
         self.coordinates = costs.plan.mesh.coordinates(rank)
-        self._nodes: list[Any] = []
+        self._nodes: list[Node] = []
         self.ids: dict[int, int] = {}  # graph node → Chakra id
         self.backward: dict[int, int] = {}  # stage → Chakra id of its latest backward
 
-    def nodes(self) -> list[Any]:
+    def nodes(self) -> list[Node]:
         graph, worker = self.graph, self.coordinates[2]
         for node in range(graph.num_nodes):
             if graph.is_p2p[node]:
@@ -89,12 +86,14 @@ class _Rank:
         before, duration = self._dependencies(node), float(self.compute_s[node])
         if plan.shard and stage.parameter_bytes and kind != BACKWARD_WEIGHT:
             size = -(-stage.parameter_bytes // plan.mesh.data)
-            gather = self._collective(f"gather {name}", "ALL_GATHER", size, before, f"data-{tensor}-{worker}")
+            gather = self._collective(f"gather {name}", Collective.ALL_GATHER, size, before, f"data-{tensor}-{worker}")
             before, duration = [*before, gather], duration - stage.gather_s
-        last = self._add(name, "COMP_NODE", before, duration_s=duration)
+        last = self._add(name, NodeType.COMP_NODE, before, duration_s=duration)
         for size in self._tensor_bytes(node):
             num_bytes = round(size * self._share(node))
-            last = self._collective(f"tensor {name}", "ALL_REDUCE", num_bytes, [last], f"tensor-{data}-{worker}")
+            last = self._collective(
+                f"tensor {name}", Collective.ALL_REDUCE, num_bytes, [last], f"tensor-{data}-{worker}"
+            )
         self.ids[node] = last
         if kind != FORWARD:
             self.backward[index] = last
@@ -121,7 +120,7 @@ class _Rank:
         sends = graph.worker[node] == worker
         self.ids[node] = self._add(
             f"{'gradient' if backward else 'message'} {graph.stage[node]}.{graph.microbatch[node]}",
-            "COMM_SEND_NODE" if sends else "COMM_RECV_NODE",
+            NodeType.COMM_SEND_NODE if sends else NodeType.COMM_RECV_NODE,
             self._dependencies(node) if sends else [],
             comm_size=max(1, round(size)),
             comm_src=mesh.rank(data, tensor, int(graph.worker[node])),
@@ -134,29 +133,36 @@ class _Rank:
         costs, (data, tensor, worker) = self.costs, self.coordinates
         before = list(self.backward.values())
         if costs.plan.mesh.data > 1:
-            kind, group = "REDUCE_SCATTER" if costs.plan.shard else "ALL_REDUCE", f"data-{tensor}-{worker}"
+            kind, group = (
+                Collective.REDUCE_SCATTER if costs.plan.shard else Collective.ALL_REDUCE,
+                f"data-{tensor}-{worker}",
+            )
             for index, last in self.backward.items():
                 size = costs.stages[index].parameter_bytes
                 if size:
                     before.append(self._collective(f"gradients of stage {index}", kind, size, [last], group))
             statistics = int(statistics_bytes(costs, worker))
             if statistics:
-                before = [self._collective("statistics", "ALL_REDUCE", statistics, before, group)]
+                before = [self._collective("statistics", Collective.ALL_REDUCE, statistics, before, group)]
         if costs.tied_bytes and worker in (0, costs.plan.mesh.pipeline - 1):
             group = f"tied-{data}-{tensor}"
-            before = [self._collective("tied weights", "ALL_REDUCE", costs.tied_bytes, before, group)]
-        self._add("optimizer", "COMP_NODE", before, duration_s=optimizer_s(costs, worker))
+            before = [self._collective("tied weights", Collective.ALL_REDUCE, costs.tied_bytes, before, group)]
+        self._add("optimizer", NodeType.COMP_NODE, before, duration_s=optimizer_s(costs, worker))
 
-    def _collective(self, name: str, kind: str, num_bytes: int, before: list[int], group: str) -> int:
-        comm_type = int(getattr(self.proto, kind))
-        return self._add(
-            name, "COMM_COLL_NODE", before, comm_type=comm_type, comm_size=max(1, num_bytes), pg_name=group
+    def _collective(self, name: str, kind: Collective, num_bytes: int, before: list[int], group: str) -> int:
+        size = max(1, num_bytes)
+        return self._add(name, NodeType.COMM_COLL_NODE, before, comm_type=int(kind), comm_size=size, pg_name=group)
+
+    def _add(
+        self, name: str, kind: NodeType, before: list[int], duration_s: float = 0.0, **attributes: int | str
+    ) -> int:
+        node = Node(
+            id=len(self._nodes),
+            name=name,
+            type=kind,
+            data_dependencies=sorted(set(before)),
+            duration_us=round(duration_s * 1e6),
+            attributes={"is_cpu_op": False, **attributes},
         )
-
-    def _add(self, name: str, kind: str, before: list[int], duration_s: float = 0.0, **attributes: Any) -> int:
-        node = self.proto.Node(id=len(self._nodes), name=name, type=getattr(self.proto, kind))
-        node.data_deps.extend(sorted(set(before)))
-        node.duration_micros = round(duration_s * 1e6)
-        add_attributes(node, **attributes)
         self._nodes.append(node)
-        return int(node.id)
+        return node.id

@@ -19,8 +19,6 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up .venv (a few minutes the first time)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
-	@# What Chakra's own package asks for beside is a notebook server and ninety more; its file format needs none.
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps mlc-chakra protobuf -c constraints.txt
 	@touch $@
 
 demo: $(READY)  ## run a small vision transformer serially, data parallel, tensor parallel and as a pipeline

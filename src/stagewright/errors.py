@@ -5,6 +5,7 @@
     │   ├── UnknownName          an unknown name; suggests the nearest ones
     │   ├── CaptureError         the model can't be captured; names the line and alternatives
     │   ├── SplitError           no split satisfies the constraints; says by how much
+    │   ├── MissingPackage       an optional package is not installed; names the extra
     │   ├── DataMissing          a data set or weights are not on this machine; says how to get them
     │   └── CacheError           a cache file can't be read or written
     └── RunError                 the input was valid, the run failed                       exit code 1
@@ -59,6 +60,10 @@ class ModelError(UsageError, ValueError):
 
 class SplitError(UsageError):
     """No split satisfies the constraints."""
+
+
+class MissingPackage(UsageError, ImportError):
+    """An optional package is not installed."""
 
 
 class DataMissing(UsageError):

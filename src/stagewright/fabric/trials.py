@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewright.errors import RunError, UsageError
+from stagewright.extras import require
 
 
 def row_type(num_ranks: int) -> np.dtype[Any]:
@@ -139,6 +140,7 @@ def _lists(values: npt.NDArray[np.float32]) -> Any:
 
 def read_trials(path: Path) -> TrialTable:
     """Read the trials of a finished run."""
+    require("pyarrow")
     from pyarrow import parquet
 
     try:

@@ -81,7 +81,10 @@ class Machine:
         if self.gpus and "nccl" not in self.backends:
             warnings.append("This torch has no NCCL: GPUs can't communicate.")
         if "pyarrow" not in self.versions:
-            warnings.append("pyarrow is not installed: events are written as JSON lines; try pip install pyarrow.")
+            warnings.append(
+                "pyarrow is not installed, so events are written as JSON lines; "
+                "install it with: pip install 'stagewright[trace]'."
+            )
         return tuple(warnings)
 
 

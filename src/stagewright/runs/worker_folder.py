@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stagewright.errors import RunError, UsageError
+from stagewright.extras import require
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import parse_json
 from stagewright.runs.journal import read_journal, remove_journal, rows_of
@@ -131,6 +132,7 @@ class WorkerFolder:
     def _rows(self, name: str) -> list[dict[str, Any]]:
         path = self.path / f"{name}.parquet"
         if path.is_file():
+            require("pyarrow", f"reading {path}")
             return _read_parquet(path)
         path = self.path / f"{name}.jsonl"
         return list(_read_lines(path)) if path.is_file() else []

@@ -16,8 +16,11 @@ import torch
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Suppress progress bars and log lines of transformers and its hub client."""
-    from transformers.utils import logging as module
-
+    try:
+        from transformers.utils import logging as module
+    except ModuleNotFoundError:
+        yield
+        return
     transformers_logging: Any = module  # ships without annotations
 
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]

@@ -9,6 +9,7 @@ import typer
 
 from stagewright.cli.options import CacheDir, Json, check_output, check_output_folder
 from stagewright.cli.screen import note, print_json
+from stagewright.extras import require
 from stagewright.quantity import format_bytes
 
 
@@ -51,6 +52,7 @@ def report(
         check_output(markdown, "--markdown", "report.md")
     if figures is not None:
         check_output_folder(figures, "--figures")
+        require("matplotlib", "--figures")
     forecaster = None
     if forecast:
         from stagewright.api.forecast import Measuring, measure_plan

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from stagewright.errors import UnknownName, UsageError
+from stagewright.extras import require
 from stagewright.fabric.ranks.coordinator import Measurements
 from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, read_trials, write_trials
@@ -37,6 +38,7 @@ class FabricFolder:
     @classmethod
     def create(cls, root: str | Path, workload: Workload, settings: Mapping[str, Any]) -> FabricFolder:
         """Create a folder in `root`, named after time, workload and ranks."""
+        require("pyarrow", "fabric")
         begun = datetime.now().astimezone()
         label = re.sub(r"[^A-Za-z0-9._]+", "-", workload.name).strip("-._")[-40:].strip("-._") or "run"
         name = f"{begun.strftime('%Y-%m-%d-%H%M%S')}-fabric-{label}-{workload.num_ranks}"

@@ -1,1 +1,5 @@
-"""Figures drawn with matplotlib."""
+"""Figures drawn with matplotlib, which the extra `plots` installs."""
+
+from stagewright.extras import require
+
+require("matplotlib")

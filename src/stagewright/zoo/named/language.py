@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.extras import require
 from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.model import Objective, TextInput
 from stagewright.zoo.named.catalog import Entry
@@ -12,6 +13,7 @@ from stagewright.zoo.named.catalog import Entry
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     """Create the blueprint of a text model; `layers` is the number of layers of a family."""
+    require("transformers", f"the model {entry.name!r}")
     import transformers  # imported here, because it takes seconds that user-defined models don't need
 
     num_classes: int | None = options.num_classes or 2

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from stagewright.errors import UsageError
+from stagewright.extras import require
 from stagewright.zoo.blueprint import Blueprint, Options, no_changes
 from stagewright.zoo.model import ImageInput
 from stagewright.zoo.named.catalog import Entry
@@ -26,6 +27,7 @@ BATCH_NORM_MOMENTUM = 0.1
 
 def build(entry: Entry, options: Options, layers: int | None) -> Blueprint:
     """Create the blueprint of an image classifier."""
+    require("transformers", f"the model {entry.name!r}")
     import transformers  # imported here, because it takes seconds that user-defined models don't need
 
     name = entry.name

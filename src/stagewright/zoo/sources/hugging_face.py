@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.extras import require
 from stagewright.zoo.blueprint import Blueprint, Options
 from stagewright.zoo.model import ImageInput, ModelInput, Objective, TextInput
 from stagewright.zoo.named.language import longest_sequence, pad_token
@@ -31,6 +32,7 @@ def locate(reference: str, *, weights: bool) -> Path:
 
 
 def _download(reference: str, patterns: list[str]) -> Path:
+    require("transformers", f"the model 'hf:{reference}'")
     from huggingface_hub import snapshot_download
 
     offline = network.offline()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from stagewright.errors import UsageError
+from stagewright.extras import require
 from stagewright.zoo.model import ImageInput
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.sources.folder import abbreviate, check_folder
@@ -22,6 +23,7 @@ from stagewright.zoo.sources.folder import abbreviate, check_folder
 
 def read_config(source: Path | str) -> Any:
     """Read the transformers configuration in a folder, without remote code."""
+    require("transformers", f"the model in {str(source)!r}")
     import transformers
 
     try:

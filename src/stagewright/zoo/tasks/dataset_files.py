@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.extras import require
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.sources import network
 from stagewright.zoo.sources.weights import first_line
@@ -91,6 +92,7 @@ def _check_complete(entry: Entry, split: str, files: list[Path]) -> None:
 
 
 def _read_files(entry: Entry, files: list[Path]) -> Any:
+    require("pyarrow", f"the data set {entry.name!r}")
     import pyarrow
     from pyarrow import parquet
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from stagewright.errors import UsageError
+from stagewright.extras import require
 from stagewright.zoo.model import Batch, ImageInput
 from stagewright.zoo.tasks.samples import Samples
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 class ImageSamples(Samples):
@@ -39,6 +42,8 @@ def prepare_image(image: Image.Image, inputs: ImageInput) -> NDArray[np.float32]
     modes = {1: "L", 3: "RGB"}
     if inputs.channels not in modes:
         raise UsageError(f"images have 1 or 3 channels, but the model takes {inputs.channels}")
+    from PIL import Image
+
     image = image.convert(modes[inputs.channels])
     if image.size != (inputs.size, inputs.size):
         image = image.resize((inputs.size, inputs.size), Image.Resampling.BILINEAR)
@@ -51,6 +56,9 @@ def prepare_image(image: Image.Image, inputs: ImageInput) -> NDArray[np.float32]
 
 def from_table(table: Any, column: str, inputs: ImageInput, dtype: torch.dtype) -> ImageSamples:
     """Return the images of a pyarrow table with a column of encoded files."""
+    require("PIL")
+    from PIL import Image, UnidentifiedImageError
+
     encoded = table.column(column)
 
     def load_image(index: int) -> Image.Image:
@@ -65,6 +73,9 @@ def from_table(table: Any, column: str, inputs: ImageInput, dtype: torch.dtype) 
 
 def digits(split: str, inputs: ImageInput, dtype: torch.dtype) -> ImageSamples:
     """Return scikit-learn's digits; a fixed fifth of each class is the test split."""
+    require("sklearn")
+    require("PIL")
+    from PIL import Image
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from stagewright.errors import DataMissing, UsageError
+from stagewright.extras import require
 from stagewright.zoo.model import Batch, Model, TextInput
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.tasks.samples import Samples
@@ -44,6 +45,7 @@ class TextSamples(Samples):
 
 def load_tokenizer(task: str, model: Model, inputs: TextInput, folder: Path | None) -> Any:
     """Load the tokenizer in `folder`, or the one that came with the model's weights."""
+    require("transformers", f"the task {task!r}")
     import transformers
 
     folder = folder if folder is not None else inputs.tokenizer

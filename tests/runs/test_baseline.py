@@ -50,3 +50,23 @@ def test_other_devices_and_machines_are_not_compared(tmp_path: Path) -> None:
     environment = {**serial.environment(), "processor": "Another"}
     (serial.path / "environment.json").write_text(json.dumps(environment))
     assert find_baseline(pipeline) is None
+
+
+def test_a_recomputed_serial_run_is_not_the_baseline(tmp_path: Path) -> None:
+    plain = make_run(tmp_path, number=0, step_s=0.1)
+    recomputed = make_run(tmp_path, number=1, step_s=0.15, recompute="always")
+    data = make_run(tmp_path, "data=2", number=2, step_s=0.06)
+    for run in (data, recomputed, plain):
+        found = find_baseline(run)
+        assert found is not None
+        assert found.folder.name == plain.name, "the slower single-device plan began last, and does not count"
+    make_run(tmp_path, number=3, step_s=0.11)
+    slow = make_run(tmp_path, number=4, step_s=0.5)
+    found = find_baseline(make_run(tmp_path, "tensor=2", number=5, step_s=0.06))
+    assert found is not None
+    assert found.folder.name == slow.name, "of the fastest plan, the run of the same round"
+
+
+def test_one_cold_step_is_not_a_baseline(tmp_path: Path) -> None:
+    make_run(tmp_path, number=0, step_s=0.01, steps=1, warmup=0)
+    assert find_baseline(make_run(tmp_path, "data=2", number=1)) is None

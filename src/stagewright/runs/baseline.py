@@ -1,22 +1,40 @@
-"""The single-device baseline of a run: the serial run of the same comparison.
+"""The single-device baseline of a run: the fastest single-device plan of the same batch.
 
-    serial A   data A   pipeline A        serial B   pipeline B        pipeline A is compared with serial A, not B
-    ───────────────────────────────────────────────────────────► start time
+    serial A   serial A recomputed   data A   pipeline A        serial B   pipeline B
+    ────────────────────────────────────────────────────────────────────────────────► start time
 
-Both compute the same on the same hardware; of several baselines, the last one that started before the run counts.
+Both compute the same on the same hardware. Of several single-device plans (with activation checkpointing, in
+micro-batches) the one with the lowest median step time counts; of its runs, the last one that started before the run:
+pipeline A is compared with serial A, neither with its slower recomputed variant nor with serial B. A single step
+without warm-up is no baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeVar
 
 from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
 _EQUAL_FIELDS = ("model", "batch", "dtype", "training", "optimizer")
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def fastest_variant(times_s: Mapping[Name, Sequence[float]]) -> Name | None:
+    """Return the single-device plan with the lowest median step time: the baseline of every speed-up."""
+    timed = {name: statistics.median(seconds) for name, seconds in times_s.items() if seconds}
+    return min(timed, key=lambda name: timed[name], default=None)
+
+
+def is_warm(plan: Plan) -> bool:
+    """Whether a run's step time is one of steady state: a single step without warm-up is not."""
+    return plan.warmup > 0 or plan.steps > 1
 
 
 def is_comparable(first: Plan, second: Plan) -> bool:
@@ -61,7 +79,7 @@ def baseline_runs(folders: Iterable[RunFolder]) -> tuple[BaselineRun, ...]:
             plan, result = folder.plan(), folder.result()
         except UsageError:
             continue
-        if plan.mesh.num_workers == 1 and result is not None and result.latency_s:
+        if plan.mesh.num_workers == 1 and result is not None and result.latency_s and is_warm(plan):
             runs.append(
                 BaselineRun(
                     folder=folder,
@@ -75,16 +93,32 @@ def baseline_runs(folders: Iterable[RunFolder]) -> tuple[BaselineRun, ...]:
 
 
 def choose_baseline(folder: RunFolder, plan: Plan, runs: Sequence[BaselineRun]) -> BaselineRun | None:
-    """Return the baseline of a run: the last comparable one that began before it, else the first one after it."""
+    """Return the baseline of a run: of the fastest comparable plan, the last run before it, else the first after it."""
     path, start_s, machine = folder.path.resolve(), begun_s(folder), _machine(folder)
     comparable = [run for run in runs if run.machine == machine and is_comparable(run.plan, plan)]
+    variants: list[Plan] = []
+    times_s: dict[int, list[float]] = {}
+    numbers = []
     for run in comparable:
+        variant = _variant(run.plan)
+        if variant not in variants:
+            variants.append(variant)
+        numbers.append(variants.index(variant))
+        times_s.setdefault(numbers[-1], []).append(run.latency_s)
+    fastest = fastest_variant(times_s)
+    candidates = [run for run, number in zip(comparable, numbers, strict=True) if number == fastest]
+    for run in candidates:
         if run.folder.path.resolve() == path:
             return run
-    before = [run for run in comparable if run.begun_s <= start_s]
+    before = [run for run in candidates if run.begun_s <= start_s]
     if before:
         return max(before, key=lambda run: (run.begun_s, run.folder.name))
-    return min(comparable, key=lambda run: (run.begun_s, run.folder.name), default=None)
+    return min(candidates, key=lambda run: (run.begun_s, run.folder.name), default=None)
+
+
+def _variant(plan: Plan) -> Plan:
+    """Return the plan without what does not change the speed of a step."""
+    return replace(plan, devices=(), steps=1, warmup=0, memory_bytes=None, seed=0)
 
 
 def _machine(folder: RunFolder) -> tuple[str, ...]:

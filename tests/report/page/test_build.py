@@ -278,6 +278,18 @@ def test_rates_of_other_batches_are_other_charts(tmp_path: Path) -> None:
     assert [row[4] for row in table.rows] == [table.rows[index][0] for index in (0, 0, 2, 2)]
 
 
+def test_one_baseline_for_all_rows(tmp_path: Path) -> None:
+    """The slower, recomputed single-device run comes last before data parallel, as in the study of memory."""
+    make_run(tmp_path, step_s=0.1, number=0)
+    make_run(tmp_path, step_s=0.13, recompute="always", number=1)
+    make_run(tmp_path, "data=2", step_s=0.08, number=2)
+    make_run(tmp_path, "data=2", step_s=0.4, number=3, steps=1, warmup=0)
+    (table,) = section(build_report([tmp_path]).page, "compare").items
+    assert isinstance(table, Table)
+    assert [row[3] for row in table.rows] == ["1.00 ×", "0.77 ×", "1.25 ×", "–"]
+    assert f"of the same batch, {table.rows[0][0]} (" in table.notes[0]
+
+
 def test_a_page_of_the_newest_says_so(tmp_path: Path) -> None:
     for number in range(3):
         make_run(tmp_path, events=False, number=number)

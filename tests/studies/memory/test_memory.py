@@ -51,10 +51,21 @@ def test_the_ideal_is_beside_what_was_measured() -> None:
     assert "this machine's communication: 1.80 ×; measured: 1.70 ×, 85 % of the ideal" in text
 
 
+def test_the_baseline_is_the_fastest_single_device_run() -> None:
+    findings = concluded(memory_parts())
+    assert "over the fastest single-device run of the same batch (one device)" in findings.tables[0].notes[0]
+    parts = memory_parts()
+    parts["run-serial+recompute-1"]["samples_per_s"] = 12.5
+    findings = concluded(parts)
+    assert "same batch (one device with checkpointing)" in findings.tables[0].notes[0]
+    speedups = {row[:2]: row[3] for row in findings.tables[0].rows}
+    assert (speedups["one device", "no"], speedups["data", "no"]) == ("0.80", "1.36")
+
+
 def test_what_recomputation_costs_and_saves() -> None:
     text = answer_to(concluded(memory_parts()), "checkpointing")
     assert (
-        "Serial: activation checkpointing costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)."
+        "One device: activation checkpointing costs 25 % more time and saves 25 % of the memory (400 MiB to 300 MiB)."
         in text
     )
     assert "costs no time (20 % less)" in answer_to(concluded(_faster_with_checkpointing()), "checkpointing")
@@ -98,7 +109,7 @@ def test_layers_found_by_running() -> None:
     )
     rows = {row[0]: row for row in findings.tables[3].rows}
     assert rows["data"] == ("data", "3", "3", "300 MiB", "3: ran; 4: out of memory")
-    assert rows["serial"][2:] == ("–", "–", "not run")
+    assert rows["one device"][2:] == ("–", "–", "not run")
 
 
 @pytest.mark.parametrize("missing", [*memory_parts(), "everything"])

@@ -17,6 +17,7 @@ from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.resolve import resolve_plan
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import RunError, UsageError
+from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, Plan
@@ -84,11 +85,22 @@ def compare(
     Several rounds are interleaved, so that a slow phase of the machine affects all plans: see ``median_rows``.
     """
     results = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
-    serial = next((index for index, plan in enumerate(plans) if plan.mesh.num_workers == 1), None)
+    serial = _baseline_index(plans, results)
     rows = median_rows(results, serial)
     for row in [*(row for one_round in results for row in median_rows([one_round], serial)), *rows]:
         _save_row(row)
     return rows
+
+
+def _baseline_index(plans: Sequence[Plan], rounds: Sequence[Sequence[RunResult]]) -> int | None:
+    """Return the fastest single-device plan, over all rounds; None if none has run."""
+    return fastest_variant(
+        {
+            index: [results[index].latency_s for results in rounds if results[index].is_timed]
+            for index, plan in enumerate(plans)
+            if plan.mesh.num_workers == 1
+        }
+    )
 
 
 def median_rows(rounds: Sequence[Sequence[RunResult]], serial: int | None) -> list[RunResult]:

@@ -55,7 +55,7 @@ def _compare_row(row: RunResult) -> tuple[str | Cell, ...]:
         return (*head, *["–"] * 6, Cell("refused", "warning") if row.refused else Cell("failed", "bad"))
     return (
         *head,
-        f"{row.samples_per_s:.1f} ±{100 * row.relative_spread:.0f}%",
+        format_rate(row),
         format_s(row.latency_s),
         "–" if row.speedup is None else f"{row.speedup:.2f} ×",
         "–" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
@@ -63,6 +63,12 @@ def _compare_row(row: RunResult) -> tuple[str | Cell, ...]:
         format_bytes(row.sent_bytes) if row.sent_bytes else "–",
         Cell("ok", "good") if row.equal else Cell("NO", "bad"),
     )
+
+
+def format_rate(row: RunResult) -> str:
+    """Format samples/s with its spread over the steps; a single step has none."""
+    spread = f" ±{100 * row.relative_spread:.0f}%" if row.samples_per_s_spread > 0 else ""
+    return f"{row.samples_per_s:.1f}{spread}"
 
 
 def strategy_label(row: RunResult) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 
 
@@ -54,6 +55,14 @@ def speedups_by_round(runs: Mapping[int, RunResult], baselines: Mapping[int, Run
         return ()
     return tuple(
         run.samples_per_s / baselines[number].samples_per_s for number, run in runs.items() if number in baselines
+    )
+
+
+def choose_baseline(results: Mapping[str, Any], parts: Iterable[str], rounds: int) -> str | None:
+    """Return which of several single-device parts is the baseline: the fastest, by its median over rounds."""
+    runs = {part: read_rounds(results, part, rounds) for part in parts}
+    return fastest_variant(
+        {part: [1 / run.samples_per_s for run in found.values() if run.samples_per_s] for part, found in runs.items()}
     )
 
 

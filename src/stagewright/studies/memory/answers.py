@@ -170,7 +170,7 @@ def _checkpointing(variants: Variants) -> Iterator[str]:
         time = f"costs {percent(cost)} more time" if cost > 0 else f"costs no time ({percent(-cost)} less)"
         share = f"{percent(saved)} of the" if saved > 0 else "no"
         yield (
-            f"{strategy.capitalize()}: activation checkpointing {time} and saves {share} memory "
+            f"{shown_variant(strategy).capitalize()}: activation checkpointing {time} and saves {share} memory "
             f"({format_bytes(without.peak)} to {format_bytes(checkpointed.peak)})."
         )
 

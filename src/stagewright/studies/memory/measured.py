@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import choose_baseline, median_rate, read_rounds, speedups_by_round
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
 
@@ -25,7 +25,7 @@ class MeasuredVariant:
     samples_per_s: float
     """Median over rounds."""
     speedups: tuple[float, ...]
-    """Over the baseline without activation checkpointing, in each round; empty if a run failed its parity check."""
+    """Over the baseline, the fastest single-device variant, in each round; empty if a run failed its parity check."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker, over all rounds."""
     memory: Mapping[str, int]
@@ -51,10 +51,16 @@ class MeasuredVariant:
         return max(self.peak_bytes)
 
 
+def baseline_variant(results: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """The baseline of every speed-up: the faster of one device without and with activation checkpointing."""
+    fastest = choose_baseline(results, ("run-serial", "run-serial+recompute"), options["rounds"])
+    return (fastest or "run-serial").removeprefix("run-")
+
+
 def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, MeasuredVariant]:
     """List every variant that was run, by name."""
     rounds = options["rounds"]
-    baselines = read_rounds(results, "run-serial", rounds)
+    baselines = read_rounds(results, f"run-{baseline_variant(results, options)}", rounds)
     measured = {}
     for strategy in STRATEGIES:
         for recompute in (False, True):
@@ -78,5 +84,5 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
 
 
 def shown_variant(variant: str) -> str:
-    """Write a variant for people: "tensor with checkpointing"."""
-    return variant.replace("+recompute", " with checkpointing")
+    """Write a variant for people: "tensor with checkpointing", "one device"."""
+    return variant.replace("serial", "one device").replace("+recompute", " with checkpointing")

@@ -11,7 +11,7 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent, spread
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
-from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
+from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, baseline_variant, shown_variant
 from stagewright.table import Table
 
 Variants = Mapping[str, MeasuredVariant]
@@ -20,7 +20,7 @@ Variants = Mapping[str, MeasuredVariant]
 def tables(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Table, ...]:
     """Speed and memory, activation checkpointing, actions of the workers, most layers."""
     return (
-        _speed_table(results, variants),
+        _speed_table(results, variants, baseline_variant(results, options)),
         _checkpointing_table(variants),
         _actions_table(results),
         _fit_table(results, options),
@@ -38,13 +38,13 @@ def figures(options: Mapping[str, Any], variants: Variants) -> tuple[Figure, ...
     )
 
 
-def _speed_table(results: Results, variants: Variants) -> Table:
+def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
     rows = []
     for variant, measured in variants.items():
         forecast = (results.get(f"forecast-{measured.strategy}") or {}).get(variant)
         rows.append(
             (
-                measured.strategy,
+                shown_variant(measured.strategy),
                 "yes" if measured.recompute else "no",
                 f"{measured.samples_per_s:.1f}",
                 f"{measured.speedup:.2f}" if measured.speedup is not None else "–",
@@ -61,8 +61,8 @@ def _speed_table(results: Results, variants: Variants) -> Table:
         "Speed and memory",
         (*columns, "peak memory of each worker", "activations", "communication"),
         rows,
-        "Speed-up: over one device (serial) without activation checkpointing, median over rounds of the ratio within a "
-        "round; each run first passed its parity check. Ideal: forecast with free communication. Peak memory: the "
+        f"Speed-up: over the fastest single-device run of the same batch ({shown_variant(baseline)}), median over "
+        "rounds of the ratio within a round; each run first passed its parity check. Ideal: forecast with free communication. Peak memory: the "
         "workers' tensors on a CPU, the allocator's peak on CUDA. Activations: of the worker with the most memory.",
     )
 
@@ -75,7 +75,7 @@ def _checkpointing_table(variants: Variants) -> Table:
     ]
     rows = [
         (
-            without.strategy,
+            shown_variant(without.strategy),
             percent(without.samples_per_s / checkpointed.samples_per_s - 1),
             format_bytes(without.peak),
             format_bytes(checkpointed.peak),

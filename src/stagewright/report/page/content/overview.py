@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.page.content.runs import RunData, differences, flat_plan
 from stagewright.report.page.sections import Code, Fold, Section
-from stagewright.report.tables.compare import refusal_reason
+from stagewright.report.tables.compare import format_rate, refusal_reason
 from stagewright.report.tables.notes import loss_notes, parity_note
 from stagewright.table import Cell, Column, Table, number_columns, text_columns
 
@@ -63,7 +63,8 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
     timed = [run for run in runs if run.is_timed]
     if not timed:
         return None
-    has_baselines = len({run.baseline for run in timed if run.baseline}) > 1
+    baselines = list(dict.fromkeys(run.baseline for run in timed if run.baseline))
+    has_baselines = len(baselines) > 1
     columns = (
         *text_columns("run"),
         *number_columns("samples/s", "step", "speed-up"),
@@ -85,11 +86,12 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
             f"runs. To run one: stagewright compare {timed[0].plan.model.name} --strategies serial "
             f"--batch {timed[0].plan.batch}"
         )
+    named = f", {baselines[0]}" if len(baselines) == 1 else ""
     note = (
-        "Speed-up is over the single-device baseline of the same comparison (same model, batch, dtype and kind of "
-        "device; the latest that started before the run), and only for runs verified against it. The bound is the "
-        "number of workers, less the pipeline bubble. Memory is that of the worker that needs most; ± is half the "
-        "interquartile range of the steps."
+        f"Speed-up is over the fastest single-device plan of the same batch{named} (same model, dtype and kind of "
+        "device; of its runs the latest that started before), and only for runs verified against it that timed more "
+        "than one cold step. The bound is the number of workers, less the pipeline bubble. Memory is that of the worker "
+        "that needs most; ± is half the interquartile range of the steps."
     )
     rows = tuple(_compare_row(run, with_baseline=has_baselines) for run in timed)
     table = Table(columns=columns, rows=rows, notes=(note,))
@@ -100,7 +102,7 @@ def _compare_row(run: RunData, *, with_baseline: bool) -> tuple[str | Cell, ...]
     result, speedup = run.result, run.speedup
     return (
         run.label,
-        f"{result.samples_per_s:.1f} ±{100 * result.relative_spread:.0f}%",
+        format_rate(result),
         format_s(result.latency_s),
         "–" if speedup is None else f"{speedup:.2f} ×",
         *([run.baseline or "–"] if with_baseline else []),

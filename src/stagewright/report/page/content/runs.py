@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
 from stagewright.report.palette import strategy_paint
-from stagewright.runs.baseline import BaselineRun, baseline_runs, begun_s, choose_baseline, sibling_folders
+from stagewright.runs.baseline import BaselineRun, baseline_runs, begun_s, choose_baseline, is_warm, sibling_folders
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
@@ -111,8 +111,8 @@ class RunData:
 
     @property
     def speedup(self) -> float | None:
-        """Speed-up over the baseline; None without parity or baseline."""
-        if not self.is_timed or self.baseline_s is None or not self.result.equal:
+        """Speed-up over the baseline; None without parity or baseline, or after a single step without warm-up."""
+        if not self.is_timed or self.baseline_s is None or not self.result.equal or not is_warm(self.plan):
             return None
         return self.baseline_s / self.result.latency_s
 

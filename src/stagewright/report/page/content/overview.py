@@ -90,8 +90,8 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
     note = (
         f"Speed-up is over the fastest single-device plan of the same batch{named} (same model, dtype and kind of "
         "device; of its runs the latest that started before), and only for runs verified against it that timed more "
-        "than one cold step. The bound is the number of workers, less the pipeline bubble. Memory is that of the worker "
-        "that needs most; ± is half the interquartile range of the steps."
+        "than one cold step. The bound is the number of workers, less the pipeline bubble. Memory is that of the "
+        "worker that needs most; ± is half the interquartile range of the steps."
     )
     rows = tuple(_compare_row(run, with_baseline=has_baselines) for run in timed)
     table = Table(columns=columns, rows=rows, notes=(note,))

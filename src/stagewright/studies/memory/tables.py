@@ -63,7 +63,8 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
         rows,
         f"Speed-up: over the fastest single-device run of the same batch ({shown_variant(baseline)}), median over "
         "rounds of the ratio within a round; each run first passed its parity check. Ideal: forecast with free "
-        "communication. Peak memory: the workers' tensors on a CPU, the allocator's peak on CUDA. Activations: of the worker with the most memory.",
+        "communication. Peak memory: the workers' tensors on a CPU, the allocator's peak on CUDA. "
+        "Activations: of the worker with the most memory.",
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stagewright.codecs.catalog import BUILTIN_CODECS, EXAMPLES
 from stagewright.codecs.name import AUTO, CodecName
 from stagewright.errors import StagewrightError, UnknownName, UsageError
+from stagewright.plugins import plugins
 from stagewright.user_code import describe, find, one_line
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ def get(name: str) -> Codec:
 def build_codec(name: CodecName) -> Codec:
     """Create the codec for a parsed name."""
     if name.is_custom:
-        return _build_custom(name)
+        return _build_custom(name, name.kind)
     if name.kind not in _FACTORIES and name.kind in BUILTIN_CODECS:
         importlib.import_module(_builtin_module(name.kind))
     if name.kind not in _FACTORIES:
+        if name.kind in plugins("codecs"):
+            return _build_custom(name, plugins("codecs")[name.kind])
         raise UnknownName("codec", name.text, codec_names())
     return _FACTORIES[name.kind](name)
 
@@ -75,7 +78,7 @@ def check_codec_name(text: str) -> None:
     if text == AUTO:
         return
     name = _innermost(CodecName.parse(text))
-    if not name.is_custom and name.kind not in BUILTIN_CODECS and name.kind not in _FACTORIES:
+    if not name.is_custom and name.kind not in {*BUILTIN_CODECS, *_FACTORIES, *plugins("codecs")}:
         raise UnknownName("codec", text, (*EXAMPLES, AUTO))
 
 
@@ -86,23 +89,23 @@ def _innermost(name: CodecName) -> CodecName:
 
 
 def codec_names() -> tuple[str, ...]:
-    """Return at least one name of each kind: built-in codecs first, then registered ones."""
-    return (*EXAMPLES, *(kind for kind in _FACTORIES if kind not in BUILTIN_CODECS))
+    """Return at least one name of each kind: built-in codecs first, then registered ones and plug-ins."""
+    return (*EXAMPLES, *(kind for kind in (*_FACTORIES, *plugins("codecs")) if kind not in BUILTIN_CODECS))
 
 
 def _builtin_module(kind: str) -> str:
     return f"stagewright.codecs.builtin.{BUILTIN_CODECS[kind].module}"
 
 
-def _build_custom(name: CodecName) -> Codec:
+def _build_custom(name: CodecName, reference: str) -> Codec:
     """Import a user's class and create the codec."""
     from stagewright.codecs.base import Codec
 
-    factory = find(name.kind, "codec", "Codec")
+    factory = find(reference, "codec", "Codec")
     if not (isinstance(factory, type) and issubclass(factory, Codec)):
         actual = f"the class {factory.__name__}" if isinstance(factory, type) else describe(factory)
         raise UsageError(
-            f"{name.kind!r} is {actual}, not a codec; name a class that inherits from stagewright.codecs.Codec"
+            f"{reference!r} is {actual}, not a codec; name a class that inherits from stagewright.codecs.Codec"
         )
     try:
         return factory(name)

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from stagewright.errors import StagewrightError, UnknownName, UsageError
 from stagewright.partition.conditions import Conditions
+from stagewright.plugins import plugins
 from stagewright.profiler.profile import Profile
 from stagewright.user_code import describe, find, is_user_defined, one_line
 
@@ -87,7 +88,9 @@ def find_policy(name: str) -> RegisteredPolicy:
     if is_user_defined(name):
         return _user_policy(name)
     if name not in _POLICIES:
-        raise UnknownName("policy", name, _POLICIES)
+        if name in plugins("policies"):
+            return _user_policy(plugins("policies")[name])
+        raise UnknownName("policy", name, [*_POLICIES, *plugins("policies")])
     return _POLICIES[name]
 
 

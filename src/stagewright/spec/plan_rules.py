@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
+from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.user_code import is_user_defined, split_name
@@ -72,9 +73,9 @@ def _check_policy(name: str) -> None:
 
 
 def _policies() -> list[str]:
-    """List the built-in policies and, if the registry is loaded, those a user registered."""
+    """List the built-in policies, plug-ins and, if the registry is loaded, those a user registered."""
     registry = sys.modules.get("stagewright.partition.registry")
-    return list(dict.fromkeys((*POLICIES, *(registry.policy_names() if registry else ()))))
+    return list(dict.fromkeys((*POLICIES, *(registry.policy_names() if registry else ()), *plugins("policies"))))
 
 
 def _check_numbers(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagewright.errors import UnknownName, UsageError
+from stagewright.plugins import plugins
 from stagewright.user_code import check_module, has_module, is_user_defined
 from stagewright.zoo.named import catalog
 from stagewright.zoo.sources.folder import check_folder, local_model
@@ -27,6 +28,7 @@ def check_name(name: str, weights: str | None = None) -> None:
     if head == "hf" and colon:
         local_model(rest)
     elif catalog.is_factory(name):
+        name = plugins("models").get(name, name)
         if not is_user_defined(name):  # a number of layers, not a module
             families = [f"{entry.name}:{rest}" for entry in catalog.ENTRIES if entry.default_layers is not None]
             raise UnknownName("model", name, families, hint=f"({catalog.OTHER_SOURCES})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagewright.errors import UnknownName, UsageError
+from stagewright.plugins import plugins
 
 # Limit for a family with a variable number of layers.
 MAX_LAYERS = 10_000
@@ -82,7 +83,8 @@ def names() -> tuple[str, ...]:
 
 def describe() -> dict[str, str]:
     """Map each name to its description, in catalog order."""
-    return {entry.spelling: entry.description for entry in ENTRIES}
+    builtin = {entry.spelling: entry.description for entry in ENTRIES}
+    return builtin | {name: f"plug-in, {value}" for name, value in plugins("models").items() if name not in builtin}
 
 
 def entry(name: str) -> Entry:
@@ -90,13 +92,13 @@ def entry(name: str) -> Entry:
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise UnknownName("model", name, _BY_NAME, hint=f"({OTHER_SOURCES})") from None
+        raise UnknownName("model", name, [*_BY_NAME, *plugins("models")], hint=f"({OTHER_SOURCES})") from None
 
 
 def is_factory(name: str) -> bool:
-    """Whether a name is that of a user's factory, `package.module:factory`: neither in the catalog nor `hf:…`."""
+    """Whether a name is that of a factory, `package.module:factory` or a plug-in: not in the catalog, not `hf:…`."""
     head, colon, _ = name.partition(":")
-    return bool(colon) and head != "hf" and head not in _BY_NAME
+    return head not in _BY_NAME and (name in plugins("models") or (bool(colon) and head != "hf"))
 
 
 def entry_and_layers(name: str) -> tuple[Entry, int | None]:

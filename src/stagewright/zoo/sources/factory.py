@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stagewright.errors import StagewrightError, UsageError
+from stagewright.plugins import plugins
 from stagewright.user_code import describe, find, one_line
 from stagewright.zoo.blueprint import Options
 from stagewright.zoo.example import resized
@@ -43,7 +44,7 @@ def build(name: str, options: Options | None = None) -> Model:
 
 def find_factory(name: str) -> Any:
     """Import the factory `name` and check that it can be called with options alone."""
-    factory = find(name, "model", "factory")
+    factory = find(plugins("models").get(name, name), "model", "factory")
     if not callable(factory) or isinstance(factory, nn.Module):
         raise UsageError(
             f"{name!r} is {describe(factory)}, not a function; name a function without required arguments and let it "

@@ -34,7 +34,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 def test_every_question_has_its_section(page: Page) -> None:
     assert [section.name for section in page.sections] == [
-        "runs",
+        "result",
         "compare",
         "speed",
         "speedup-breakdown",
@@ -44,6 +44,7 @@ def test_every_question_has_its_section(page: Page) -> None:
         "traffic",
         "training",
         "forecast",
+        "runs",
         "plans",
         "environment",
         "reproduce",
@@ -142,7 +143,7 @@ def test_a_failed_run_is_on_the_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     folder.finish("failed", {"error": "worker 1 was killed"})
     page = build_report([folder.path]).page
-    assert section(page, "runs").prose == ("serial failed: worker 1 was killed",)
+    assert section(page, "result").prose == ("serial failed: worker 1 was killed",)
     assert "worker 1 was killed" in page_html(page)
 
 
@@ -150,7 +151,7 @@ def test_a_refused_run_does_not_look_like_a_failed_one(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "tensor=2")
     folder.finish("refused", {"error": "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages"})
     page = build_report([tmp_path]).page
-    assert section(page, "runs").prose == ("tensor=2 was refused: no heads; use data instead",)
+    assert section(page, "result").prose == ("tensor=2 was refused: no heads; use data instead",)
 
 
 def test_sections_of_others_come_first(tmp_path: Path) -> None:

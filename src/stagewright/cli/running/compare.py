@@ -68,6 +68,7 @@ def compare(
             check_codec(name)
     start_fork_server()
     from stagewright.api.compare import compare as run
+    from stagewright.report.headline import compare_headline
     from stagewright.report.tables.compare import compare_remarks, failure_tracebacks
 
     if batch is None and catalog.is_factory(model):
@@ -108,6 +109,9 @@ def compare(
     else:
         print_table(comparison.table())
         print_lines(*compare_remarks(rows))
+        answer = compare_headline(rows)
+        if answer:
+            print_lines("", *answer)
         for text in failure_tracebacks(rows):
             note(text)
     if any(row.error is not None and not row.refused for row in rows):

@@ -14,7 +14,7 @@ from stagewright.report.page.content.forecast import forecast_section
 from stagewright.report.page.content.memory import memory_section
 from stagewright.report.page.content.overview import compare_section, overview_section, plans_section
 from stagewright.report.page.content.runs import MAX_RUNS, ReportFolders, RunData, find_folders, read_runs
-from stagewright.report.page.content.speed import speed_section, speedup_breakdown_section
+from stagewright.report.page.content.speed import result_section, speed_section, speedup_breakdown_section
 from stagewright.report.page.content.study import study_sections
 from stagewright.report.page.content.traffic import traffic_section
 from stagewright.report.page.content.training import training_section
@@ -71,7 +71,7 @@ def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
     if not runs:
         return ()
     makers: tuple[Callable[[Sequence[RunData]], Section | None], ...] = (
-        overview_section,
+        result_section,
         compare_section,
         speed_section,
         speedup_breakdown_section,
@@ -81,6 +81,7 @@ def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
         traffic_section,
         training_section,
         forecast_section,
+        overview_section,
         plans_section,
         environment_section,
         reproduce_section,

@@ -31,10 +31,8 @@ def overview_section(runs: Sequence[RunData]) -> Section:
                 str(run.environment.get("begun", "–"))[:19].replace("T", " "),
             )
         )
-    prose = [_failure_sentence(run) for run in runs if run.result.error]
     unfinished = [run.label for run in runs if run.status == "unfinished"]
-    if unfinished:
-        prose.append(f"{', '.join(unfinished)}: no result; the run is still going or was killed.")
+    prose = f"{', '.join(unfinished)}: no result; the run is still going or was killed."
     headings = ("run", "model", "mode", "workers", "batch", "schedule", "status", "started")
     folders = Table(
         columns=text_columns("run", "folder"), rows=tuple((run.label, str(run.folder.path)) for run in runs)
@@ -42,7 +40,7 @@ def overview_section(runs: Sequence[RunData]) -> Section:
     return Section(
         name="runs",
         title="Runs",
-        prose=tuple(prose),
+        prose=(prose,) if unfinished else (),
         items=(
             Table(columns=text_columns(*headings, wrap=True), rows=tuple(rows)),
             Fold(title="Run folders", items=(folders,)),
@@ -50,7 +48,7 @@ def overview_section(runs: Sequence[RunData]) -> Section:
     )
 
 
-def _failure_sentence(run: RunData) -> str:
+def failure_sentence(run: RunData) -> str:
     """Say why a run has no result: the plan is impossible, or it failed."""
     error = str(run.result.error)
     if run.status == "refused":

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stagewright.quantity import format_s
+from stagewright.report.headline import Candidate, headline, speedup_losses
+from stagewright.report.page.content.overview import failure_sentence
 from stagewright.report.page.content.runs import RunData, number_repeats
 from stagewright.report.page.sections import BarChart, Section, fold_items, plain_bar, slug
 from stagewright.runs.baseline import is_comparable
 from stagewright.table import Table, number_columns, text_columns
-from stagewright.trace.breakdown import PARTS, breakdown
 
 _PART_DESCRIPTIONS = {
     "compute": "computation beyond the baseline's share: contention, micro-batching overhead, redundant work",
@@ -24,13 +25,7 @@ _PART_DESCRIPTIONS = {
 def speed_section(runs: Sequence[RunData]) -> Section | None:
     """Show throughput and speed-up as bars; a single run has nothing to compare with."""
     timed = [run for run in runs if run.status == "done" and run.result.samples_per_s]
-    groups: list[list[RunData]] = []
-    for run in timed:
-        group = next((group for group in groups if _is_comparable(group[0], run)), None)
-        if group is None:
-            groups.append([run])
-        else:
-            group.append(run)
+    groups = _comparable_groups(timed)
     names = number_repeats(_group_name(group[0], groups) for group in groups)
     throughput = tuple(
         _throughput_chart(group, name, with_name=len(groups) > 1)
@@ -45,6 +40,36 @@ def speed_section(runs: Sequence[RunData]) -> Section | None:
         return Section(name="speed", title=title, items=(*throughput, _speedup_chart(speedups)))
     reason = "No speed-up: no parallel run here is verified against a single-device baseline of the same batch."
     return Section(name="speed", title=title, prose=(reason,), items=throughput)
+
+
+def result_section(runs: Sequence[RunData]) -> Section | None:
+    """Lead with the answer of each comparison, then with the reasons of runs that have no result."""
+    groups = _comparable_groups([run for run in runs if run.is_timed])
+    names = number_repeats(_group_name(group[0], groups) for group in groups)
+    sentences = []
+    for group, name in zip(groups, names, strict=True):
+        prefix = f"{name}: " if len(groups) > 1 else ""
+        sentences += [f"{prefix}{sentence}" for sentence in headline([_candidate(run) for run in group])]
+    sentences += [failure_sentence(run) for run in runs if run.result.error]
+    return Section(name="result", title="Result", prose=tuple(sentences)) if sentences else None
+
+
+def _candidate(run: RunData) -> Candidate:
+    losses = {}
+    if run.trace is not None and run.baseline_s is not None:
+        losses = speedup_losses(run.trace, run.baseline_s, run.plan.mesh.num_workers, run.batches_per_step)
+    return Candidate(result=run.result, speedup=run.speedup, losses=losses)
+
+
+def _comparable_groups(runs: Sequence[RunData]) -> list[list[RunData]]:
+    groups: list[list[RunData]] = []
+    for run in runs:
+        group = next((group for group in groups if _is_comparable(group[0], run)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    return groups
 
 
 def _speedup_chart(speedups: Sequence[tuple[RunData, float]]) -> BarChart:
@@ -153,13 +178,10 @@ def _measured_chart(run: RunData) -> BarChart:
     """Break the speed-up down by recorded events: mean over workers, compared with the baseline's share."""
     assert run.trace is not None
     assert run.baseline_s is not None
-    shares = breakdown(run.trace, run.trace.median_step)
-    num_batches = len(shares) * run.batches_per_step
-    mean = {name: sum(share.parts()[name] for share in shares) / num_batches for name in PARTS}
     ideal_s = run.baseline_s / run.plan.mesh.num_workers
-    step_s = sum(mean.values())
-    mean["compute"] -= ideal_s
-    losses = _visible_losses(mean, step_s)
+    all_losses = speedup_losses(run.trace, run.baseline_s, run.plan.mesh.num_workers, run.batches_per_step)
+    step_s = ideal_s + sum(all_losses.values())
+    losses = _visible_losses(all_losses, step_s)
     legend = "; ".join(f"{name}: {_PART_DESCRIPTIONS[name]}" for name, _ in losses if name in _PART_DESCRIPTIONS)
     batch = f", a stream of {run.batches_per_step} batches, per batch" if run.batches_per_step > 1 else ""
     note = f"Mean over workers in step {run.trace.median_step}{batch}: {format_s(step_s)}. {legend}."

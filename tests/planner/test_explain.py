@@ -22,6 +22,8 @@ from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverhead
 from stagewright.simulator.simulate import step_seconds
 from stagewright.simulator.what_if import LOSSES
 from stagewright.spec.plan import Mesh, Plan
+from stagewright.trace.breakdown import breakdown, mean_parts
+from stagewright.trace.read import read_trace
 
 ENGINE = EngineOverheads(action_s=0.01, step_s=0.1, message_s=0.02, collective_share=0.3, contention=0.1)
 
@@ -260,7 +262,20 @@ def test_a_run_is_explained_by_its_own_events(recompute: str, tmp_path: Path) ->
     assert named["bubble"] == pytest.approx(0.030 - again)
     assert named["recomputation"] == pytest.approx(3 * again)
     assert named["imbalance"] == pytest.approx(0)
-    assert named["unexplained"] == pytest.approx(0.2 - 3 * 0.030)
+    trace = read_trace(run)
+    overhead_s = mean_parts(breakdown(trace, trace.median_step))["overhead"]
+    assert named["overhead"] == pytest.approx(overhead_s), "one number for the chart and the table"
+    assert overhead_s > 0
+    assert named["unexplained"] + named["overhead"] == pytest.approx(0.2 - 3 * 0.030)
+
+
+def test_contention_is_not_overhead() -> None:
+    source = MadeSource(units=random_units(8, 1), tensors=(1, 2))
+    plan = plan_of(Mesh(data=2), batch=16, microbatches=1)
+    with_both = source.prepared(plan, cluster_of(2), overheads=EngineOverheads(step_s=0.1, contention=0.5))
+    named = {one.name: one.seconds for one in explain_plan(with_both).parts.parts}
+    assert named["overhead"] == pytest.approx(0.1)
+    assert named["contention"] > 0
 
 
 @pytest.mark.parametrize("recompute", ["none", "always"])

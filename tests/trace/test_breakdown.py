@@ -11,6 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from runs import pipeline_rows, pipeline_run, row, write_run
 from stagewright.errors import UsageError
+from stagewright.report.timeline import trace_timeline
+from stagewright.report.timeline_text import timeline_text
 from stagewright.spec.plan import Mesh
 from stagewright.trace.breakdown import PARTS, breakdown, schedule_idle
 from stagewright.trace.events import Trace, TraceEvent, WorkerTrace
@@ -163,3 +165,23 @@ def test_the_parts_add_up_whatever_happened(trace: Trace) -> None:
     for share in breakdown(trace, 0):
         assert math.isclose(sum(share.parts().values()), share.step_s, abs_tol=1e-9)
         assert all(seconds >= -1e-9 for seconds in share.parts().values()), share
+
+
+def test_the_text_timeline_draws_what_the_table_counts(tmp_path: Path) -> None:
+    """Worker 1 arrives at the all-reduce 4 s before worker 0: it waits, and the all-reduce takes 1 s on both."""
+
+    def rows(busy_s: float) -> list[dict[str, Any]]:
+        return [
+            row("step", 0, 10),
+            row("backward", 0, busy_s, stage=0, microbatch=0),
+            row("collective", 1, 10, stream="collective", note="data"),
+            row("collective", busy_s, 9, note="data"),
+        ]
+
+    trace = read_trace(write_run(tmp_path, "data=2", [rows(8), rows(4)]))
+    shares = breakdown(trace, 0)
+    assert [(share.collective_s, share.wait_s, share.overhead_s) for share in shares] == [(1, 0, 1), (1, 4, 1)]
+    lines = timeline_text(trace_timeline(trace, 0, "run"), width=106)  # 10 columns are a second
+    for line, share in zip(lines, shares, strict=False):
+        assert line.plain.count("+") == 10 * share.collective_s
+        assert line.plain.count("·") == 10 * (share.wait_s + share.overhead_s)

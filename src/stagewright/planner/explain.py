@@ -1,7 +1,7 @@
 """Why a plan's speed-up is below the number of devices, and the single change that would gain most.
 
-A run is explained with its measured stage times; everything else is forecast, and the rest is *unexplained*. The
-baseline is the run's measured one, or else the fastest single-device plan, as in a search.
+A run is explained with its measured stage times and the engine overhead of its trace, the same number as in the
+breakdown of its step; everything else is forecast, and the rest is *unexplained*. The baseline is the run's measured one, or else the fastest single-device plan, as in a search.
 
 Each possible change is forecast separately: a cut moved by one unit, another number of micro-batches, another schedule,
 no recomputation, data instead of pipeline or tensor parallelism, pipeline instead of data. Costs of other micro-batch
@@ -26,8 +26,10 @@ from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.stage_costs import StageCosts
 from stagewright.simulator.simulate import predict, step_seconds
-from stagewright.simulator.what_if import SpeedupBreakdown, explain_speedup
+from stagewright.simulator.what_if import SpeedupBreakdown, explain_speedup, with_measured_overhead
 from stagewright.spec.plan import Mesh, Plan
+from stagewright.trace.breakdown import breakdown, mean_parts
+from stagewright.trace.read import read_trace
 
 _MIN_GAIN = 0.01
 _HALVES = ("backward-input", "backward-weight")
@@ -103,6 +105,9 @@ def explain_run(prepared: PreparedPlan, folder: RunFolder) -> Explanation:
         raise UsageError(f"{folder.path} has no measured steps: explain a run that `stagewright compare` has finished")
     serial_s = baseline_step_s(folder) or _serial_s(prepared)
     parts = explain_speedup(_as_measured(prepared.costs, folder), result.latency_s, serial_s)
+    overhead_s = _measured_overhead_s(folder)
+    if overhead_s is not None:
+        parts = with_measured_overhead(parts, overhead_s)
     return _explanation(prepared.plan, parts, rank_changes(prepared), is_measured=True)
 
 
@@ -125,6 +130,17 @@ def baseline_step_s(folder: RunFolder) -> float | None:
     """Return the step time of the run's baseline run in the same parent folder; None if there is none."""
     baseline = find_baseline(folder)
     return None if baseline is None else baseline.latency_s
+
+
+def _measured_overhead_s(folder: RunFolder) -> float | None:
+    """Return the engine overhead per batch, mean over the workers, from the run's trace; None without events."""
+    try:
+        trace = read_trace(folder)
+    except UsageError:
+        return None
+    plan = folder.plan()
+    num_batches = 1 if plan.training else plan.steps
+    return mean_parts(breakdown(trace, trace.median_step), num_batches)["overhead"]
 
 
 def _as_measured(costs: PlanCosts, folder: RunFolder) -> PlanCosts:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from stagewright.errors import UsageError
 from stagewright.quantity import format_bytes
+from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
-from stagewright.trace.breakdown import PARTS, breakdown
+from stagewright.trace.breakdown import breakdown, mean_parts
 from stagewright.trace.events import Trace
 from stagewright.trace.read import read_trace
 
@@ -51,16 +52,16 @@ def speedup_losses(trace: Trace, baseline_s: float, num_workers: int, num_batche
         num_workers: The ideal is a step of ``baseline_s / num_workers``.
         num_batches: Batches in a recorded step; inference records a stream of several.
     """
-    shares = breakdown(trace, trace.median_step)
-    divisor = len(shares) * num_batches
-    losses = {name: sum(share.parts()[name] for share in shares) / divisor for name in PARTS}
+    losses = mean_parts(breakdown(trace, trace.median_step), num_batches)
     losses["compute"] -= baseline_s / num_workers
     return losses
 
 
 def compare_headline(rows: Sequence[RunResult]) -> tuple[str, ...]:
     """Return the headline of the rows of `stagewright.compare`; their run folders hold the events."""
-    baseline = next((row for row in rows if row.workers == 1 and row.is_timed), None)
+    single = {index: [row.latency_s] for index, row in enumerate(rows) if row.workers == 1 and row.is_timed}
+    fastest = fastest_variant(single)
+    baseline = None if fastest is None else rows[fastest]
     return headline([_candidate(row, baseline) for row in rows if row.is_timed])
 
 

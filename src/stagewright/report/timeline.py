@@ -6,10 +6,11 @@ worker 1      F0 B0 F1 B1               trace: one lane per worker
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_s
+from stagewright.trace.breakdown import blocking_events
 from stagewright.trace.events import Trace, TraceEvent
 
 if TYPE_CHECKING:  # forecasts import torch, which traces do not need
@@ -36,9 +37,10 @@ class Bar:
 
     lane: int
     stream: str
-    """compute; tensor: an exposed collective; data: a collective overlapped with compute; send; receive."""
+    """compute; tensor: an exposed collective; data: a collective overlapped with compute; send; receive; wait: a worker
+    that waits for its peers before a collective."""
     name: str
-    """F, B, I, W, R (recompute), L (the loss), codec, optimizer, P2P, all-reduce."""
+    """F, B, I, W, R (recompute), L (the loss), codec, optimizer, P2P, all-reduce, wait."""
     stage: int
     """-1: no stage."""
     microbatch: int
@@ -74,6 +76,8 @@ class Timeline:
     bars: tuple[Bar, ...]
     memory: tuple[MemoryLine, ...] = ()
     """Memory of each lane over time; empty if unknown."""
+    is_measured: bool = False
+    """Whether exposed collectives are bars of their own, so that overlapped ones never block a worker."""
 
     @property
     def peak_memory_bytes(self) -> int:
@@ -116,14 +120,22 @@ def forecast_timeline(forecast: Forecast) -> Timeline:
 
 
 def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
-    """Convert a measured step; time starts when its first worker begins it."""
+    """Convert a measured step; time starts when its first worker begins it.
+
+    A collective begins when its last worker arrives, as in the breakdown: until then the others wait.
+    """
     begin_s, end_s = trace.spans[step]
-    bars = [
-        _make_bar(event, lane, begin_s)
-        for lane, worker in enumerate(trace.workers)
-        for event in worker.of_step(step)
-        if event.seconds > 0
-    ]
+    bars = []
+    blocking = blocking_events(trace, step)
+    for lane, worker in enumerate(trace.workers):
+        waits = {id(found.event): found.waited_s for found in blocking[worker.rank]}
+        for event in worker.of_step(step):
+            waited_s = waits.get(id(event), 0.0) if event.kind == "collective" else 0.0
+            if event.seconds > waited_s:
+                bars.append(_make_bar(replace(event, start_s=event.start_s + waited_s), lane, begin_s))
+            if waited_s > 0:
+                end_of_wait = replace(event, end_s=event.start_s + waited_s)
+                bars.append(replace(_make_bar(end_of_wait, lane, begin_s), stream="wait", name="wait"))
     step_event = trace.workers[0].step(step)
     is_unfinished = step == trace.unfinished_step
     has_note = step_event is not None and step_event.note and not is_unfinished
@@ -135,6 +147,7 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
         step_s=end_s - begin_s,
         lanes=tuple(f"worker {worker.rank}" for worker in trace.workers),
         bars=tuple(bars),
+        is_measured=True,
     )
 
 

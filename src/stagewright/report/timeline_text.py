@@ -25,7 +25,8 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[Text]:
     columns = max(20, width - 6)
     lines = []
     for lane in range(len(timeline.lanes)):
-        bars = [bar for bar in timeline.bars if bar.lane == lane and bar.stream not in ("send", "receive")]
+        hidden = ("send", "receive", "data") if timeline.is_measured else ("send", "receive")
+        bars = [bar for bar in timeline.bars if bar.lane == lane and bar.stream not in hidden]
         bars.sort(key=lambda bar: bar.start_s)
         starts = [bar.start_s for bar in bars]
         longest_s = max((bar.end_s - bar.start_s for bar in bars), default=0.0)
@@ -42,6 +43,8 @@ def timeline_text(timeline: Timeline, width: int = 100) -> list[Text]:
 
 def _draw_cell(bars: list[Bar], moment: float) -> Text:
     active = [bar for bar in bars if bar.start_s <= moment < bar.end_s]
+    if any(bar.stream == "wait" for bar in active):
+        return Text("·", style="dim")
     has_exposed_collective = any(bar.stream == "tensor" for bar in active)
     computing = next((bar for bar in reversed(active) if bar.stream == "compute"), None)
     if computing is not None and not has_exposed_collective:

@@ -1,7 +1,8 @@
 """What-if: the same plan with one cost removed, and the breakdown of its lost speed-up.
 
     serial / n ─► imbalance ─► bubble ─► repeated work ─► split backward ─► recomputation ─► transfer
-               ─► collectives ─► overhead ─► step       (pipeline only: micro-batching overhead, not repeated work)
+               ─► collectives ─► contention ─► overhead ─► step
+                                                        (pipeline only: micro-batching overhead, not repeated work)
 
 Each arrow adds one cost and simulates again. A loss is the difference, so the losses add up exactly.
 """
@@ -27,7 +28,8 @@ LOSSES: dict[str, str] = {
     "recomputation": "activation checkpointing: forward is recomputed in backward",
     "transfer": "exposed P2P sends and receives between stages",
     "collectives": "exposed collectives of the data and tensor axes",
-    "overhead": "executor overhead, gradient accumulation, contention between cores",
+    "contention": "devices that compute at once slow each other down: shared memory bandwidth and caches",
+    "overhead": "the engine's own work between actions: executor, gradient accumulation",
     "unexplained": "measured, but not in the forecast",
 }
 LOSSES["smaller pieces"] = LOSSES["micro-batching overhead"]  # its name in results of earlier versions
@@ -88,6 +90,8 @@ def explain_speedup(
     with_recompute = step_seconds(without_communication(recomputing))
     with_transfer = step_seconds(_without_collectives(recomputing))
     with_collectives, step = step_seconds(recomputing), step_seconds(costs)
+    contended = _without_overheads(costs, recompute=True, contention=costs.contention)
+    with_contention = step_seconds(replace(contended, model_overheads=costs.model_overheads))
     # Gradient accumulation counts as engine overhead: the unsplit batch on one device has none.
     losses = [
         ("imbalance", bottleneck - mean),
@@ -97,7 +101,8 @@ def explain_speedup(
         ("recomputation", with_recompute - with_split),
         ("transfer", with_transfer - with_recompute),
         ("collectives", with_collectives - with_transfer),
-        ("overhead", step - with_collectives),
+        ("contention", with_contention - with_collectives),
+        ("overhead", step - with_contention),
     ]
     if measured_s is not None:
         losses.append(("unexplained", measured_s - step))
@@ -108,6 +113,16 @@ def explain_speedup(
         step_s=step,
         parts=tuple(SpeedupLoss(name=name, seconds=seconds) for name, seconds in losses),
     )
+
+
+def with_measured_overhead(breakdown: SpeedupBreakdown, overhead_s: float) -> SpeedupBreakdown:
+    """Replace the modeled engine overhead by the one that the run's trace shows; the rest stays unexplained."""
+    seconds = {loss.name: loss.seconds for loss in breakdown.parts}
+    if "unexplained" not in seconds:
+        return breakdown
+    seconds["unexplained"] += seconds["overhead"] - overhead_s
+    seconds["overhead"] = overhead_s
+    return replace(breakdown, parts=tuple(SpeedupLoss(name=name, seconds=lost) for name, lost in seconds.items()))
 
 
 def _name_of_extra_compute(costs: PlanCosts) -> str:
@@ -126,14 +141,15 @@ def _compute_by_worker(costs: PlanCosts, num_microbatches: float) -> list[float]
     return seconds
 
 
-def _without_overheads(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
-    """Remove engine overheads, contention and, unless `recompute`, recomputation."""
+def _without_overheads(costs: PlanCosts, *, recompute: bool, contention: float = 1.0) -> PlanCosts:
+    """Remove engine overheads, contention unless it is given, and, unless `recompute`, recomputation."""
+    ratio = contention / costs.contention
     stages = tuple(
         replace(
             stage,
-            forward_s=stage.forward_s / costs.contention,
-            backward_input_s=stage.backward_input_s / costs.contention,
-            backward_weight_s=stage.backward_weight_s / costs.contention,
+            forward_s=stage.forward_s * ratio,
+            backward_input_s=stage.backward_input_s * ratio,
+            backward_weight_s=stage.backward_weight_s * ratio,
             accumulate_s=0.0,
         )
         for stage in costs.stages
@@ -147,7 +163,9 @@ def _without_overheads(costs: PlanCosts, *, recompute: bool) -> PlanCosts:
         message_s_per_byte=costs.engine_overheads.message_s_per_byte if recompute else 0.0,
     )
     unsplit = replace(costs.model_overheads, split_input=1.0, split_weight=1.0)
-    return replace(costs, stages=stages, plan=plan, model_overheads=unsplit, engine_overheads=engine, contention=1.0)
+    return replace(
+        costs, stages=stages, plan=plan, model_overheads=unsplit, engine_overheads=engine, contention=contention
+    )
 
 
 def without_communication(costs: PlanCosts) -> PlanCosts:

@@ -25,7 +25,7 @@ from stagewright.errors import UsageError
 from stagewright.trace.events import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
 
 PARTS = ("compute", "transfer", "collective", "wait", "bubble", "overhead")
-_TRANSFER = ("send", "encode", "decode")
+_TRANSFER = ("send", "receive", "encode", "decode")
 
 Message: TypeAlias = tuple[int, int, str | None, int | None, int]
 """Sender, receiver, content, micro-batch, edge."""
@@ -57,18 +57,56 @@ class WorkerShare:
         return {**asdict(self), "stages": list(self.stages)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockingEvent:
+    """An event that blocks its worker, and how long of it the worker waited for others."""
+
+    event: TraceEvent
+    own_s: float
+    """Self time: without nested events."""
+    waited_s: float
+    """Time at its beginning in which a peer was not ready: wait or bubble, neither transfer nor collective."""
+
+
 def breakdown(trace: Trace, step: int) -> tuple[WorkerShare, ...]:
     """Break down a step for every worker; workers that were killed in it are omitted."""
+    events = blocking_events(trace, step)
+    idle = schedule_idle(trace, step)
+    return tuple(
+        _share(worker, whole, events[worker.rank], idle.get(worker.rank, 0.0))
+        for worker in trace.workers
+        if (whole := worker.step(step)) is not None
+    )
+
+
+def mean_parts(shares: Sequence[WorkerShare], num_batches: int = 1) -> dict[str, float]:
+    """Return the mean of each part over the workers, per batch of a step that streams several."""
+    return {name: sum(share.parts()[name] for share in shares) / (len(shares) * num_batches) for name in PARTS}
+
+
+def blocking_events(trace: Trace, step: int) -> dict[int, tuple[BlockingEvent, ...]]:
+    """Return each worker's blocking events in a step with their waits: what tables, charts and timelines show."""
     check_step(trace, step)
     events = {worker.rank: worker.of_step(step) for worker in trace.workers}
     sent, last_receive = _send_times(events), _last_receive_times(events)
     arrivals = _arrivals(trace, events)
-    idle = schedule_idle(trace, step)
-    return tuple(
-        _share(worker, step, events[worker.rank], sent, last_receive.get(worker.rank, -math.inf), arrivals, idle)
-        for worker in trace.workers
-        if worker.step(step) is not None
-    )
+    blocking: dict[int, tuple[BlockingEvent, ...]] = {}
+    for rank, worker_events in events.items():
+        found, number = [], 0
+        for event, own_s in self_times([event for event in worker_events if event.stream != "collective"]):
+            ready_s = event.start_s
+            if event.kind == "send" and event.note in ("flush", "limit"):
+                ready_s = math.inf if event.note == "limit" else last_receive.get(rank, -math.inf)
+            elif event.kind == "receive":
+                # Without a peer, the receive was interrupted by a failure.
+                ready_s = math.inf if event.peer is None else sent.get(message_of(event, rank), event.start_s)
+            elif event.kind == "collective":
+                ready_s = arrivals.get((rank, number), event.start_s)
+                number += 1
+            waited_s = min(own_s, max(0.0, ready_s - event.start_s))
+            found.append(BlockingEvent(event=event, own_s=own_s, waited_s=waited_s))
+        blocking[rank] = tuple(found)
+    return blocking
 
 
 def check_step(trace: Trace, step: int) -> None:
@@ -79,44 +117,20 @@ def check_step(trace: Trace, step: int) -> None:
         raise UsageError(f"step {step} was not recorded; {trace.run} has {known}")
 
 
-def _share(
-    worker: WorkerTrace,
-    step: int,
-    events: Sequence[TraceEvent],
-    sent: Mapping[Message, float],
-    last_receive_s: float,
-    arrivals: Mapping[tuple[int, int], float],
-    idle: Mapping[int, float],
-) -> WorkerShare:
-    whole = worker.step(step)
-    assert whole is not None
+def _share(worker: WorkerTrace, whole: TraceEvent, events: Sequence[BlockingEvent], idle_s: float) -> WorkerShare:
     parts = dict.fromkeys((*PARTS, "recompute", "optimizer", "waiting"), 0.0)
-    number = 0
-    for event, own_s in self_times([event for event in events if event.stream != "collective"]):
-        if event.kind in COMPUTE_KINDS:
+    for blocking in events:
+        kind, own_s = blocking.event.kind, blocking.own_s - blocking.waited_s
+        parts["waiting"] += blocking.waited_s
+        if kind in COMPUTE_KINDS:
             parts["compute"] += own_s
-            if event.kind in parts:
-                parts[event.kind] += own_s
-        elif event.note in ("flush", "limit") and event.kind == "send":
-            late_s = math.inf if event.note == "limit" else last_receive_s
-            waited_s = min(own_s, max(0.0, late_s - event.start_s))
-            parts["waiting"] += waited_s
-            parts["transfer"] += own_s - waited_s
-        elif event.kind in _TRANSFER:
+            if kind in parts:
+                parts[kind] += own_s
+        elif kind in _TRANSFER:
             parts["transfer"] += own_s
-        elif event.kind == "receive":
-            # Without a peer, the receive was interrupted by a failure.
-            ready_s = math.inf if event.peer is None else sent.get(message_of(event, worker.rank), event.start_s)
-            waited_s = min(own_s, max(0.0, ready_s - event.start_s))
-            parts["waiting"] += waited_s
-            parts["transfer"] += own_s - waited_s
-        elif event.kind == "collective":
-            ready_s = arrivals.get((worker.rank, number), event.start_s)
-            number += 1
-            waited_s = min(own_s, max(0.0, ready_s - event.start_s))
-            parts["waiting"] += waited_s
-            parts["collective"] += own_s - waited_s
-    parts["bubble"] = min(parts["waiting"], idle.get(worker.rank, 0.0))
+        elif kind == "collective":
+            parts["collective"] += own_s
+    parts["bubble"] = min(parts["waiting"], idle_s)
     parts["wait"] = parts["waiting"] - parts["bubble"]
     parts["overhead"] = whole.seconds - sum(parts[name] for name in PARTS if name != "overhead")
     return WorkerShare(

@@ -84,7 +84,7 @@ def _draw_lanes(axes: Axes, timeline: Timeline, scale: float) -> None:
 def _draw_bar(axes: Axes, bar: Bar, scale: float, *, label: bool, step: float) -> None:
     left, width, lane = bar.start_s / scale, (bar.end_s - bar.start_s) / scale, bar.lane
     color = stage_color(bar.stage) if bar.stage >= 0 else MUTED
-    if bar.stream == "receive":
+    if bar.stream in ("receive", "wait"):
         return
     if bar.stream == "send":
         axes.barh(lane + _LANE / 2 + _LINK / 2, width, _LINK, left=left, color=color, alpha=0.55, zorder=3)

@@ -61,7 +61,10 @@ def stages_parts(
     }
     four = {name: split([f"{name}.1", f"{name}.2", f"{name}.3"], 0.06, 0.9, name) for name in splits}
     forecast = {
-        "2": {name: {"samples_per_s": 36.0, "step_s": 0.1, "speedup": 1.8, "parts": []} for name in splits},
+        "2": {
+            name: {"samples_per_s": rate, "step_s": 0.1, "speedup": rate / 20, "parts": []}
+            for name, rate in zip(splits, (26.5, 26.5, 34.0), strict=True)
+        },
         "4": {
             name: {"samples_per_s": 60.0 + at, "step_s": 0.1, "speedup": 3.0 + at / 10, "parts": []}
             for at, name in enumerate(splits)

@@ -1,7 +1,8 @@
 """Why a plan's speed-up is below the number of devices, and the single change that would gain most.
 
 A run is explained with its measured stage times and the engine overhead of its trace, the same number as in the
-breakdown of its step; everything else is forecast, and the rest is *unexplained*. The baseline is the run's measured one, or else the fastest single-device plan, as in a search.
+breakdown of its step; everything else is forecast, and the rest is *unexplained*. The baseline is the run's measured
+one, or else the fastest single-device plan, as in a search.
 
 Each possible change is forecast separately: a cut moved by one unit, another number of micro-batches, another schedule,
 no recomputation, data instead of pipeline or tensor parallelism, pipeline instead of data. Costs of other micro-batch

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from stagewright.cluster.cluster import Link
 from stagewright.machine.machine import default_devices
+from stagewright.planner.calibration import calibrate as calibrate_module
 from stagewright.planner.calibration.calibrate import (
     Calibration,
     _allreduce_by_size,
@@ -19,10 +21,12 @@ from stagewright.planner.calibration.calibrate import (
     _fit_p2p,
     _hardware,
     _make_monotonic,
+    _noise,
     _overlap,
     _speed,
     load_calibration,
 )
+from stagewright.planner.calibration.pace import age_text
 from stagewright.simulator.collective import Group, all_reduce_s
 from stagewright.simulator.costs.overheads import EngineOverheads
 
@@ -99,8 +103,9 @@ def test_sums_beside_work() -> None:
     assert beside(24.0, 26.0) == (pytest.approx(4 / 24), pytest.approx(4 / 24)), "2 s of them came after the work"
 
 
-def test_it_is_kept(tmp_path: Path) -> None:
-    calibration = made(_hardware(default_devices(2, share=True)[0]))
+def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate_module, "probe_pace", lambda device: 2e-3)
+    calibration = replace(made(_hardware(default_devices(2, share=True)[0])), pace_s=2e-3)
     assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
     (tmp_path / "calibration.json").write_text(json.dumps(calibration.to_dict()))
     told: list[str] = []
@@ -122,3 +127,37 @@ def test_a_cluster_of_such_devices() -> None:
 
 def test_steps_are_cut_evenly() -> None:
     assert _batched(range(7), 3) == [range(3), range(3, 6)]
+
+
+def test_it_is_measured_again_when_the_pace_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware = _hardware(default_devices(2, share=True)[0])
+    busy = replace(made(hardware), pace_s=3e-3, noise=0.3, measured_at="2026-11-01T10:00:00+00:00")
+    calm = replace(made(hardware), pace_s=2e-3)
+    (tmp_path / "calibration.json").write_text(json.dumps(busy.to_dict()))
+    monkeypatch.setattr(calibrate_module, "calibrate", lambda devices: calm)
+    told: list[str] = []
+    monkeypatch.setattr(calibrate_module, "probe_pace", lambda device: 2.9e-3)
+    assert load_calibration(tmp_path, progress=told.append) == busy
+    monkeypatch.setattr(calibrate_module, "probe_pace", lambda device: 2e-3)
+    assert load_calibration(tmp_path, progress=told.append) == calm, "it was measured under load"
+    assert "its pace has changed by -33%" in told[0]
+    monkeypatch.setattr(calibrate_module, "probe_pace", lambda device: 4e-3)
+    assert load_calibration(tmp_path, progress=told.append) == calm, "a calm calibration survives a busy moment"
+    assert len(told) == 1
+    load_calibration(tmp_path, if_slower=True, progress=told.append)
+    assert "its pace has changed by +100%" in told[1]
+
+
+def test_noise_is_the_variation_of_the_same_work() -> None:
+    rounds = [{"alone_s": seconds} for seconds in (1.0, 1.0, 1.0, 1.0, 1.0)]
+    varied = [{"alone_s": seconds} for seconds in (0.9, 1.0, 1.0, 1.1, 1.2)]
+    assert _noise([rounds, rounds]) == 0
+    assert _noise([rounds, varied]) == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(30, "a minute"), (150, "2 minutes"), (7200, "2 hours"), (200_000, "2 days")]
+)
+def test_age(seconds: float, text: str) -> None:
+    now = datetime(2026, 11, 1, 12).astimezone()
+    assert age_text((now - timedelta(seconds=seconds)).isoformat(), now) == text

@@ -43,7 +43,7 @@ def test_table_has_measured_forecast_and_published() -> None:
     rows = table_rows(table)
     blocks = rows[2]
     assert (blocks["speed-up"], blocks["range"], blocks["source"]) == ("1.59", "1.57 … 1.60", "measured")
-    assert (blocks["forecast"], blocks["published"]) == (f"{36 / 20.5:.2f}", "1.94")
+    assert (blocks["forecast"], blocks["published"]) == (f"{34 / 20.5:.2f}", "1.94")
     assert rows[5]["source"] == "forecast"
 
 
@@ -74,8 +74,31 @@ def test_speedup_sentences_say_what_was_measured_and_what_is_forecast() -> None:
     assert "Published for another model on 4 machines: 1.94 ×." in text
     assert times(PUBLISHED[3]) == "3.07 ×", "as pages have it; 3.065 is rounded down"
     assert "Forecast with 4 devices like these: 3.02 ×, cut by blocks." in text
+    assert text.index("On the 2 measured cases the forecast speed-up was off by +4 % to +5 %.") < text.index("4 stages")
     elsewhere = answer_to(concluded(stages_parts(), cluster="other.toml"), "What speed-up")
-    assert "Forecast on the given cluster: 3.20 ×" in elsewhere
+    assert "Unverified forecast on the given cluster: 3.20 ×" in elsewhere
+
+
+def test_forecasts_that_were_wrong_on_measured_cases_are_corrected_or_withheld() -> None:
+    alike = concluded(stages_parts(blocks=(24.0, 25.0), macs=(19.0, 20.0)))
+    text = answer_to(alike, "What speed-up")
+    assert "off by +36 % to +39 %: the forecasts of the others are corrected by the measured ratio, 0.73." in text
+    assert "Corrected forecast with 4 devices like these: 2.20 ×, cut by blocks." in text
+    assert [row["source"] for row in table_rows(alike.tables[1])[3:]] == ["forecast, corrected"] * 3
+    apart = concluded(stages_parts(blocks=(24.0, 25.0), macs=(26.0, 27.0)))
+    text = answer_to(apart, "What speed-up")
+    assert "more than 10 % and in different ways: the forecasts of the others are withheld." in text
+    assert "(--oversubscribe runs it); its forecast is withheld." in text
+    assert [row["speed-up"] for row in table_rows(apart.tables[1])[3:]] == ["–"] * 3
+    assert "4 stages" not in answer_to(apart, "Which policy")
+
+
+def test_a_busy_calibration_says_so() -> None:
+    parts = stages_parts() | {"calibration": {"measured_at": "2026-11-01T10:00:00+00:00", "noise": 0.31}}
+    note = concluded(parts).tables[1].notes[0]
+    assert (
+        "a calibration of this machine of 2026-11-01 10:00, whose rounds varied by 31 %: the machine was busy" in note
+    )
 
 
 def test_a_run_that_is_not_equal_has_no_speedup() -> None:

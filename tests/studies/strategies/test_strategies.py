@@ -55,7 +55,7 @@ def test_the_table_has_the_published_columns() -> None:
     )
     assert client["experiment"] == "pipeline, client/server"
     assert (four["workers"], four["batch (micro-batches)"], four["learning rate"]) == ("4", "128 (4)", "0.002")
-    assert (four["source of speed"], four["speed-up"], four["forecast"]) == ("forecast", "3.40", "3.40")
+    assert (four["source of speed"], four["speed-up"], four["forecast"]) == ("unverified forecast", "3.40", "3.40")
     assert data["forecast"] == "–"
     assert concluded(strategies_parts()).tables[1].title == "Published"
     assert len(concluded(strategies_parts()).tables[1].rows) == 5

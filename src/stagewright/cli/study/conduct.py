@@ -65,7 +65,10 @@ def conduct(
     numbers = {part.name: number for number, part in enumerate(study.parts, start=1)}
     try:
         outcome = run_study(
-            study, folder, note=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}")
+            study,
+            folder,
+            note=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}"),
+            fresh=fresh,
         )
     except KeyboardInterrupt:
         note(f"finished parts are saved: the same command continues in {folder.path}")

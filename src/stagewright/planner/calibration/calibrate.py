@@ -3,7 +3,7 @@
     calibration job   two workers: P2P, all-reduce, compute alone, concurrently and overlapped with communication
     a tiny model      one worker, many micro-batches: overhead between two actions, and around a step
 
-The cache entry is valid as long as hardware and torch version stay the same.
+The cache entry is valid as long as hardware and torch version stay the same and the machine keeps its pace (`pace`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ from stagewright.files.atomic import save_text
 from stagewright.files.keyed_cache import default_cache_folder
 from stagewright.machine.link_fit import LinkPoint, fit_link
 from stagewright.machine.machine import default_devices
+from stagewright.planner.calibration.pace import age_text, has_changed, probe_pace
 from stagewright.runs.run_folder import RunFolder
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -55,6 +57,12 @@ class Calibration:
     """Speed of each device relative to the first, on which models are profiled; further devices count as 1."""
     allreduce_points: tuple[tuple[int, float], ...] = ()
     """Measured all-reduces of two workers: bytes and seconds, both ascending."""
+    measured_at: str = ""
+    """When it was measured, in ISO 8601."""
+    pace_s: float = 0.0
+    """The machine's pace meanwhile: see `pace.probe_pace`."""
+    noise: float = 0.0
+    """Variation between its rounds: interquartile range of the same computation, relative to the median."""
 
     def cluster(self, num_devices: int, memory_bytes: int | None = None) -> Cluster:
         """Return a cluster of that many devices on one host."""
@@ -93,25 +101,40 @@ class Calibration:
             hardware=data["hardware"],
             speeds=tuple(data.get("speeds", ())),
             allreduce_points=tuple((int(size), float(seconds)) for size, seconds in data.get("sums", ())),
+            measured_at=str(data.get("measured_at", "")),
+            pace_s=float(data.get("pace_s", 0.0)),
+            noise=float(data.get("noise", 0.0)),
         )
 
 
 def load_calibration(
-    cache: str | Path | None = None, *, fresh: bool = False, progress: Callable[[str], None] | None = None
+    cache: str | Path | None = None,
+    *,
+    fresh: bool = False,
+    if_slower: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Return this machine's calibration, cached or measured now (about 20 s)."""
+    """Return this machine's calibration, cached or measured now (about 20 s).
+
+    It is measured again if `fresh`, if the machine is faster than it was, or with `if_slower` slower.
+    """
     devices = default_devices(2, share=True)
     hardware = _hardware(devices[0])
     path = (default_cache_folder() if cache is None else Path(cache)) / "calibration.json"
+    reason = ""
     if not fresh and path.is_file():
         try:
             cached = Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")))
-            if cached.hardware == hardware:
+            now_s = probe_pace(devices[0]) if cached.hardware == hardware else 0.0
+            if now_s and not has_changed(cached.pace_s, now_s, if_slower=if_slower):
                 return cached
+            if now_s and cached.pace_s:
+                age = age_text(cached.measured_at) or "unknown"
+                reason = f": its pace has changed by {now_s / cached.pace_s - 1:+.0%} since then (age: {age})"
         except (ValueError, KeyError, TypeError, UsageError):
             pass  # written by another version: measure again
     if progress is not None:
-        progress("measuring this machine's links, collectives and engine overhead, once (about 20 s) …")
+        progress(f"measuring this machine's links, collectives and engine overhead (about 20 s){reason} …")
     measured = calibrate(devices)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_text(json.dumps(measured.to_dict(), indent=2) + "\n", path)
@@ -126,6 +149,13 @@ def _hardware(device: str) -> str:
 
 def calibrate(devices: Sequence[str]) -> Calibration:
     """Measure with two workers on these devices; on one device, only the executor overhead."""
+    before_s = probe_pace(devices[0])
+    measured = _calibrate(devices)
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    return replace(measured, measured_at=now, pace_s=(before_s + probe_pace(devices[0])) / 2)
+
+
+def _calibrate(devices: Sequence[str]) -> Calibration:
     kind, hardware = Device.parse(devices[0]).kind, _hardware(devices[0])
     if len(devices) == 1:
         with tempfile.TemporaryDirectory(prefix="stagewright-calibration-") as root:
@@ -171,10 +201,21 @@ def calibrate_from_rounds(
         ),
         speeds=speeds if separate else (),
         allreduce_points=_make_monotonic(allreduce_s),
+        noise=_noise(both),
     )
 
 
 Round: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # of the two workers
+
+
+def _noise(workers: Sequence[Sequence[Mapping[str, float]]]) -> float:
+    """Return the interquartile range of the same computation in all rounds, relative to its median; of both workers."""
+
+    def spread(times: Sequence[float]) -> float:
+        low, middle, high = statistics.quantiles(times, n=4)
+        return (high - low) / middle
+
+    return float(f"{max(spread([entry['alone_s'] for entry in rounds]) for rounds in workers):.3g}")
 
 
 def _median(rounds: Sequence[Mapping[str, float]], name: str) -> float:

@@ -47,6 +47,8 @@ class PartContext:
     """Results of the parts before it."""
     note: Callable[[str], None] = lambda text: None
     """Show a line of progress."""
+    fresh: bool = False
+    """Whether measurements that are cached for this machine are repeated."""
 
     @property
     def runs(self) -> Path:

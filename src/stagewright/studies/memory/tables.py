@@ -12,6 +12,7 @@ from stagewright.studies.framework.phrases import percent, spread
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, baseline_variant, shown_variant
+from stagewright.studies.parts.measurements import calibration_note
 from stagewright.table import Table
 
 Variants = Mapping[str, MeasuredVariant]
@@ -64,7 +65,7 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
         f"Speed-up: over the fastest single-device run of the same batch ({shown_variant(baseline)}), median over "
         "rounds of the ratio within a round; each run first passed its parity check. Ideal: forecast with free "
         "communication. Peak memory: the workers' tensors on a CPU, the allocator's peak on CUDA. "
-        "Activations: of the worker with the most memory.",
+        f"Activations: of the worker with the most memory.{calibration_note(results)}",
     )
 
 

@@ -13,11 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
+from stagewright.studies.framework.phrases import percent
 from stagewright.studies.framework.study import Part, PartContext
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.costs.measure import ModelCosts
     from stagewright.planner.forecast import PreparedPlan
+
+
+NOISY = 0.15
+"""Variation between rounds of a calibration beyond which its machine counts as busy."""
 
 
 def calibration(devices: Sequence[str]) -> Part:
@@ -37,10 +42,22 @@ def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]
         return device.partition(":")[0]
 
     if kind(default_devices(2, share=True)[0]) == kind(devices[0]):
-        data = load_calibration(progress=context.note).to_dict()
+        # The study's runs share the machine's present load with the calibration, whatever that is.
+        data = load_calibration(fresh=context.fresh, if_slower=True, progress=context.note).to_dict()
     else:  # a single GPU has no link to measure: its forecasts assume free communication
         data = calibrate(devices[:1]).to_dict()
     return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
+
+
+def calibration_note(results: Mapping[str, Any]) -> str:
+    """Say when the calibration behind the forecasts was measured and how much its rounds varied; "" if unknown."""
+    saved = results.get("calibration") or {}
+    if not saved.get("measured_at"):
+        return ""
+    noise = saved.get("noise") or 0.0
+    text = f" Forecasts use a calibration of this machine of {str(saved['measured_at'])[:16].replace('T', ' ')}"
+    text += f", whose rounds varied by {percent(noise)}" if noise else ""
+    return text + (": the machine was busy, so forecasts are rough." if noise > NOISY else ".")
 
 
 def finite(content: Any) -> Any:

@@ -62,14 +62,18 @@ class Outcome:
 
 
 def run_study(
-    study: Study, folder: StudyFolder, *, note: Callable[[Part, str], None] = lambda part, text: None
+    study: Study,
+    folder: StudyFolder,
+    *,
+    note: Callable[[Part, str], None] = lambda part, text: None,
+    fresh: bool = False,
 ) -> Outcome:
-    """Run the parts that the folder lacks, and write the findings."""
+    """Run the parts that the folder lacks, and write the findings; `fresh` repeats what is cached for this machine."""
     with folder.held():
         for part in study.parts:
             saved = folder.part(part.name)
             if saved is None or "data" not in saved:
-                _run(part, folder, folder.results(study), note)
+                _run(part, folder, folder.results(study), note, fresh=fresh)
         results = folder.results(study)
         findings = _with_failures(study.conclude(results), study, results)
         write_findings(findings, study, folder)
@@ -79,7 +83,7 @@ def run_study(
     return Outcome(study=study, folder=folder.path, results=results, findings=findings, seconds=seconds)
 
 
-def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part, str], None]) -> None:
+def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part, str], None], *, fresh: bool) -> None:
     missing = [name for name in part.needs if name not in results]
     if missing:
         folder.save_part(part.name, seconds=0.0, error=f"skipped: it needs {missing[0]}, which failed")
@@ -87,7 +91,8 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
     note(part, part.about)
     start = time.monotonic()
     try:
-        data = part.run(PartContext(folder=folder.path, results=results, note=lambda text: note(part, text)))
+        context = PartContext(folder=folder.path, results=results, note=lambda text: note(part, text), fresh=fresh)
+        data = part.run(context)
         folder.save_part(part.name, seconds=time.monotonic() - start, data=data)
     except StagewrightError as error:
         reason = str(error)

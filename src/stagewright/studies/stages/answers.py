@@ -7,9 +7,17 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.simulator.what_if import LOSSES
+from stagewright.studies.framework.forecasts import ForecastCheck
 from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
-from stagewright.studies.stages.measured import PUBLISHED, MeasuredRun, forecast_speedup, forecasts_of, groups_of
+from stagewright.studies.stages.measured import (
+    PUBLISHED,
+    MeasuredRun,
+    forecast_check,
+    forecast_speedup,
+    forecasts_of,
+    groups_of,
+)
 
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
@@ -56,15 +64,27 @@ def _cuts(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
-    return tuple(
-        _speedup(results, options, mode, count, [run for run in runs[mode] if run.num_stages == count])
-        for mode in options["modes"]
-        for count in options["stages"]
-    )
+def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
+    for mode in options["modes"]:
+        check = forecast_check(results, options, mode, runs[mode])
+        is_checked = False
+        for count in options["stages"]:
+            measured = [run for run in runs[mode] if run.num_stages == count]
+            # Before the first forecast comes its error on the cases that were run.
+            if not measured and not is_checked and forecasts_of(results, mode, count):
+                yield f"{mode.capitalize()}: {check.sentence}"
+                is_checked = True
+            yield _speedup(results, options, mode, count, measured, check)
 
 
-def _speedup(results: Results, options: Mapping[str, Any], mode: str, count: int, runs: Sequence[MeasuredRun]) -> str:
+def _speedup(
+    results: Results,
+    options: Mapping[str, Any],
+    mode: str,
+    count: int,
+    runs: Sequence[MeasuredRun],
+    check: ForecastCheck,
+) -> str:
     """The speed-up with one number of stages: measured, forecast or unknown."""
     head = f"{mode.capitalize()} with {count} stages"
     published = ""
@@ -84,12 +104,13 @@ def _speedup(results: Results, options: Mapping[str, Any], mode: str, count: int
     if not forecasts:
         return f"{head}: unknown."
     names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
-    speedup = forecast_speedup(results, options, mode, forecast)
+    speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
     machine = "on the given cluster" if options["cluster"] else f"with {count} devices like these"
-    return (
-        f"{head}: not run, for there are only {counted(len(options['devices']), 'device')}. Forecast {machine}: "
-        f"{times(speedup)}, cut by {names}.{published}"
-    )
+    reason = f"not run, for there are only {counted(len(options['devices']), 'device')} (--oversubscribe runs it)"
+    if speedup is None:
+        return f"{head}: {reason}; its forecast is withheld.{published}"
+    kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
+    return f"{head}: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}.{published}"
 
 
 def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
@@ -102,7 +123,9 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[
             if measured:
                 yield from _best_measured(mode, count, measured, saved["splits"][str(count)])
             else:
-                yield from _best_forecast(mode, count, results, options)
+                yield from _best_forecast(
+                    mode, count, results, options, forecast_check(results, options, mode, runs[mode])
+                )
         if not any(run.speedup is not None for run in runs[mode]):
             yield f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best."
 
@@ -139,14 +162,17 @@ def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: M
     return sentences + _published_claim(runs)
 
 
-def _best_forecast(mode: str, count: int, results: Results, options: Mapping[str, Any]) -> list[str]:
+def _best_forecast(
+    mode: str, count: int, results: Results, options: Mapping[str, Any], check: ForecastCheck
+) -> list[str]:
     """The best policy for a number of stages that was only forecast."""
     splits = results[f"profile-{mode}"]["splits"][str(count)]
+    speedups = [
+        (check.corrected(forecast_speedup(results, options, mode, forecast)), names, splits[names.split(",")[0]])
+        for names, forecast in forecasts_of(results, mode, count)
+    ]
     ordered = sorted(
-        (
-            (forecast_speedup(results, options, mode, forecast), names, splits[names.split(",")[0]])
-            for names, forecast in forecasts_of(results, mode, count)
-        ),
+        ((speedup, names, split) for speedup, names, split in speedups if speedup is not None),
         key=lambda group: -group[0],
     )
     if len(ordered) < 2:

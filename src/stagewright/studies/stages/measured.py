@@ -7,10 +7,11 @@ several rounds its range is known, and two splits whose ranges overlap are not d
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
@@ -114,6 +115,22 @@ def baseline_rate(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
     """The throughput of the single-device baseline, median over rounds."""
     runs = read_rounds(results, f"run-{mode}-serial", options["rounds"])
     return median_rate(runs) if runs else None
+
+
+def forecast_check(
+    results: Mapping[str, Any], options: Mapping[str, Any], mode: str, runs: Sequence[MeasuredRun]
+) -> ForecastCheck:
+    """Compare the forecasts of the splits that were run on devices of their own with their measured speed-ups."""
+    forecasts = results.get(f"forecast-{mode}") or {}
+    if options["cluster"] is not None:
+        return ForecastCheck()  # the forecasts are for another machine
+    return check_forecasts(
+        [
+            (run.speedup, forecast_speedup(results, options, mode, forecast))
+            for run in runs
+            if not run.shared and "speedup" in (forecast := forecasts.get(str(run.num_stages), {}).get(run.policy, {}))
+        ]
+    )
 
 
 def forecast_speedup(

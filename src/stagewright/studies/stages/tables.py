@@ -11,10 +11,12 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent, spread
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
+from stagewright.studies.parts.measurements import calibration_note
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
     baseline_rate,
+    forecast_check,
     forecast_speedup,
     forecasts_of,
     groups_of,
@@ -78,8 +80,12 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
 
 def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> Table:
     rows = []
+    sentences = []
     for mode in options["modes"]:
         baseline = baseline_rate(results, options, mode)
+        check = forecast_check(results, options, mode, runs[mode])
+        if any(not any(run.num_stages == count for run in runs[mode]) for count in options["stages"]):
+            sentences.append(f"{mode.capitalize()}: {check.sentence}")
         if baseline is not None:
             rows.append((mode, "1", "serial", f"{baseline:.1f}", "1.00", "", "measured", "–", "–"))
         for count in options["stages"]:
@@ -103,9 +109,14 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                 for run in measured
             ]
             for names, forecast in [] if measured else forecasts_of(results, mode, count):
-                speedup = f"{forecast_speedup(results, options, mode, forecast):.2f}"
-                rate = f"{forecast['samples_per_s']:.1f}"
-                rows.append((mode, str(count), names, rate, speedup, "", "forecast", speedup, published))
+                plain = forecast_speedup(results, options, mode, forecast)
+                corrected = check.corrected(plain)
+                source = {"trusted": "forecast", "unchecked": "unverified forecast"}.get(
+                    check.verdict, f"forecast, {check.verdict}"
+                )
+                speedup = "–" if corrected is None else f"{corrected:.2f}"
+                rate = "–" if corrected is None else f"{forecast['samples_per_s'] * corrected / plain:.1f}"
+                rows.append((mode, str(count), names, rate, speedup, "", source, f"{plain:.2f}", published))
     machine = (
         "the given cluster"
         if options["cluster"]
@@ -118,7 +129,8 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
         rows,
         "Speed-up: median over rounds of the ratio to the single-device baseline (serial) of the same round; every "
         "measured row first passed its parity check. Rows whose source is forecast were not run, for lack of devices: "
-        f"they assume {machine}. Published: another model, 4 machines, inference.",
+        f"they assume {machine}. {' '.join(sentences)}{calibration_note(results)} Published: another model, 4 "
+        "machines, inference.",
     )
 
 
@@ -156,8 +168,11 @@ def _draw_speedups(results: Results, options: Mapping[str, Any], runs: Runs, pat
                     about: dict[str, Any] = {"num_stages": count, "speedup": run.speedup, "is_measured": True}
                     about |= {"low": min(run.speedups), "high": max(run.speedups)}
                     points += [SpeedupPoint(policy=policy, **about) for policy in (run.policy, *run.also)]
+            check = forecast_check(results, options, mode, runs[mode])
             for names, forecast in [] if measured else forecasts_of(results, mode, count):
-                speedup = forecast_speedup(results, options, mode, forecast)
+                speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
+                if speedup is None:
+                    continue
                 about = {"num_stages": count, "speedup": speedup, "is_measured": False}
                 about |= {"low": speedup, "high": speedup}
                 points += [SpeedupPoint(policy=policy, **about) for policy in names.split(", ")]

@@ -10,7 +10,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
-from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment
+from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment, forecast_check
 from stagewright.studies.strategies.tables import data_on_2, large_rows
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
@@ -233,6 +233,8 @@ def _workers(options: Mapping[str, Any], experiments: Experiments) -> Iterator[s
                 for row in rows
             )
             is_measured = all(row.is_measured for row in rows)
+            if not is_measured:
+                yield f"{options['recipes'][task].shown_data}: {forecast_check(measured).sentence}"
             source = "measured" if is_measured else _FORECAST
             yield (
                 f"{options['recipes'][task].shown_data}, {count} workers, {source}, relative to data parallel on 2: "

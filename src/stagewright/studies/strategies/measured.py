@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import SeedValues, median_rate, read_rounds, read_values, speedups_by_round
 
 LARGE_KINDS = ("data", "accumulated", "pipeline")
@@ -110,8 +111,31 @@ class MeasuredExperiment(SeedValues):
         return f"{self.batch} ({microbatches})" if self.experiment.strategy == "pipeline" else str(self.batch)
 
 
+def forecast_check(measured: Sequence[MeasuredExperiment]) -> ForecastCheck:
+    """Compare the forecasts of a task's experiments with those that were measured."""
+    return check_forecasts([(row.speedup, row.forecast) for row in measured if row.is_measured])
+
+
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
-    """List the experiments of a task that were trained, timed or forecast, in order."""
+    """List the experiments of a task that were trained, timed or forecast, in order.
+
+    Speeds that are only forecast are corrected or withheld as the measured ones demand.
+    """
+    rows = _experiments(results, options, task)
+    check = forecast_check(rows)
+    return [row if row.is_measured or row.forecast is None else _corrected(row, check) for row in rows]
+
+
+def _corrected(row: MeasuredExperiment, check: ForecastCheck) -> MeasuredExperiment:
+    assert row.forecast is not None
+    speedup = check.corrected(row.forecast)
+    if speedup is None:
+        return replace(row, samples_per_s=None, speedups=())
+    rate = None if row.samples_per_s is None else row.samples_per_s * speedup / row.forecast
+    return replace(row, samples_per_s=rate, speedups=(speedup,))
+
+
+def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
     recipe = options["recipes"][task]
     forecasts = results.get(f"forecast-{task}") or {}
     measured = []

@@ -10,8 +10,15 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
+from stagewright.studies.parts.measurements import calibration_note
 from stagewright.studies.parts.training_recipe import TrainingRecipe
-from stagewright.studies.strategies.measured import LARGE_KINDS, PUBLISHED, PUBLISHED_LARGE, MeasuredExperiment
+from stagewright.studies.strategies.measured import (
+    LARGE_KINDS,
+    PUBLISHED,
+    PUBLISHED_LARGE,
+    MeasuredExperiment,
+    forecast_check,
+)
 from stagewright.table import Table
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
@@ -19,7 +26,7 @@ Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 def tables(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Table, ...]:
     """The experiments, the published ones, and large batches."""
-    shown = [_experiment_table(options, experiments)]
+    shown = [_experiment_table(results, options, experiments)]
     data_sets = {options["recipes"][task].shown_data for task in experiments}
     published = tuple(row for row in PUBLISHED if row[1] in data_sets)
     if published:
@@ -55,17 +62,21 @@ def data_on_2(measured: Sequence[MeasuredExperiment]) -> MeasuredExperiment | No
     return next((row for row in measured if row.experiment.name == "data-2" and row.samples_per_s), None)
 
 
-def _source(row: MeasuredExperiment) -> str:
+def _source(row: MeasuredExperiment, verdict: str) -> str:
     if row.is_measured:
         return "measured" if row.equal else "parity check failed"
-    return "–" if row.samples_per_s is None else "forecast"
+    if row.forecast is None:
+        return "–"
+    return {"trusted": "forecast", "unchecked": "unverified forecast"}.get(verdict, f"forecast, {verdict}")
 
 
-def _experiment_table(options: Mapping[str, Any], experiments: Experiments) -> Table:
-    rows = []
+def _experiment_table(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Table:
+    rows, sentences = [], []
     for task, measured in experiments.items():
         recipe: TrainingRecipe = options["recipes"][task]
-        reference = data_on_2(measured)
+        reference, check = data_on_2(measured), forecast_check(measured)
+        if any(not row.is_measured and row.forecast is not None for row in measured):
+            sentences.append(f"{recipe.shown_data}: {check.sentence}")
         for row in measured:
             over_data = (
                 f"{row.samples_per_s / reference.samples_per_s:.2f}"
@@ -85,7 +96,7 @@ def _experiment_table(options: Mapping[str, Any], experiments: Experiments) -> T
                     f"{row.speedup:.2f}" if row.speedup is not None else "–",
                     over_data,
                     f"{row.forecast:.2f}" if row.forecast is not None else "–",
-                    _source(row),
+                    _source(row, check.verdict),
                 )
             )
     metric = ", for CoLA Matthews × 100" if "cola" in experiments else ""
@@ -98,7 +109,7 @@ def _experiment_table(options: Mapping[str, Any], experiments: Experiments) -> T
         "workers that share a device compute the same. Speed-up: over one device with the same batch, median over "
         "rounds of the ratio within a round; every plan first passed its parity check. Forecast: the speed-up from the "
         "profile, made before any run; where there are fewer devices than workers, it replaces the measured speed, as "
-        "if each worker had its own device.",
+        f"if each worker had its own device. {' '.join(sentences)}{calibration_note(results)}".rstrip(),
     )
 
 

@@ -1,0 +1,67 @@
+"""How far forecasts can be trusted: their error on the cases that were also measured. Pure.
+
+measured ÷ forecast of the measured cases    within 10 %          ─► other forecasts are shown as they are
+                                             all off alike        ─► they are corrected by that ratio
+                                             off in different ways ─► they are withheld
+                                             none                 ─► they are shown as unchecked
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from stagewright.studies.framework.phrases import percent
+
+TRUSTED = 0.10
+"""Largest error of a forecast on a measured case up to which others are shown as they are."""
+
+Verdict: TypeAlias = Literal["trusted", "corrected", "withheld", "unchecked"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastCheck:
+    """The forecasts of a study compared with its measurements."""
+
+    ratios: tuple[float, ...] = ()
+    """Measured ÷ forecast of each case that was measured."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is done with the forecasts of cases that were not measured."""
+        if not self.ratios:
+            return "unchecked"
+        if all(abs(1 / ratio - 1) <= TRUSTED for ratio in self.ratios):
+            return "trusted"
+        middle = statistics.median(self.ratios)
+        return "corrected" if all(abs(ratio / middle - 1) <= TRUSTED for ratio in self.ratios) else "withheld"
+
+    def corrected(self, forecast: float) -> float | None:
+        """Return the forecast, corrected where the measured cases are all off alike; None: withheld."""
+        verdict = self.verdict
+        if verdict == "withheld":
+            return None
+        return forecast * statistics.median(self.ratios) if verdict == "corrected" else forecast
+
+    @property
+    def sentence(self) -> str:
+        """How far off the measured cases were, and what follows for the others."""
+        if not self.ratios:
+            return "No forecast was checked by a run, so they are unverified."
+        errors = sorted(1 / ratio - 1 for ratio in self.ratios)
+        low, high = (f"{error:+.0%}".replace("-", "−").replace("%", " %") for error in (errors[0], errors[-1]))
+        head = f"On the {len(errors)} measured case{'s' if len(errors) > 1 else ''} the forecast speed-up was off by "
+        head += low if low == high else f"{low} to {high}"
+        if self.verdict == "trusted":
+            return f"{head}."
+        if self.verdict == "corrected":
+            factor = statistics.median(self.ratios)
+            return f"{head}: the forecasts of the others are corrected by the measured ratio, {factor:.2f}."
+        return f"{head}, more than {percent(TRUSTED)} and in different ways: the forecasts of the others are withheld."
+
+
+def check_forecasts(pairs: Sequence[tuple[float | None, float | None]]) -> ForecastCheck:
+    """Compare (measured, forecast) pairs; pairs in which one is unknown do not count."""
+    return ForecastCheck(ratios=tuple(measured / forecast for measured, forecast in pairs if measured and forecast))

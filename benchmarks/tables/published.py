@@ -132,6 +132,7 @@ def simumax(folder: Path) -> Iterator[Row]:
             sequence_parallel=tensor > 1,
             zero=1,
             overlap_gradients=False,
+            overlap_tensor=False,
             stack="megatron",
         )
         kind = "MoE" if "deepseek" in row["model"] else "context parallel" if context > 1 else "dense"

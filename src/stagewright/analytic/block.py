@@ -8,7 +8,7 @@ apart, because some overlap.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
@@ -16,8 +16,12 @@ from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
 
 # Bytes per 16-bit element that a norm and a rotary embedding move, forward and backward, and their kernels: as one
-# fused kernel, and as transformers computes them in eager mode (32-bit intermediates), counted from its source.
-_NORM = {False: (4, 8, 1, 2), True: (34, 56, 6, 12)}
+# fused kernel (measured: norms reach less than the streaming rate, which counts as more bytes), and as transformers
+# computes them in eager mode (32-bit intermediates), counted from its source.
+_NORM = {False: (6, 15, 1, 2), True: (34, 56, 6, 12)}
+_GROUP_ROWS = 150
+# Embedding's backward sorts the tokens: seconds per token (H200 grid, median).
+_EMBEDDING_TOKEN_S = 8e-8
 _ROTARY = {False: (4, 4, 2, 2), True: (20, 24, 10, 12)}
 
 
@@ -135,7 +139,7 @@ class Operators:
         item = self.layout.item_bytes
         if not self.shape.dropout:
             return self._stream(name, 3 * elements * item, 0.0, backward_kernels=0)
-        return self._stream(name, (3 * item + 1) * elements, (2 * item + 1) * elements, saved=elements)
+        return self._stream(name, 1.5 * (3 * item + 1) * elements, (2 * item + 1) * elements, saved=elements)
 
     def _attention(self) -> Iterator[Operator]:
         shape, layout, item = self.shape, self.layout, self.layout.item_bytes
@@ -210,11 +214,11 @@ class Operators:
             saved_bytes=saved_inputs,
             selective=True,
         )
-        yield self._stream("softmax", 2 * item * scores, 3 * item * scores, saved=item * scores, selective=True)
+        yield self._stream("softmax", 3 * item * scores, 4 * item * scores, saved=item * scores, selective=True)
         if shape.dropout:
             yield self._stream(
                 "attention dropout",
-                (2 * item + 1) * scores,
+                1.5 * (2 * item + 1) * scores,
                 (2 * item + 1) * scores,
                 saved=(item + 1) * scores,
                 selective=True,
@@ -291,9 +295,12 @@ class Operators:
         rows = max(1, routed // local)
         inner, columns = experts.feed_forward, experts.feed_forward * (shape.num_matrices - 1)
         for name, out, width in (("experts in", columns, shape.width), ("experts out", shape.width, inner)):
-            forward = self.kernels.matmul_s(rows, out, width, batch=local)
-            gradient = self.kernels.matmul_s(rows, width, out, batch=local)
-            weight = self.kernels.matmul_s(out, width, rows, batch=local, out_bytes=2 * layout.gradient_bytes)
+            # Few rows per expert waste a grouped product, and its weight gradients are separate products (published
+            # grouped kernels on B200: 0.5 at 150 rows, 0.6 at 300, 0.9 at 1000; weight gradients 0.85).
+            waste = 1 + _GROUP_ROWS / rows
+            forward = waste * self.kernels.matmul_s(rows, out, width, batch=local)
+            gradient = waste * self.kernels.matmul_s(rows, width, out, batch=local)
+            weight = self.kernels.matmul_s(out, width, rows, batch=local, out_bytes=2 * layout.gradient_bytes) / 0.85
             yield Operator(
                 name=name,
                 forward_s=forward,
@@ -313,7 +320,8 @@ class Operators:
         shape = self.shape
         size = self.tokens * shape.width * self.layout.item_bytes
         tables = 1 if shape.rotary else 2
-        return self._stream("embedding", 2 * tables * size, 3 * tables * size, kernels=2, backward_kernels=2)
+        operator = self._stream("embedding", 2 * tables * size, 3 * tables * size, kernels=2, backward_kernels=2)
+        return replace(operator, backward_s=operator.backward_s + self.tokens * _EMBEDDING_TOKEN_S)
 
     def head(self) -> tuple[Operator, ...]:
         """Final norm, the product with the vocabulary, and cross-entropy."""

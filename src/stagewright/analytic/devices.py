@@ -42,7 +42,13 @@ class Accelerator:
     matmul_share: float
     """Share of the peak that large matrix products sustain."""
     attention_share: tuple[float, float]
-    """Share of the peak that fused attention sustains: forward, backward."""
+    """Share of the peak that the vendor's fused attention sustains on long sequences: forward, backward."""
+    flash_share: tuple[float, float]
+    """The same for FlashAttention-2."""
+    intra_share: float = 0.8
+    """Share of the link inside a host that large collectives reach."""
+    wave_rounding: float = 0.0
+    """How much of the last, partly filled wave of tiles counts: 1 all of it, 0 only the tiles in it."""
     source: str = "formulas"
     """Where the shares come from: measured kernels, measured kernels scaled, or formulas."""
 
@@ -94,6 +100,7 @@ def accelerator_of(group: DeviceGroup) -> Accelerator:
             inter_link_bytes_per_s=12.5e9,
             matmul_share=float(_DEFAULT_SHARES["matmul_share"]),  # type: ignore[arg-type]
             attention_share=tuple(_DEFAULT_SHARES["attention_share"]),  # type: ignore[arg-type]
+            flash_share=tuple(_DEFAULT_SHARES["attention_share"]),  # type: ignore[arg-type]
         )
     return replace(
         found,
@@ -124,6 +131,9 @@ def _accelerator(name: str, table: Mapping[str, Any]) -> Accelerator:
         inter_link_bytes_per_s=row["inter_link"],
         matmul_share=row["matmul_share"],
         attention_share=(row["attention_share"][0], row["attention_share"][1]),
+        intra_share=row.get("intra_share", 0.8),
+        wave_rounding=row.get("wave_rounding", 0.0),
+        flash_share=tuple(row.get("flash_share", row["attention_share"])),
         source="measured kernels scaled"
         if "like" in table[name] and row.get("source")
         else row.get("source", "formulas"),

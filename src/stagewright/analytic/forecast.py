@@ -12,6 +12,7 @@ from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory
 from stagewright.analytic.named_cluster import network_of
 from stagewright.analytic.shape import TransformerShape
+from stagewright.analytic.stacks import STACKS
 from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster
 from stagewright.display import Displayed
@@ -69,9 +70,9 @@ class AnalyticForecast(Displayed):
 
 
 @lru_cache(maxsize=64)
-def kernels_for(device: Accelerator, precision: str) -> Kernels:
+def kernels_for(device: Accelerator, precision: str, fused_attention: bool) -> Kernels:
     """Return the kernel times of a device; cached, because kernels repeat from one layout to the next."""
-    return Kernels(device=device, precision=precision)
+    return Kernels(device=device, precision=precision, fused_attention=fused_attention)
 
 
 def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> AnalyticForecast:
@@ -88,7 +89,10 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
         raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
     device = accelerator_of(cluster.devices[0])
     model = StepModel(
-        shape=shape, layout=layout, kernels=kernels_for(device, layout.precision), network=network_of(cluster)
+        shape=shape,
+        layout=layout,
+        kernels=kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention),
+        network=network_of(cluster),
     )
     step_s, parts = model.step()
     tokens = layout.batch * shape.sequence_length

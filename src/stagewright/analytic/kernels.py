@@ -18,23 +18,25 @@ from dataclasses import dataclass, field
 from stagewright.analytic.devices import Accelerator
 
 # Rows and columns of output tiles that matrix libraries use, with their share of the best tile's rate.
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.60))
+_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (128, 64, 0.92), (64, 128, 0.92), (64, 64, 0.78))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelConstants:
     """What data sheets do not say. Fitted on the H200 grid (docs/measured/kernel_grid_h200.json)."""
 
-    quantization: float = 0.6
-    """How much of the last, partly filled wave counts: 1 all of it, 0 nothing."""
-    inner_overhead: float = 160.0
+    inner_overhead: float = 162.0
     """Length of the inner dimension that a tile's prologue and epilogue cost."""
-    latency_s: float = 3.0e-6
-    """Time of a kernel without work."""
+    latency_s: float = 2.2e-6
+    """Time of a matrix product without work."""
+    split_s: float = 1.5e-6
+    """Time of adding up a product whose inner dimension is split."""
     bandwidth_share: float = 0.80
     """Share of the memory bandwidth that streaming kernels reach."""
-    half_bytes: float = 4e6
-    """Bytes at which a streaming kernel reaches half of that share."""
+    stream_latency_s: float = 1.2e-6
+    """Time of a streaming kernel without work."""
+    half_length: float = 600.0
+    """Sequence length at which fused attention reaches half of its rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Kernels:
 
     device: Accelerator
     precision: str = "bfloat16"
+    fused_attention: bool = True
+    """Whether attention is the vendor's newest kernel (cuDNN, FlashAttention-3) instead of FlashAttention-2."""
     constants: KernelConstants = KernelConstants()
     _cache: dict[tuple[float, ...], float] = field(default_factory=dict, repr=False, compare=False)
 
@@ -67,12 +71,14 @@ class Kernels:
         for tile_rows, tile_columns, efficiency in _TILES:
             tiles = batch * math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
             for split in (1, 2, 4, 8) if tiles < device.num_sms else (1,):
-                exact = tiles * split / device.num_sms
-                waves = constants.quantization * math.ceil(exact) + (1 - constants.quantization) * max(1.0, exact)
+                # A partly filled wave takes as long as a full one, except in persistent kernels (since Hopper), which
+                # fill the last wave with parts of tiles; but a product takes at least one wave.
+                waves = max(1.0, tiles * split / device.num_sms)
+                waves += device.wave_rounding * (math.ceil(waves) - waves)
                 length = inner / split + constants.inner_overhead
                 time = waves * 2.0 * tile_rows * tile_columns * length / (rate * efficiency)
                 if split > 1:
-                    time += 1e-6 + batch * rows * columns * 4.0 * split / device.bandwidth_bytes_per_s
+                    time += constants.split_s + batch * rows * columns * 4.0 * split / device.bandwidth_bytes_per_s
                 seconds = min(seconds, time)
         num_bytes = batch * ((rows + columns) * inner * self.item_bytes + rows * columns * out_bytes)
         moved = num_bytes / (device.bandwidth_bytes_per_s * constants.bandwidth_share)
@@ -91,28 +97,25 @@ class Kernels:
         causal: bool = True,
     ) -> float:
         """Return the time of fused attention."""
-        device = self.device
+        device, constants = self.device, self.constants
         flops = 2.0 * samples * heads * queries * keys * (key_width + value_width)
         if causal:
             flops /= 2
         # Backward recomputes the scores: five products instead of two.
         flops *= 2.5 if backward else 1.0
-        share = device.attention_share[1 if backward else 0]
-        # A thread block handles 128 queries of one head; few of them leave multiprocessors idle.
+        share = (device.attention_share if self.fused_attention else device.flash_share)[1 if backward else 0]
+        # A thread block handles 128 queries of one head; few of them leave multiprocessors idle. Causal masks leave
+        # blocks of unequal length, which counts for short sequences.
         blocks = samples * heads * math.ceil(queries / 128)
-        waves = max(1.0, blocks / device.num_sms)
-        fill = (blocks / device.num_sms) / (0.5 * math.ceil(waves) + 0.5 * waves)
-        narrow = min(1.0, (key_width + value_width) / 2 / 128 * 0.35 + 0.65)
-        rate = device.flops(self.precision) * share * fill * narrow
+        fill = blocks / (blocks + device.num_sms)
+        narrow = 1 - (1 - (0.73 if self.fused_attention else 0.88)) * max(0.0, 128 - value_width) / 64
+        wide = 0.85 if key_width > 128 else 1.0
+        rate = device.flops(self.precision) * share * fill * narrow * wide * queries / (queries + constants.half_length)
         num_bytes = (4 if not backward else 9) * samples * heads * max(queries, keys) * value_width * self.item_bytes
-        moved = num_bytes / (device.bandwidth_bytes_per_s * self.constants.bandwidth_share)
-        return max(flops / rate, moved) + self.constants.latency_s * (3 if backward else 1)
+        moved = num_bytes / (device.bandwidth_bytes_per_s * constants.bandwidth_share)
+        return max(flops / rate, moved) + constants.latency_s * (3 if backward else 1)
 
     def stream_s(self, num_bytes: float, launches: int = 1) -> float:
         """Return the time of memory-bound kernels that read and write so many bytes together."""
-        constants = self.constants
-        rate = self.device.bandwidth_bytes_per_s * constants.bandwidth_share
-        each = num_bytes / max(1, launches)
-        fill = each / (each + constants.half_bytes) if each else 1.0
-        # Small tensors stay in the cache, but do not fill the device.
-        return num_bytes / rate / max(fill, 0.25) + launches * constants.latency_s * 0.5
+        rate = self.device.bandwidth_bytes_per_s * self.constants.bandwidth_share
+        return num_bytes / rate + launches * self.constants.stream_latency_s

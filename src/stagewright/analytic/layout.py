@@ -73,6 +73,8 @@ class Layout:
     """Whether tensor ranks divide embedding and head."""
     overlap_gradients: bool = True
     """Whether gradient collectives overlap with the last backward."""
+    overlap_tensor: bool = True
+    """Whether tensor collectives of backward overlap with gradients of weights, where the stack can."""
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
     order: tuple[LayoutAxis, ...] = AXIS_ORDER
     """Axes from innermost to outermost: neighbors of the first share a host."""

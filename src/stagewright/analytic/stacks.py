@@ -29,6 +29,8 @@ class Stack:
     """Whether norms and rotary embeddings are chains of elementwise kernels instead of fused ones."""
     eager_activations: bool
     """Whether a gated activation is two kernels (activation, product)."""
+    fused_attention: bool
+    """Whether attention is the vendor's newest kernel (cuDNN, FlashAttention-3) instead of FlashAttention-2."""
     loss_bytes: tuple[int, int]
     """Bytes that cross-entropy reads and writes per logit: forward, backward."""
     bucket_bytes: float
@@ -52,6 +54,7 @@ STACKS: dict[StackName, Stack] = {
         step_s=5e-3,
         eager_norms=False,
         eager_activations=False,
+        fused_attention=True,
         loss_bytes=(18, 10),
         bucket_bytes=160e6,
         gradient_overlap=0.8,
@@ -66,6 +69,7 @@ STACKS: dict[StackName, Stack] = {
         step_s=10e-3,
         eager_norms=False,
         eager_activations=False,
+        fused_attention=False,
         loss_bytes=(18, 10),
         bucket_bytes=1e9,
         gradient_overlap=0.8,
@@ -80,6 +84,7 @@ STACKS: dict[StackName, Stack] = {
         step_s=20e-3,
         eager_norms=False,
         eager_activations=True,
+        fused_attention=False,
         loss_bytes=(46, 22),
         bucket_bytes=25e6,
         gradient_overlap=0.5,
@@ -87,14 +92,15 @@ STACKS: dict[StackName, Stack] = {
         base_bytes=1 << 30,
     ),
     "stagewright": Stack(
-        host_kernel_s=12e-6,
-        host_backward_s=8e-6,
+        host_kernel_s=62e-6,
+        host_backward_s=41e-6,
         host_collective_s=30e-6,
         tensor_overlap=0.0,
         step_s=2e-3,
         eager_norms=True,
         eager_activations=True,
-        loss_bytes=(22, 18),
+        fused_attention=False,
+        loss_bytes=(24, 26),
         bucket_bytes=26.2e6,
         gradient_overlap=0.8,
         host_peer_s=(0.0, 0.0),

@@ -118,7 +118,7 @@ class AnalyticModel:
                 divided_vocabulary=False,
                 stack="stagewright",
             ),
-            kernels=Kernels(device=self.device, precision=self.precision),
+            kernels=Kernels(device=self.device, precision=self.precision, fused_attention=False),
         )
         tokens = size * shape.sequence_length
         hidden = tokens * shape.width * item

@@ -63,6 +63,11 @@ class Operators:
         return self.stack.eager_norms and self.shape.rotary
 
     @property
+    def input_share(self) -> float:
+        """Share of a divided layer's input that is saved; sequence parallelism gathers it again in backward."""
+        return 1 / self.layout.tensor if self.layout.sequence_parallel else 1.0
+
+    @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one context rank."""
         return max(1, self.layout.microbatch * self.shape.sequence_length // self.layout.context)
@@ -144,8 +149,7 @@ class Operators:
     def _attention(self) -> Iterator[Operator]:
         shape, layout, item = self.shape, self.layout, self.layout.item_bytes
         tokens, tensor = self.tokens, layout.tensor
-        # With sequence parallelism the input of a divided layer is saved divided and gathered again in backward.
-        saved_share = 1 / tensor if layout.sequence_parallel else 1.0
+        saved_share = self.input_share
         heads = max(1, shape.num_heads // tensor)
         key_heads = max(1, shape.num_key_heads // tensor)
         yield self._norm("attention norm")
@@ -172,6 +176,9 @@ class Operators:
             yield self._stream(
                 "rotary embedding", forward * size, backward * size, kernels=kernels, backward_kernels=backward_kernels
             )
+        if self.stack.eager_norms and key_heads < heads:
+            size = tokens * 2 * heads * key_size * item
+            yield self._stream("repeated keys", 2 * size, 2 * size, kernels=2, backward_kernels=2)
         yield from self._core(heads, key_heads, key_size, value_size)
         yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
         yield self._residual("attention residual")
@@ -240,8 +247,8 @@ class Operators:
         yield self._residual("feed-forward residual")
 
     def _dense_layers(self, tokens: int, inner: int, label: str = "feed-forward") -> Iterator[Operator]:
-        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
-        saved_share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+        shape, item = self.shape, self.layout.item_bytes
+        saved_share = self.input_share
         inner = max(1, inner)
         columns = inner * (shape.num_matrices - 1)
         yield self._linear(f"{label} in", tokens, columns, shape.width, input_share=saved_share)
@@ -327,7 +334,7 @@ class Operators:
         """Final norm, the product with the vocabulary, and cross-entropy."""
         shape, layout = self.shape, self.layout
         columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
-        saved_share = 1 / layout.tensor if layout.sequence_parallel else 1.0
+        saved_share = self.input_share
         logits = self.tokens * columns
         return (
             self._norm("final norm"),
@@ -336,7 +343,7 @@ class Operators:
                 "cross-entropy",
                 self.stack.loss_bytes[0] * logits,
                 self.stack.loss_bytes[1] * logits,
-                saved=4 * logits,
+                saved=0.0,
                 kernels=6,
                 backward_kernels=4,
             ),

@@ -37,6 +37,13 @@ class AnalyticForecast(Displayed):
     """Half-width of the interval as a factor: 0.1 means from step_s / 1.1 to step_s · 1.1."""
     source: str
     """Where the kernels' efficiency comes from: measured kernels, measured kernels scaled, or formulas."""
+    price_per_hour: float | None = None
+    """Cost of all devices for an hour; None: the cluster states no price."""
+
+    @property
+    def price_per_million_tokens(self) -> float | None:
+        """Cost of a million tokens."""
+        return None if self.price_per_hour is None else self.price_per_hour / (self.tokens_per_s * 3600) * 1e6
 
     @property
     def low_s(self) -> float:
@@ -62,6 +69,7 @@ class AnalyticForecast(Displayed):
         return {
             **asdict(self),
             "memory": [rank.to_dict() for rank in self.memory],
+            "price_per_million_tokens": self.price_per_million_tokens,
             "low_s": self.low_s,
             "high_s": self.high_s,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -88,11 +96,12 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
     if layout.layers and sum(layout.layers) != shape.num_layers:
         raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
     device = accelerator_of(cluster.devices[0])
+    network = network_of(cluster)
     model = StepModel(
         shape=shape,
         layout=layout,
         kernels=kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention),
-        network=network_of(cluster),
+        network=network,
     )
     step_s, parts = model.step()
     tokens = layout.batch * shape.sequence_length
@@ -105,6 +114,17 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
         memory_limit_bytes=cluster.devices[0].memory_bytes,
         parts=parts,
         num_devices=layout.num_devices,
-        spread=0.15,
+        spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > network.devices_per_host),
         source=device.source,
+        price_per_hour=None if cluster.devices[0].price is None else cluster.devices[0].price * layout.num_devices,
     )
+
+
+def _spread(device: Accelerator, layout: Layout, parts: dict[str, float], step_s: float, *, hosts: bool) -> float:
+    """Return the half-width of the interval, so that four of five measured steps of the league fall inside.
+
+    Kernels that were measured are surest. Network, pipeline messages between hosts and host time are less sure.
+    """
+    base = {"measured kernels": 0.10, "published kernels": 0.16}.get(device.source, 0.14)
+    waiting = min(1.0, (parts["host"] + parts["gradient collectives"] + parts["tensor collectives"]) / step_s)
+    return base + 0.15 * waiting + (0.05 + 0.10 * (layout.pipeline > 1) if hosts else 0.0)

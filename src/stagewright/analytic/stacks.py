@@ -39,6 +39,18 @@ class Stack:
     """Share of the last backward with which gradient collectives overlap."""
     host_peer_s: tuple[float, float]
     """Host time of a block and micro-batch for each tensor peer: without and with pipeline ranks on other hosts."""
+    host_pair_s: float
+    """The same for each pair of tensor peers, with pipeline ranks on other hosts."""
+    kernel_factor: float
+    """Time of kernels over that of the best ones: gaps between them, and kernels that were not tuned."""
+    message_neighbors: int
+    """Neighbors with which a rank inside the pipeline exchanges messages one after the other."""
+    tensor_adapters: float
+    """Network adapters per rank that point-to-point exchanges of tensor ranks on several hosts use; 0: rings."""
+    logit_bytes: float
+    """Bytes held per logit at the peak: logits in both types, and their gradient."""
+    fragmentation: float
+    """Memory that the allocator holds beyond live tensors, as a share of activations."""
     base_bytes: int
     """Memory of the CUDA context's workspaces and communicators that the allocator reports or the device loses."""
 
@@ -59,6 +71,12 @@ STACKS: dict[StackName, Stack] = {
         bucket_bytes=160e6,
         gradient_overlap=0.8,
         host_peer_s=(0.0, 0.0),
+        host_pair_s=0.0,
+        kernel_factor=1.0,
+        message_neighbors=1,
+        tensor_adapters=0,
+        logit_bytes=6.0,
+        fragmentation=0.0,
         base_bytes=1 << 30,
     ),
     "deepspeed": Stack(
@@ -74,22 +92,34 @@ STACKS: dict[StackName, Stack] = {
         bucket_bytes=1e9,
         gradient_overlap=0.8,
         host_peer_s=(0.0, 0.0),
+        host_pair_s=0.0,
+        kernel_factor=1.0,
+        message_neighbors=1,
+        tensor_adapters=0,
+        logit_bytes=6.0,
+        fragmentation=0.0,
         base_bytes=1 << 30,
     ),
     "nanotron": Stack(
-        host_kernel_s=80e-6,
-        host_backward_s=60e-6,
-        host_collective_s=100e-6,
-        tensor_overlap=0.5,
+        host_kernel_s=100e-6,
+        host_backward_s=47e-6,
+        host_collective_s=64e-6,
+        tensor_overlap=0.6,
         step_s=20e-3,
         eager_norms=False,
         eager_activations=True,
         fused_attention=False,
-        loss_bytes=(46, 22),
+        loss_bytes=(30, 14),
         bucket_bytes=25e6,
-        gradient_overlap=0.5,
-        host_peer_s=(0.0005, 0.00275),
-        base_bytes=1 << 30,
+        gradient_overlap=0.07,
+        host_peer_s=(0.32e-3, 1.9e-3),
+        host_pair_s=5e-5,
+        kernel_factor=1.15,
+        message_neighbors=2,
+        tensor_adapters=2,
+        logit_bytes=12.0,
+        fragmentation=0.27,
+        base_bytes=1 << 28,
     ),
     "stagewright": Stack(
         host_kernel_s=62e-6,
@@ -104,6 +134,12 @@ STACKS: dict[StackName, Stack] = {
         bucket_bytes=26.2e6,
         gradient_overlap=0.8,
         host_peer_s=(0.0, 0.0),
+        host_pair_s=0.0,
+        kernel_factor=1.0,
+        message_neighbors=1,
+        tensor_adapters=0,
+        logit_bytes=6.0,
+        fragmentation=0.0,
         base_bytes=1 << 29,
     ),
 }

@@ -34,11 +34,19 @@ class RankTime:
     host_wait_s: float
     """How long the device waits for the host."""
     message_s: float
-    """Exposed point-to-point messages."""
+    """Exposed point-to-point messages of a micro-batch in the steady state."""
+    hop_s: float
+    """Messages to the next rank and back, while the pipeline fills and drains."""
 
     @property
     def total_s(self) -> float:
+        """Time of a micro-batch in the steady state."""
         return self.forward_s + self.backward_s + self.message_s
+
+    @property
+    def fill_s(self) -> float:
+        """Time by which the rank delays the pipeline's warm-up and drain."""
+        return self.forward_s + self.backward_s + self.hop_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +112,11 @@ class StepModel:
         stack = self.stack
         if backward:
             kernels = sum(operator.backward_kernels for operator in operators)
-            return Pass(device_s=sum(op.backward_s for op in operators), host_s=kernels * stack.host_backward_s)
+            seconds = sum(operator.backward_s for operator in operators)
+            return Pass(device_s=stack.kernel_factor * seconds, host_s=kernels * stack.host_backward_s)
         kernels = sum(operator.kernels for operator in operators)
-        return Pass(device_s=sum(op.forward_s for op in operators), host_s=kernels * stack.host_kernel_s)
+        seconds = sum(operator.forward_s for operator in operators)
+        return Pass(device_s=stack.kernel_factor * seconds, host_s=kernels * stack.host_kernel_s)
 
     def block_collectives(self, *, experts: bool, backward: bool) -> Pass:
         """Return the collectives inside one block."""
@@ -117,8 +127,12 @@ class StepModel:
         if layout.tensor > 1:
             group = network.group(layout.tensor, layout.stride("tensor"))
             if layout.sequence_parallel:
-                gather = network.collective_s("all_gather", group, hidden)
-                scatter = network.collective_s("reduce_scatter", group, hidden)
+                if stack.tensor_adapters and group.num_hosts > 1:
+                    gather = network.collective_s("all_to_all", group, hidden / stack.tensor_adapters)
+                    scatter = gather
+                else:
+                    gather = network.collective_s("all_gather", group, hidden)
+                    scatter = network.collective_s("reduce_scatter", group, hidden)
                 # Backward gathers the divided inputs again, for the weight gradients.
                 seconds += 2 * (gather + scatter)
                 overlapped, count = 2 * (gather + scatter), 4
@@ -142,7 +156,7 @@ class StepModel:
         host = count * stack.host_collective_s
         if layout.tensor > 1:
             spread = layout.pipeline > 1 and layout.num_devices > network.devices_per_host
-            host += layout.tensor * stack.host_peer_s[spread] / 2
+            host += layout.tensor * (stack.host_peer_s[spread] + spread * layout.tensor * stack.host_pair_s) / 2
         return Pass(collective_s=seconds, host_s=host)
 
     def rank_time(self, rank: int) -> RankTime:
@@ -192,20 +206,18 @@ class StepModel:
             recompute_s=recompute_s,
             collective_s=collective,
             host_wait_s=forward.total_s + backward.total_s - device - collective,
-            message_s=self.message_s(),
+            message_s=self.message_s() * layout.virtual * (1 if layout.pipeline == 2 else self.stack.message_neighbors),
+            hop_s=self.message_s(),
         )
 
     def message_s(self) -> float:
-        """Return the exposed messages of a micro-batch: one forward and one backward for each stage of a rank."""
+        """Return a message to the next pipeline rank and the one that comes back."""
         layout = self.layout
         if layout.pipeline == 1:
             return 0.0
         tokens = layout.microbatch * self.shape.sequence_length / layout.context
         size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if layout.sequence_parallel else 1)
-        each = self.network.message_s(size, layout.stride("pipeline"))
-        # A rank inside the pipeline has two neighbors, the first and the last one.
-        neighbors = 1 if layout.pipeline == 2 else 2
-        return 2 * layout.virtual * (each + neighbors * layout.message_stall_s)
+        return 2 * (self.network.message_s(size, layout.stride("pipeline")) + layout.message_stall_s)
 
     def gradient_s(self, rank: int) -> float:
         """Return the collectives of gradients and, with ZeRO, of parameters of a rank."""
@@ -238,7 +250,7 @@ class StepModel:
         replicas = layout.data * layout.context if layout.zero else 1
         count = replicated / replicas + routed / max(1, replicas // layout.expert)
         state = 4 if layout.master_weights or layout.item_bytes == 4 else layout.item_bytes
-        width = layout.gradient_bytes + 2 * state * (1 + layout.optimizer_states)
+        width: float = layout.gradient_bytes + 2 * state * (1 + layout.optimizer_states)
         width += layout.item_bytes if layout.master_weights else 0
         # Fused Adam reaches less than the streaming rate: 28 bytes of 32-bit states and 14 of 16-bit ones take as long
         # as 40 and 32 (H200 grid).
@@ -287,15 +299,15 @@ class StepModel:
         hidden = tokens * shape.width * layout.item_bytes
         logits = 0.0
         if rank == layout.pipeline - 1:
-            head = builder.head()
-            logits = sum(operator.saved_bytes for operator in head)
-            logits += builder.tokens * shape.vocabulary / (layout.tensor if layout.divided_vocabulary else 1) * 2
+            columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
+            logits = sum(operator.saved_bytes for operator in builder.head())
+            logits += builder.tokens * columns * self.stack.logit_bytes
         return RankMemory(
             rank=rank,
             parameters_bytes=layout.item_bytes * (divide if sharded >= 3 else whole),
             gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 else whole),
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
-            activations_bytes=saved * in_flight(layout, rank),
+            activations_bytes=saved * in_flight(layout, rank) * (1 + self.stack.fragmentation),
             logits_bytes=logits,
             temporary_bytes=largest + 4 * hidden,
             base_bytes=self.stack.base_bytes,
@@ -310,7 +322,7 @@ class StepModel:
         slots = [time.total_s for time in by_rank]
         slowest = max(range(len(slots)), key=lambda index: slots[index])
         micro = layout.microbatches
-        bubble = (sum(slots) - slots[slowest]) / layout.virtual
+        bubble = (sum(time.fill_s for time in by_rank) - by_rank[slowest].fill_s) / layout.virtual
         body = micro * slots[slowest] + bubble
         ends = []
         for index in sorted(set(ranks)):

@@ -75,10 +75,12 @@ def analytic_summary(result: AnalyticForecast) -> list[str]:
     limit = result.memory_limit_bytes
     memory = format_bytes(result.peak_memory_bytes)
     fits = "" if limit is None else f" of {format_bytes(limit)}" + ("" if result.fits else ": does not fit")
+    price = result.price_per_million_tokens
     return [
         f"{format_count(result.tokens_per_s)} tokens/s, MFU {100 * result.mfu:.1f} %, peak memory {memory}{fits}",
         f"interval {format_s(result.low_s)} to {format_s(result.high_s)} (4 of 5 measured steps fall inside), from "
         f"{result.source}",
+        *([] if price is None else [f"a million tokens cost {price:.4g}, at the cluster's price per device and hour"]),
     ]
 
 

@@ -12,7 +12,7 @@ NAMES = """
     AnalyticForecast Batch Cluster Codec Comparison Device Explanation FitResult Forecast Layout Model Plan
     PlanResult Profile Run RunError
     Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError capture compare explain fit forecast
-    parallelize plan profile split train
+    parallelize plan profile split train verify
 """
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from stagewright.profiler.profile import Profile as Profile
     from stagewright.simulator.forecast import Forecast as Forecast
     from stagewright.spec.plan import Plan as Plan
+    from stagewright.verification.context import verify as verify
     from stagewright.zoo.model import Batch as Batch, Model as Model
 
 __version__ = "0.1.0.dev0"
@@ -87,6 +88,7 @@ _HOMES = {
     "profile": "stagewright.profiler.measure",
     "split": "stagewright.partition.split",
     "train": "stagewright.api.train",
+    "verify": "stagewright.verification.context",
 }
 
 __all__ = [
@@ -123,6 +125,7 @@ __all__ = [
     "profile",
     "split",
     "train",
+    "verify",
 ]
 
 

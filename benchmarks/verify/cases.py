@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from model import Setting
 
+PLAIN = Setting()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -15,12 +17,14 @@ class Case:
     """``file.function``."""
     bug: str
     """The bug that is switched on; empty for a right run."""
-    setting: Setting = Setting()
+    setting: Setting = PLAIN
     module: tuple[str, ...] = ()
     """The first wrong module; several where the bug is between two."""
     cause: tuple[str, ...] = ()
     alone: bool = False
     """Whether it fails or hangs, so that it needs processes of its own."""
+
+    ranks: int = 2
 
     @property
     def name(self) -> str:
@@ -61,7 +65,11 @@ BUGS = [
         cause=("dropout masks differ",),
     ),
     Case(
-        script=f"{DP}.ddp", bug="batch norm", setting=Setting(model="norm"), module=("1",), cause=("batch norm per replica",)
+        script=f"{DP}.ddp",
+        bug="batch norm",
+        setting=Setting(model="norm"),
+        module=("1",),
+        cause=("batch norm per replica",),
     ),
     Case(
         script=f"{DP}.ddp",
@@ -93,9 +101,7 @@ BUGS = [
     ),
     Case(script=f"{DP}.fsdp1", bug="loss scaled by ranks", module=LOSS, cause=("loss scaled",)),
     Case(script=f"{TP}.dtensor", bug="no all-reduce", module=("blocks.1.mlp.fc2",), cause=("missing all-reduce",)),
-    Case(
-        script=f"{TP}.dtensor", bug="fused projection", module=("blocks.0.attn.qkv",), cause=("wrong shard order",)
-    ),
+    Case(script=f"{TP}.dtensor", bug="fused projection", module=("blocks.0.attn.qkv",), cause=("wrong shard order",)),
     Case(
         script=f"{TP}.dtensor",
         bug="dropout seed",
@@ -128,8 +134,14 @@ BUGS = [
         cause=("loss scaled", "missing all-reduce"),
     ),
     Case(script=f"{PP}.text", bug="gradients not scaled", module=LOSS, cause=("loss scaled",)),
-    Case(script=f"{PP}.text", bug="tied weights", setting=Setting(tied=True), module=("embed",), cause=("tied weights not summed",)),
-    Case(script=f"{PP}.text", bug="detached stage", module=("blocks.0.mlp.fc2",), cause=("missing gradient",)),
+    Case(
+        script=f"{PP}.text",
+        bug="tied weights",
+        setting=Setting(tied=True),
+        module=("embed",),
+        cause=("tied weights not summed",),
+    ),
+    Case(script=f"{PP}.text", bug="detached stage", module=("blocks.1", "blocks.1.norm1"), cause=("missing gradient",)),
     Case(
         script=f"{PP}.slices",
         bug="dynamic shapes",
@@ -140,15 +152,28 @@ BUGS = [
     Case(
         script=f"{PP}.slices",
         bug="smaller batch",
-        setting=Setting(model="stack", forward_only=True),
-        module=("",),
-        cause=("different batch", "rows corrupted between stages"),
+        setting=Setting(model="stack", forward_only=True, batch=4),
+        module=("3", "3.0"),
+        cause=("rows corrupted between stages",),
     ),
-    Case(script=f"{PP}.slices", bug="zbv with ddp", setting=Setting(model="stack"), module=("4",), cause=("loss scaled",)),
+    Case(
+        script=f"{PP}.replicated",
+        bug="zbv with ddp",
+        setting=Setting(model="stack"),
+        module=("4",),
+        cause=("missing all-reduce",),
+        ranks=4,
+    ),
     Case(script=f"{PP}.slices", bug="zbv reentrant checkpoint", setting=Setting(model="stack"), alone=True),
     Case(script=f"{PP}.slices", bug="zbv forward only", setting=Setting(model="stack", forward_only=True), alone=True),
     Case(script=f"{PP}.slices", bug="stage raises", setting=Setting(model="stack"), module=("3",), alone=True),
-    Case(script=f"{PP}.traced", bug="tied weights", setting=Setting(tied=True), module=("embed",), cause=("tied weights not summed",)),
+    Case(
+        script=f"{PP}.traced",
+        bug="tied weights",
+        setting=Setting(tied=True),
+        module=("embed",),
+        cause=("tied weights not summed",),
+    ),
     Case(
         script=f"{PP}.traced",
         bug="dropout baked in",
@@ -156,4 +181,39 @@ BUGS = [
         module=("blocks.0.drop",),
         cause=("train or eval mode", "dropout masks differ"),
     ),
+]
+
+SCRIPTS = {
+    f"{DP}.ddp": ("clip", "padded", "", "tied", "adamw"),
+    f"{DP}.fsdp2": ("clip", "padded", "", "tied", "adamw"),
+    f"{DP}.fsdp1": ("", "padded", "", "", ""),
+    f"{TP}.dtensor": ("", "padded", "dropout", "", "adamw"),
+    f"{TP}.sequence": ("", "padded", "dropout", "", "adamw"),
+    f"{TP}.megatron": ("", "padded", "dropout", "", "adamw"),
+    f"{PP}.text": ("", "", "", "tied", "adamw"),
+    f"{PP}.slices": ("stack",) * 5,
+    f"{PP}.traced": ("", "", "", "", "adamw"),
+}
+
+
+def _right(script: str, seed: int, dtype: str) -> Case:
+    feature = SCRIPTS[script][seed]
+    setting = Setting(
+        model="stack" if feature == "stack" else "text",
+        seed=seed,
+        dtype=dtype,
+        tied=feature == "tied",
+        dropout=0.2 if feature == "dropout" else 0.0,
+        padded=feature == "padded",
+        clip=0.05 if feature == "clip" else 0.0,
+        optimizer="adamw" if feature == "adamw" else "sgd",
+    )
+    return Case(script=script, bug="", setting=setting)
+
+
+RIGHT = [
+    _right(script, seed, dtype)
+    for script in SCRIPTS
+    for dtype in ("float32", "bfloat16", "float16")
+    for seed in range(5)
 ]

@@ -106,10 +106,11 @@ def fsdp2(setting: Setting, bug: str, folder: str | None) -> None:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if bug == "sum instead of mean":
-        model.set_gradient_divide_factor(1.0)
-        for block in model.blocks:
-            block.set_gradient_divide_factor(1.0)
+        for module in (model, *model.blocks):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
     if bug == "block sums":
+        model.blocks[0].set_force_sum_reduction_for_comms(True)
         model.blocks[0].set_gradient_divide_factor(1.0)
     if bug == "no reduce-scatter":
         model.set_requires_gradient_sync(False)

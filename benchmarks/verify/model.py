@@ -28,6 +28,7 @@ class Setting:
     clip: float = 0.0
     optimizer: str = "sgd"
     forward_only: bool = False
+    batch: int = BATCH
 
 
 class Attention(nn.Module):
@@ -107,8 +108,8 @@ def make_batch(setting: Setting) -> dict[str, torch.Tensor]:
     """Return the global batch: inputs, labels, and a mask of valid tokens if sequences are padded."""
     generator = torch.Generator().manual_seed(1000 + setting.seed)
     if setting.model != "text":
-        inputs = torch.randn(BATCH, WIDTH, generator=generator).to(getattr(torch, setting.dtype))
-        return {"inputs": inputs, "labels": torch.randint(4, (BATCH,), generator=generator)}
+        inputs = torch.randn(setting.batch, WIDTH, generator=generator).to(getattr(torch, setting.dtype))
+        return {"inputs": inputs, "labels": torch.randint(4, (setting.batch,), generator=generator)}
     ids = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
     labels = torch.randint(VOCABULARY, (BATCH, LENGTH), generator=generator)
     if not setting.padded:
@@ -133,7 +134,7 @@ def loss_of(output: torch.Tensor, labels: torch.Tensor, reduction: str = "mean")
 def make_optimizer(model: nn.Module, setting: Setting, *, decay_all: bool = False, factor: float = 1.0) -> Any:
     """AdamW with weight decay on matrices only, or SGD."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if setting.optimizer == "sgd":
+    if setting.optimizer == "sgd" or not parameters:
         return torch.optim.SGD(parameters, lr=0.1 * factor)
     matrices = [p for p in parameters if p.ndim > 1 or decay_all]
     others = [p for p in parameters if p.ndim <= 1 and not decay_all]

@@ -83,21 +83,19 @@ def slices(setting: Setting, bug: str, folder: str | None) -> None:
     modules: list[nn.Module] = [nn.Sequential(*layers[bounds[n] : bounds[n + 1]]) for n in numbers]
     names = [{str(i): str(i + bounds[n]) for i in range(bounds[n + 1] - bounds[n])} for n in numbers]
     wrapped = modules
-    if bug == "zbv with ddp":
-        groups = [dist.new_group([other]) for other in range(world)]
-        wrapped = [nn.parallel.DistributedDataParallel(module, process_group=groups[rank]) for module in modules]
     if bug == "zbv reentrant checkpoint":
         wrapped = [_Checkpointed(module) for module in modules]
     num_stages = len(bounds) - 1
     device = torch.device("cpu")
     stages = [PipelineStage(m, n, num_stages, device) for m, n in zip(wrapped, numbers, strict=True)]
-    if bug not in ("dynamic shapes", "zbv with ddp"):  # static shapes: no trial run
+    if bug != "dynamic shapes":  # static shapes: no trial run
         sample = torch.zeros(BATCH // 4, *batch["inputs"].shape[1:], dtype=batch["inputs"].dtype)
         shapes = [sample]
         with torch.no_grad():
             plain = build(setting).eval()
             for n in range(num_stages):
-                shapes.append(nn.Sequential(*list(plain)[bounds[n] : bounds[n + 1]])(shapes[-1]))
+                stage_output = nn.Sequential(*list(plain)[bounds[n] : bounds[n + 1]])(shapes[-1])
+                shapes.append(stage_output.clone().requires_grad_())
         stages = [
             PipelineStage(m, n, num_stages, device, input_args=(shapes[n],), output_args=(shapes[n + 1],))
             for m, n in zip(wrapped, numbers, strict=True)
@@ -105,7 +103,10 @@ def slices(setting: Setting, bug: str, folder: str | None) -> None:
     loss: Any = lambda output, target: loss_of(output[:, None], target[:, None])  # noqa: E731
     schedule_class: Any = get_schedule_class(name)
     schedule = schedule_class(
-        stages if name != "GPipe" else stages[0], 4, loss_fn=loss, scale_grads=bug != "gradients not scaled"
+        stages if name != "GPipe" else stages[0],
+        4,
+        loss_fn=None if setting.forward_only else loss,
+        scale_grads=bug != "gradients not scaled",
     )
     optimizer = make_optimizer(nn.ModuleList(modules), setting)
     if bug == "stage raises" and rank == 1:
@@ -114,10 +115,49 @@ def slices(setting: Setting, bug: str, folder: str | None) -> None:
         args = (batch["inputs"],) if rank == 0 else ()
         has_last = num_stages - 1 in numbers
         if setting.forward_only:
-            rows = batch["inputs"][: BATCH // 2] if bug == "smaller batch" else batch["inputs"]
             with torch.no_grad():
-                schedule.eval(*((rows,) if rank == 0 else ()))
+                schedule.eval(*args)
             return
+        schedule.step(*args, target=batch["labels"] if has_last else None, losses=[] if has_last else None)
+        optimizer.step()
+
+
+def replicated(setting: Setting, bug: str, folder: str | None) -> None:
+    """Train one step on four ranks: two replicas of a pipeline of two ranks, two stages each, in DDP."""
+    replica, place = divmod(dist.get_rank(), 2)
+    layers = list(build(setting))  # type: ignore[call-overload]
+    batch = {name: value.chunk(2)[replica] for name, value in make_batch(setting).items()}
+    pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    bounds = [0, 1, 2, 3, len(layers)]
+    parts = [nn.Sequential(*layers[bounds[n] : bounds[n + 1]]) for n in range(4)]
+    zbv = bug == "zbv with ddp"
+    numbers = [place, 3 - place if zbv else place + 2]
+    names = [{str(i): str(i + bounds[n]) for i in range(bounds[n + 1] - bounds[n])} for n in numbers]
+    values = [torch.zeros(1, *batch["inputs"].shape[1:], dtype=batch["inputs"].dtype)]
+    for part in parts:
+        values.append(part(values[-1]).detach().requires_grad_())
+    wrapped: list[Any] = [nn.parallel.DistributedDataParallel(parts[n], process_group=replicas[place]) for n in numbers]
+    stages = [
+        PipelineStage(
+            module,
+            n,
+            4,
+            torch.device("cpu"),
+            input_args=(values[n],),
+            output_args=(values[n + 1],),
+            group=pipelines[replica],
+        )
+        for module, n in zip(wrapped, numbers, strict=True)
+    ]
+    schedule_class: Any = get_schedule_class("ZBVZeroBubble" if zbv else "Interleaved1F1B")
+    schedule = schedule_class(
+        stages, 4, loss_fn=lambda output, target: loss_of(output[:, None], target[:, None]), scale_grads=True
+    )
+    optimizer = make_optimizer(nn.ModuleList(wrapped), setting)
+    with sw.verify(wrapped, step=0, folder=folder, names=names):
+        has_last = 3 in numbers
+        args = (batch["inputs"],) if 0 in numbers else ()
         schedule.step(*args, target=batch["labels"] if has_last else None, losses=[] if has_last else None)
         optimizer.step()
 

@@ -51,7 +51,7 @@ def run_cases(cases: Sequence[Case], scratch: Path, python: str = sys.executable
                 }
                 for index in group
             ]
-            _torchrun(jobs, scratch / f"jobs-{group[0]}.json", python)
+            _torchrun(jobs, scratch / f"jobs-{group[0]}.json", python, cases[group[0]].ranks)
     verdicts: list[Verdict | str] = []
     for case, folder in zip(cases, folders, strict=True):
         try:
@@ -61,9 +61,17 @@ def run_cases(cases: Sequence[Case], scratch: Path, python: str = sys.executable
     return verdicts
 
 
-def _torchrun(jobs: list[dict[str, object]], path: Path, python: str) -> None:
+def _torchrun(jobs: list[dict[str, object]], path: Path, python: str, ranks: int) -> None:
     path.write_text(json.dumps(jobs))
-    words = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / "worker.py")]
+    words = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(HERE / "worker.py"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     timeout = 60 + 10 * len(jobs)
     try:

@@ -123,7 +123,9 @@ class _Reduce(torch.autograd.Function):
 class ColumnLinear(nn.Module):
     """Holds some output features of a linear layer."""
 
-    def __init__(self, whole: nn.Linear, blocks: int = 1, *, swapped: bool = False, reduce_backward: bool = True) -> None:
+    def __init__(
+        self, whole: nn.Linear, blocks: int = 1, *, swapped: bool = False, reduce_backward: bool = True
+    ) -> None:
         super().__init__()
         rank, world = dist.get_rank(), dist.get_world_size()
         self.reduce_backward = reduce_backward

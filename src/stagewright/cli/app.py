@@ -28,6 +28,7 @@ from stagewright.cli.results.trace import trace
 from stagewright.cli.results.watch import watch
 from stagewright.cli.running.compare import compare
 from stagewright.cli.running.train import train
+from stagewright.cli.running.verify import verify
 from stagewright.cli.running.worker import worker
 from stagewright.cli.study import study
 from stagewright.cli.usage import is_usage_error, usage_sentence
@@ -42,7 +43,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (models, doctor, runs, profile, split, compare, plan, forecast, explain, fit, train, trace, report, watch):
+for verb in (models, doctor, runs, profile, split, compare, plan, forecast, explain, fit, train, verify):
+    app.command()(verb)
+for verb in (trace, report, watch):
     app.command()(verb)
 for group in (codecs, fabric, study):
     app.add_typer(group)

@@ -143,6 +143,8 @@ class Rows:
     """None for a pass with none of the samples, like a trial run for shapes."""
     stages: frozenset[int]
     """Ranks with only a part of the model."""
+    fed: frozenset[int]
+    """Ranks that get the model's inputs: all, or the first stage's."""
     problem: str = ""
     """What is wrong with the batch, if anything."""
 
@@ -171,12 +173,13 @@ def match_rows(baseline: Baseline, candidate: Step) -> Rows:
         problems.append(
             f"{len(missing)} of {baseline.rows} samples of the baseline's batch are on no rank, first row {missing[0]}"
         )
+    fed = frozenset(by_rank)
     for rank in range(num_ranks):  # a later stage has the samples of the first stage of its replica
         if rank not in by_rank:
             replica = candidate.recording.ranks[rank].replica
             mates = [one for one in by_rank if candidate.recording.ranks[one].replica == replica]
             by_rank[rank] = by_rank[mates[0]] if mates else [list(range(baseline.rows))]
-    return Rows(by_rank=by_rank, stages=stages, problem="; ".join(problems))
+    return Rows(by_rank=by_rank, stages=stages, fed=fed, problem="; ".join(problems))
 
 
 def _match_passes(
@@ -207,7 +210,8 @@ def _match_passes(
             best = matched
         if all(one is not None for one in best):
             break
-    return best
+    # A pass whose samples come again in a later one was a trial run for shapes.
+    return [None if one in best[index + 1 :] else one for index, one in enumerate(best)]
 
 
 def _row_bytes(row: torch.Tensor) -> bytes:
@@ -221,9 +225,7 @@ def assemble(key: Key, baseline: Baseline, candidate: Step, rows: Rows) -> list[
     if key.module == "" and key.kind in ("input", "output", "output gradient"):
         is_input = key.kind == "input"
         held = {
-            rank: pieces
-            for rank, pieces in held.items()
-            if rank not in rows.stages or (is_input and rank in _first(rows))
+            rank: pieces for rank, pieces in held.items() if rank not in rows.stages or (is_input and rank in rows.fed)
         }
     if key.kind in STATE_KINDS:
         groups = {(): {rank: (pieces[-1].value, pieces[-1].layout) for rank, pieces in held.items()}}
@@ -262,18 +264,14 @@ def _row_set(rows: Rows, rank: int) -> frozenset[int]:
     return frozenset(row for one in rows.by_rank[rank] for row in one or ())
 
 
-def _first(rows: Rows) -> set[int]:
-    return {rank for rank, passes in rows.by_rank.items() if passes and any(one is not None for one in passes)}
-
-
 def _join_passes(
     pieces: list[Piece], passes: list[list[int] | None], shape: Sequence[int], rows: int
 ) -> tuple[tuple[int, ...], torch.Tensor]:
     """Concatenate the passes of a rank; return the rows that they have (empty: all, in order) and the tensor."""
     pieces = sorted(pieces, key=lambda piece: piece.forward_pass)
     index = [row for one in passes for row in one or ()]
-    if len(pieces) == len(passes):
-        pieces = [piece for piece, one in zip(pieces, passes, strict=True) if one is not None] or pieces
+    if pieces[-1].forward_pass < len(passes):
+        pieces = [piece for piece in pieces if passes[piece.forward_pass] is not None] or pieces
     value = pieces[0].value
     if len(pieces) > 1 and value.ndim and value.ndim == len(shape):
         dim = next((dim for dim in range(value.ndim) if value.shape[dim] != shape[dim]), 0)

@@ -10,7 +10,10 @@ from stagewright.verification.assembly import Key, Part
 from stagewright.verification.causes.catalogue import cause
 from stagewright.verification.causes.patterns import constant_factor, fit_sum, is_close
 from stagewright.verification.comparison import Comparison, sum_parts
+from stagewright.verification.layout import Layout
 from stagewright.verification.verdict import Cause
+
+_NO_LAYOUT = Layout(placements=(), mesh=(), coordinate=())
 
 
 def find_backward_cause(comparison: Comparison, key: Key) -> Cause | None:
@@ -39,6 +42,7 @@ def find_gradient_cause(comparison: Comparison, wrong: Sequence[Key]) -> Cause |
     return (
         _clipping_cause(comparison, keys)
         or _disagreement(comparison, keys)
+        or _shard_factor_cause(comparison, keys)
         or _factor_cause(comparison, keys)
         or _lost_microbatch(comparison, keys)
         or _padding_cause(comparison)
@@ -66,6 +70,8 @@ def _activation_reduction(comparison: Comparison, key: Key) -> Cause | None:
     """Recognize an activation gradient that was not reduced over ranks, or twice."""
     parts = comparison.parts(key)
     tolerance, scale = comparison.errors[key].tolerance, comparison.gradient_scale
+    if not any(bool(part.value.any()) for part in parts):
+        return cause("missing gradient", f"{key.module}: its output gradient is zero; backward stops after it.")
     if len(parts) > 1 and all(torch.equal(part.expected, parts[0].expected) for part in parts[1:]):
         total = sum_parts(parts)
         if total is not None and is_close(total / scale, parts[0].expected, 2 * tolerance):
@@ -216,6 +222,40 @@ def _factor_cause(comparison: Comparison, keys: Sequence[Key]) -> Cause | None:
     if is_partial:
         return cause("all-reduce twice" if factor > 1 else "missing all-reduce", f"{what}.")
     return cause("loss scaled", f"{what}{_known_count(comparison, factor)}.")
+
+
+def _shard_factor_cause(comparison: Comparison, keys: Sequence[Key]) -> Cause | None:
+    """Recognize shards that each rank scaled by a factor of its own, as clipping by a local norm does."""
+    factors: dict[int, list[float]] = {}
+    tolerance = max(comparison.errors[key].tolerance for key in keys)
+    for key in keys:
+        for rank, value, expected in _shards(comparison, key):
+            factor = constant_factor(value, expected, tolerance)
+            if factor is not None:
+                factors.setdefault(rank, []).append(factor)
+    middle = {rank: sorted(found)[len(found) // 2] for rank, found in factors.items()}
+    agree = all(abs(f / middle[rank] - 1) < 20 * tolerance for rank, found in factors.items() for f in found)
+    if len(middle) < 2 or not agree or max(middle.values()) / min(middle.values()) < 1 + 20 * tolerance:
+        return None
+    shown = ", ".join(f"{middle[rank]:.4g}" for rank in sorted(middle))
+    return cause(
+        "wrong clipping norm", f"Ranks scale their gradient shards by other factors than the baseline: {shown}."
+    )
+
+
+def _shards(comparison: Comparison, key: Key) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Return each rank's shard of a gradient with the same part of the baseline's, on a mesh of one dimension."""
+    expected, found, start = comparison.baseline.values[key], [], 0
+    held = comparison.candidate.pieces.get(key, {})
+    for rank, pieces in sorted(held.items(), key=lambda item: (item[1][-1].layout or _NO_LAYOUT).coordinate):
+        value, layout = pieces[-1].value, pieces[-1].layout
+        if layout is None or len(layout.placements) != 1 or not layout.placements[0].startswith("shard"):
+            return []
+        dim = int(layout.placements[0].partition(":")[2])
+        if value.numel():
+            found.append((rank, value, expected.narrow(dim, start, value.shape[dim])))
+            start += value.shape[dim]
+    return found
 
 
 def _known_count(comparison: Comparison, factor: float) -> str:

@@ -49,8 +49,8 @@ def find_forward_cause(comparison: Comparison, key: Key) -> Cause | None:
         count = max(len(held) for held in comparison.candidate.pieces[key].values())
         share = f"{count} micro-batches" if count > 1 else "a part of the batch on each rank"
         return cause("batch norm per replica", f"{key.module} normalizes over {share}; its input is right.")
-    if info is not None and info.dropout > 0 and info.training:
-        return _dropout_cause(comparison, key, parts, info.dropout)
+    if plain is not None and plain.dropout > 0 and plain.training:
+        return _dropout_cause(comparison, key, parts, plain.dropout)
     found = _reduction_cause(comparison, key, parts)
     if found is not None:
         return found
@@ -71,6 +71,9 @@ def find_forward_cause(comparison: Comparison, key: Key) -> Cause | None:
 
 
 def _dropout_cause(comparison: Comparison, key: Key, parts: list[Part], probability: float) -> Cause:
+    given = comparison.parts(Key("input", key.module, "args[0]", key.call))
+    if len(given) == len(parts) and all(torch.equal(a.value, b.value) for a, b in zip(given, parts, strict=True)):
+        return cause("train or eval mode", f"{key.module} (p = {probability:g}) returns its input unchanged.")
     whole = [part for part in parts if len(part.ranks) == 1]
     shares = {tuple(comparison.rows.by_rank[part.ranks[0]][0] or ()) for part in whole}
     is_replicated = len(whole) > 1 and len(shares) == 1
@@ -98,6 +101,8 @@ def _reduction_cause(comparison: Comparison, key: Key, parts: list[Part]) -> Cau
     bias = comparison.baseline.values.get(Key("parameter", key.module, "bias"))
     for part in parts:
         factor = constant_factor(part.value, part.expected, tolerance)
+        if factor is None and bias is not None and key.kind == "output" and part.value.shape[-1:] == bias.shape:
+            factor = constant_factor(part.value - bias, part.expected - bias, tolerance)  # the bias is added last
         if factor is not None and abs(factor - 1) > 2 * tolerance:
             name = "all-reduce twice" if factor > 1 else "missing all-reduce"
             return cause(name, f"{where}: {factor:.4g} × the baseline's.")

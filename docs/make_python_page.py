@@ -44,6 +44,7 @@ SECTIONS = {
     "Work on a model object": ("capture", "profile", "split"),
     "Run and plan by name": ("compare", "plan", "forecast", "explain", "fit", "train"),
     "Train in your own script": ("parallelize", "Trainer"),
+    "Verify your own script": ("verify",),
     "Inputs": ("Plan", "Cluster", "Device", "Batch", "Model"),
     "Results": (
         "UnitGraph",

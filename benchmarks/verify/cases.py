@@ -25,6 +25,8 @@ class Case:
     """Whether it fails or hangs, so that it needs processes of its own."""
 
     ranks: int = 2
+    stock: bool = False
+    """Whether torch has the bug, and the script only uses it."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,10 @@ BUGS = [
         cause=("weight decay on the wrong group",),
     ),
     Case(script=f"{DP}.fsdp1", bug="loss scaled by ranks", module=LOSS, cause=("loss scaled",)),
+    Case(script="accelerated.train", bug="backward without accelerator", module=LOSS, cause=("loss scaled",)),
+    Case(script="accelerated.train", bug="model not prepared", module=LOSS, cause=("missing all-reduce",)),
+    Case(script="accelerated.train", bug="loader not prepared", module=("",), cause=("different batch",)),
+    Case(script="accelerated.train", bug="learning rate", module=("embed",), cause=("learning rate scaled",)),
     Case(script=f"{TP}.dtensor", bug="no all-reduce", module=("blocks.1.mlp.fc2",), cause=("missing all-reduce",)),
     Case(script=f"{TP}.dtensor", bug="fused projection", module=("blocks.0.attn.qkv",), cause=("wrong shard order",)),
     Case(
@@ -145,6 +151,7 @@ BUGS = [
     Case(
         script=f"{PP}.slices",
         bug="dynamic shapes",
+        stock=True,
         setting=Setting(model="norm"),
         module=("1",),
         cause=("batch norm per replica", "stale buffer"),
@@ -152,6 +159,7 @@ BUGS = [
     Case(
         script=f"{PP}.slices",
         bug="smaller batch",
+        stock=True,
         setting=Setting(model="stack", forward_only=True, batch=4),
         module=("3", "3.0"),
         cause=("rows corrupted between stages",),
@@ -163,13 +171,48 @@ BUGS = [
         module=("4",),
         cause=("missing all-reduce",),
         ranks=4,
+        stock=True,
     ),
-    Case(script=f"{PP}.slices", bug="zbv reentrant checkpoint", setting=Setting(model="stack"), alone=True),
-    Case(script=f"{PP}.slices", bug="zbv forward only", setting=Setting(model="stack", forward_only=True), alone=True),
-    Case(script=f"{PP}.slices", bug="stage raises", setting=Setting(model="stack"), module=("3",), alone=True),
+    Case(
+        script=f"{PP}.slices",
+        bug="zbv reentrant checkpoint",
+        setting=Setting(model="stack"),
+        module=("4",),
+        cause=("reentrant checkpoint in a split backward",),
+        alone=True,
+        stock=True,
+    ),
+    Case(
+        script=f"{PP}.slices",
+        bug="zbv forward only",
+        setting=Setting(model="stack", forward_only=True),
+        module=(),
+        cause=("schedule without forward-only mode",),
+        alone=True,
+        stock=True,
+    ),
+    Case(
+        script=f"{PP}.slices",
+        bug="second step with ddp",
+        setting=Setting(model="stack"),
+        module=("",),
+        cause=("DDP around stages without static shapes",),
+        alone=True,
+        stock=True,
+    ),
+    Case(
+        script=f"{PP}.slices",
+        bug="stage raises",
+        setting=Setting(model="stack"),
+        module=("4",),
+        cause=("exception in the step",),
+        alone=True,
+        stock=True,
+    ),
     Case(
         script=f"{PP}.traced",
         bug="tied weights",
+        stock=True,
         setting=Setting(tied=True),
         module=("embed",),
         cause=("tied weights not summed",),
@@ -177,6 +220,7 @@ BUGS = [
     Case(
         script=f"{PP}.traced",
         bug="dropout baked in",
+        stock=True,
         setting=Setting(dropout=0.2),
         module=("blocks.0.drop",),
         cause=("train or eval mode", "dropout masks differ"),
@@ -187,6 +231,7 @@ SCRIPTS = {
     f"{DP}.ddp": ("clip", "padded", "", "tied", "adamw"),
     f"{DP}.fsdp2": ("clip", "padded", "", "tied", "adamw"),
     f"{DP}.fsdp1": ("", "padded", "", "", ""),
+    "accelerated.train": ("clip", "", "", "", ""),
     f"{TP}.dtensor": ("", "padded", "dropout", "", "adamw"),
     f"{TP}.sequence": ("", "padded", "dropout", "", "adamw"),
     f"{TP}.megatron": ("", "padded", "dropout", "", "adamw"),

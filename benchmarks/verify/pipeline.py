@@ -83,12 +83,15 @@ def slices(setting: Setting, bug: str, folder: str | None) -> None:
     modules: list[nn.Module] = [nn.Sequential(*layers[bounds[n] : bounds[n + 1]]) for n in numbers]
     names = [{str(i): str(i + bounds[n]) for i in range(bounds[n + 1] - bounds[n])} for n in numbers]
     wrapped = modules
+    if bug == "second step with ddp":
+        groups = [dist.new_group([other]) for other in range(world)]
+        wrapped = [nn.parallel.DistributedDataParallel(module, process_group=groups[rank]) for module in modules]
     if bug == "zbv reentrant checkpoint":
         wrapped = [_Checkpointed(module) for module in modules]
     num_stages = len(bounds) - 1
     device = torch.device("cpu")
     stages = [PipelineStage(m, n, num_stages, device) for m, n in zip(wrapped, numbers, strict=True)]
-    if bug != "dynamic shapes":  # static shapes: no trial run
+    if bug not in ("dynamic shapes", "second step with ddp"):  # static shapes: no trial run
         sample = torch.zeros(BATCH // 4, *batch["inputs"].shape[1:], dtype=batch["inputs"].dtype)
         shapes = [sample]
         with torch.no_grad():
@@ -111,15 +114,17 @@ def slices(setting: Setting, bug: str, folder: str | None) -> None:
     optimizer = make_optimizer(nn.ModuleList(modules), setting)
     if bug == "stage raises" and rank == 1:
         modules[0][1].register_forward_hook(_raise)
-    with sw.verify(modules, step=0, folder=folder, names=names):
-        args = (batch["inputs"],) if rank == 0 else ()
-        has_last = num_stages - 1 in numbers
-        if setting.forward_only:
-            with torch.no_grad():
-                schedule.eval(*args)
-            return
-        schedule.step(*args, target=batch["labels"] if has_last else None, losses=[] if has_last else None)
-        optimizer.step()
+    args = (batch["inputs"],) if rank == 0 else ()
+    has_last = num_stages - 1 in numbers
+    for step in range(2 if bug == "second step with ddp" else 1):
+        with sw.verify(modules, step=step, folder=folder, names=names):
+            if setting.forward_only:
+                with torch.no_grad():
+                    schedule.eval(*args)
+                return
+            schedule.step(*args, target=batch["labels"] if has_last else None, losses=[] if has_last else None)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def replicated(setting: Setting, bug: str, folder: str | None) -> None:

@@ -63,6 +63,7 @@ def sequence(setting: Setting, bug: str, folder: str | None) -> None:
         split_before(block.norm2)
     optimizer = make_optimizer(model, setting)
     batch = make_batch(setting)
+    torch.manual_seed(setting.seed + 7)
     with sw.verify(model, step=0, folder=folder):
         loss_of(run_model(model, batch), batch["labels"]).backward()
         optimizer.step()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.studies.conftest import ENVIRONMENT, small_study
+from tests.verification import steps
 
 from program import run_program
 from stagewright.engine.worker.faults import Fault
@@ -191,6 +192,15 @@ def test_watch(checker: Checker, cache: Path, tmp_path: Path) -> None:
     broken = output("watch", str(folder.path), cache=cache)
     assert broken["error"]["worker"] == 1
     checker.check_object("watch", broken, "watch")
+
+
+def test_verify(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    steps.record_baseline(tmp_path / "baseline")
+    steps.record_replicas(tmp_path / "candidate", loss_factor=2.0)
+    words = ["verify", "--baseline", str(tmp_path / "baseline"), "--candidate", str(tmp_path / "candidate"), "--json"]
+    done = run_program(words)
+    assert done.returncode == 3, done.stderr
+    checker.check_object("verify", json.loads(done.stdout), "verify")
 
 
 def test_study(checker: Checker, tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.verification.steps import build, make_batch, record_baseline, save
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from steps import build, make_batch, record_baseline, save
 
 from stagewright.verification.assembly import load_step, make_baseline, match_rows, relative_error
 from stagewright.verification.diagnosis import diagnose

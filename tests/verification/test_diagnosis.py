@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.verification.steps import build, record_baseline, verdict_of
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-from steps import build, record_baseline, verdict_of
 
 from stagewright.errors import UsageError
 from stagewright.verification.diagnosis import diagnose
@@ -30,7 +27,7 @@ def test_right_replicas_are_the_same_in_any_order_of_samples(rows: Any, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_formats_have_their_own_tolerance(dtype: torch.dtype, tmp_path: Path, monkeypatch: Any) -> None:
-    import steps
+    from tests.verification import steps
 
     x, y = steps.make_batch()
     monkeypatch.setattr(steps, "make_batch", lambda: (x.to(dtype), y))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from steps import build, make_batch
+from tests.verification.steps import build, make_batch
 
 import stagewright as sw
 from stagewright.errors import UsageError

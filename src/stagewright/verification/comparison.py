@@ -26,7 +26,7 @@ from stagewright.verification.assembly import (
 )
 from stagewright.verification.verdict import Phase, TensorError
 
-_SAFETY = 8.0
+_SAFETY = 4.0
 """How much more than the perturbed baselines a correct step may differ: it rounds in other places than they do."""
 _FLOOR_EPS = 4.0
 """Smallest tolerance, in machine epsilons of the coarsest format of the activations."""

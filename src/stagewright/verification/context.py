@@ -47,6 +47,10 @@ def verify(
             three fused projections. By default the dimension in which a shard is smaller, in the order of ranks.
         dropout: False disables dropout in the block; data parallelism draws other masks than the plain model.
         folder: Where to write the record; by default the folder that ``stagewright verify`` chose.
+
+    Example:
+        with sw.verify(model, step=0):
+            model(x).square().mean().backward()
     """
     target = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
     if target is None or step != int(os.environ.get(STEP_VARIABLE, "0" if folder is None else str(step))):
@@ -65,7 +69,10 @@ def verify(
         yield
         recorder.finish()
     except BaseException as raised:
-        error = f"{type(raised).__name__}: {' '.join(str(raised).split())[:500]}"
+        root: BaseException = raised
+        while root.__cause__ is not None:
+            root = root.__cause__
+        error = f"{type(root).__name__}: {' '.join(str(root).split())[:500]}"
         raise
     finally:
         recorder.stop()

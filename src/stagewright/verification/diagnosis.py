@@ -11,11 +11,15 @@ from stagewright.errors import UsageError
 from stagewright.verification.assembly import STATE_KINDS, Key, Step, load_step
 from stagewright.verification.causes.backward import find_backward_cause
 from stagewright.verification.causes.catalogue import cause
+from stagewright.verification.causes.failure import find_failure_cause
 from stagewright.verification.causes.forward import find_forward_cause, find_initial_cause
 from stagewright.verification.causes.optimizer import find_buffer_cause, find_optimizer_cause
 from stagewright.verification.comparison import Comparison, compare_steps
 from stagewright.verification.record import Recording, read_recording
 from stagewright.verification.verdict import PHASES, Cause, Phase, TensorError, Verdict
+
+_LOST = ("Connection closed", "Connection reset", "gloo", "NCCL")
+"""Messages of ranks that lost their connection to another."""
 
 
 def diagnose(baseline: str | Path, candidate: str | Path) -> Verdict:
@@ -61,16 +65,22 @@ def find_failure(recording: Recording) -> Verdict | None:
     lines = [f"Rank {rank.rank} failed in {rank.last_module or 'the model'}: {rank.error}" for rank in failed]
     lines += [f"Rank {rank} did not finish the step." for rank in missing]
     # A lost connection is the consequence of another rank's failure.
-    roots = [rank for rank in failed if "Connection closed" not in rank.error and "gloo" not in rank.error] or failed
+    roots = [rank for rank in failed if not any(word in rank.error for word in _LOST)] or failed
     module = roots[0].last_module if roots else ""
     error = TensorError(
         phase="forward", module=module, tensor="step", error=float("inf"), tolerance=0.0,
         ranks=tuple(rank.rank for rank in roots), remark="raised" if roots else "did not finish",
     )  # fmt: skip
     return Verdict(
-        same=False, first={"forward": error}, cause=None, tensors=(error,), num_ranks=recording.ranks[0].world_size,
-        dtype="", gradient_scale=1.0, problem=" ".join(lines),
-    )  # fmt: skip
+        same=False,
+        first={"forward": error},
+        cause=find_failure_cause(roots, missing),
+        tensors=(error,),
+        num_ranks=recording.ranks[0].world_size,
+        dtype="",
+        gradient_scale=1.0,
+        problem=" ".join(lines),
+    )
 
 
 def _with_baseline_names(baseline: Step, candidate: Step) -> Step:

@@ -62,7 +62,6 @@ class Verdict:
     """Activation gradients relative to the baseline's: the number of replicas or micro-batches that share the loss."""
     problem: str = ""
     """Why tensors could not be compared: another batch, a step that failed."""
-    notes: tuple[str, ...] = ()
 
     @property
     def module(self) -> str | None:

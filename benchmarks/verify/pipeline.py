@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from model import BATCH, Setting, build, loss_of, make_batch, make_optimizer
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, SplitPoint
-from torch.distributed.pipelining import pipeline as trace_pipeline
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe, SplitPoint, pipeline as trace_pipeline
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.checkpoint import checkpoint
 

@@ -53,7 +53,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             for case, verdict in zip(chosen, run_cases(chosen, Path(scratch)), strict=True):
                 row = bug_row(case, verdict) if kind == "bugs" else right_row(case, verdict)
-                known[kind][_label(case)] = row
+                if "error" not in row:  # otherwise its script did not run: no result
+                    known[kind][_label(case)] = row
                 print(_label(case), row, flush=True)
     order = {_label(case): index for index, case in enumerate((*BUGS, *RIGHT))}
     for kind in ("bugs", "right"):
@@ -66,6 +67,8 @@ def main() -> None:
     DATA.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(known), encoding="utf-8")
     print(known["totals"])
+    missing = [name for name in order if name not in known["bugs"] and name not in known["right"]]
+    print(f"{len(missing)} cases have no result yet")
     sys.exit(0 if passes(known) else 3)
 
 

@@ -73,7 +73,7 @@ def _torchrun(jobs: list[dict[str, object]], path: Path, python: str, ranks: int
         str(HERE / "worker.py"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    timeout = 60 + 10 * len(jobs)
+    timeout = 300 + 30 * len(jobs)
     try:
         done = subprocess.run(
             [*words, str(path)], env=environment, capture_output=True, text=True, timeout=timeout, check=False

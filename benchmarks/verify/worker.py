@@ -17,7 +17,7 @@ from model import Setting
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for job in json.loads(Path(sys.argv[1]).read_text()):
         module, _, function = job["script"].rpartition(".")
         run: Any = getattr(importlib.import_module(module), function)

@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))  # as for a script of that folder
 SCRIPT = runpy.run_path(str(DOCS / "make_measured_figures.py"))
 RECORDS = sorted(SCRIPT["RECORDS"].glob("*.json"))
-GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md", "engine-families.md"}
+GENERATED = {"cli.md", "python.md", "schedules.md", "capture-families.md", "engine-families.md", "verify-bugs.md"}
 
 _FIGURE = re.compile(
     r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)[ \u00a0]?"

@@ -44,6 +44,7 @@ LONG = {
     "docs/how-to/add-a-split-policy.md",
     "docs/how-to/slurm.md",
     "docs/how-to/too-large.md",
+    "docs/how-to/wrong-loss.md",
     "docs/plan.md",
     "docs/plans.md",
     "docs/report.md",

@@ -87,3 +87,18 @@ def test_errors_of_shapes_integers_and_nan() -> None:
     assert relative_error(torch.tensor([3.0]), torch.tensor([1.0]), 4.0) == 0.5
     assert relative_error(torch.tensor([1]), torch.tensor([2]), 1.0) == float("inf")
     assert relative_error(torch.zeros(2), torch.zeros(3), 1.0) == float("inf")
+
+
+def test_other_module_names_are_not_taken_for_equal(tmp_path: Path) -> None:
+    record_baseline(tmp_path / "baseline")
+    model, (x, y) = nn.Sequential(nn.Sequential(build())), make_batch()
+    recorder = Recorder([model], [None], None)
+    recorder.start()
+    nn.functional.cross_entropy(model(x), y).backward()
+    recorder.finish()
+    recorder.stop()
+    save(tmp_path / "candidate", recorder, 0, 1)
+    verdict = diagnose(tmp_path / "baseline", tmp_path / "candidate")
+    assert not verdict.same
+    assert verdict.cause is not None
+    assert verdict.cause.name == "module names differ"

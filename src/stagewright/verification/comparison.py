@@ -144,8 +144,8 @@ def _compare(comparison: Comparison, key: Key, phase: Phase) -> TensorError | No
     parts = comparison.parts(key)
     tolerance, scale = comparison.tolerance(key), comparison.scale(key)
     if not parts:
-        is_missing = key.kind in ("parameter", "gradient") and _expected_anywhere(comparison, key)
-        if not is_missing:
+        is_known = key.module in comparison.candidate.modules
+        if key.kind != "parameter" and not (key.kind == "gradient" and is_known):
             return None
         return TensorError(
             phase=phase, module=key.module, tensor=label, error=math.inf, tolerance=tolerance, ranks=(),
@@ -187,11 +187,6 @@ def _is_row_parallel(comparison: Comparison, module: str) -> bool:
         return True
     key = Key("parameter", module, "weight")
     return key in comparison.baseline.values and any(part.dim == 1 for part in comparison.parts(key))
-
-
-def _expected_anywhere(comparison: Comparison, key: Key) -> bool:
-    """Whether a missing tensor counts: its module is on some rank under this name."""
-    return key.module in comparison.candidate.modules
 
 
 def _compare_update(comparison: Comparison, key: Key) -> TensorError | None:

@@ -7,6 +7,7 @@ from stagewright.verification.verdict import Cause
 FIXES = {
     "different batch": "give the ranks together the batch of the baseline: check the sampler, its seed and drop_last",
     "different initial weights": "load the same checkpoint, or seed before building the model on every rank",
+    "module names differ": "map the names of a pipeline stage to the plain model's: sw.verify(stage, names=…)",
     "wrong shard order": "shard each fused projection by itself, and load shard r of the weight on rank r",
     "stale buffer": "update or broadcast the buffer on every rank that uses it (broadcast_buffers=True in DDP)",
     "mask or position shifted": "index masks and positions by the global position of a token, not the local one",

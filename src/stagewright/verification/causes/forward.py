@@ -15,6 +15,9 @@ def find_initial_cause(comparison: Comparison, key: Key) -> Cause | None:
     """Explain a parameter or buffer that differs before the step."""
     tolerance = comparison.errors[key].tolerance
     name = f"{key.module}.{key.name}".lstrip(".")
+    if not comparison.parts(key):
+        known = next((module for module in comparison.candidate.modules if module), "")
+        return cause("module names differ", f"No rank has {name}; the candidate's modules are named like {known}.")
     for part in comparison.parts(key):
         order = find_block_order(part.value, part.expected, tolerance, max(len(part.ranks), _world(comparison)))
         if order:

@@ -41,6 +41,8 @@ def load_toml(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not TOML: {error}{twice}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error.reason} at byte {error.start}; save it as UTF-8") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise UsageError(f"{path} is not TOML: {error}") from None
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
 

@@ -184,7 +184,9 @@ def run(
 
 @fabric.command()
 def agent(
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")] = "0.0.0.0:7651",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; 0.0.0.0:7651 for every network.")
+    ] = "127.0.0.1:7651",
     token_file: TokenFile = None,
     once: Annotated[bool, typer.Option("--once", help="Exit after one coordinator.")] = False,
 ) -> None:

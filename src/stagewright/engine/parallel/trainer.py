@@ -210,6 +210,7 @@ class Trainer:
         """
         activity.begin("load checkpoint")
         saved, state = Checkpoint.open(path), self._state
+        saved.verify(self.context.rank, self.context.mesh.num_workers)
         saved_names, names = saved.model_names(), set(state.owners)
         if saved_names != names:
             raise UsageError(

@@ -1,7 +1,7 @@
 """Checkpoints: full tensors under the plain model's names, so that training can resume under any other plan.
 
     step-00000120/
-      index.json                         format, counters, files and their sizes; written last
+      index.json                         format, counters, files with size and SHA-256; written last
       model/worker-00000.safetensors     parameters and buffers that worker 0 owns, by the model's names
       optimizer/worker-00000.safetensors its optimizer states, as "exp_avg/NAME"; other values in the header
       codec/worker-00000.safetensors     states of stateful codecs at its ends of links; valid for the same links only
@@ -16,6 +16,7 @@ Workers on several machines need a shared file system.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -28,9 +29,11 @@ from typing import Any
 import torch
 
 from stagewright.errors import DataMissing, RunError, UsageError
+from stagewright.files.json_values import parse_json, read_object
 
-FORMAT = "stagewright checkpoint 1"
+FORMAT = "stagewright checkpoint 2"
 _NAME = re.compile(r"step-(\d+)")
+_FILE = re.compile(r"(model|optimizer|codec)/worker-\d+\.safetensors")
 
 
 def checkpoint_name(step: int) -> str:
@@ -64,18 +67,18 @@ def write_checkpoint(
         barrier()
         name = f"worker-{rank:05d}.safetensors"
         if model:
-            write_safetensors(hidden / "model" / name, model)
+            _write_hashed(hidden / "model" / name, model)
         if optimizer or scalars:
-            write_safetensors(hidden / "optimizer" / name, optimizer, {"scalars": json.dumps(dict(scalars))})
+            _write_hashed(hidden / "optimizer" / name, optimizer, {"scalars": json.dumps(dict(scalars))})
         if codec:
-            write_safetensors(hidden / "codec" / name, codec)
+            _write_hashed(hidden / "codec" / name, codec)
         barrier()
         if rank == 0:
             with contextlib.suppress(OSError):  # not empty: some worker wrote codec states
                 (hidden / "codec").rmdir()
             files = sorted(hidden.glob("*/*.safetensors"))
-            sizes = {path.relative_to(hidden).as_posix(): path.stat().st_size for path in files}
-            index = {"format": FORMAT, "files": sizes, "content": dict(content)}
+            about = {path.relative_to(hidden).as_posix(): _describe_file(path) for path in files}
+            index = {"format": FORMAT, "files": about, "content": dict(content)}
             with open(hidden / "index.json", "w", encoding="utf-8") as file:
                 file.write(json.dumps(index, indent=2) + "\n")
                 file.flush()
@@ -84,6 +87,14 @@ def write_checkpoint(
         barrier()
     except OSError as error:
         raise RunError(f"can't write the checkpoint {path}: {error.strerror or error}") from error
+
+
+def _write_hashed(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write one file, and next to it its hash, which worker 0 moves to the index."""
+    write_safetensors(path, tensors, metadata)
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    _digest_file(path).write_text(digest, encoding="ascii")
 
 
 def write_safetensors(
@@ -113,7 +124,10 @@ def latest(folder: str | Path) -> Path | None:
 
 def prune(folder: str | Path, keep: int) -> None:
     """Remove all but the newest checkpoints of a folder, and incomplete ones."""
-    for path in [*_newest_first(Path(folder))[keep:], *Path(folder).glob(".step-*")]:
+    for path in _newest_first(Path(folder))[keep:]:
+        with contextlib.suppress(OSError):  # a hidden folder is never taken for a checkpoint, also if this is killed
+            os.rename(path, path.with_name(f".{path.name}.old"))
+    for path in Path(folder).glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -128,29 +142,48 @@ class Checkpoint:
     """The file of each tensor, by ``model``, ``optimizer`` and ``codec``."""
     _scalars: dict[str, Any] = field(repr=False)
     """Optimizer states that are not tensors."""
+    _digests: dict[str, str] = field(repr=False)
+    """SHA-256 of each file."""
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
         """Read the index and the tensor names of every file; raise if a file is missing or truncated."""
         path = Path(path)
         try:
-            index = json.loads((path / "index.json").read_text(encoding="utf-8"))
+            index = read_object(path / "index.json")
         except FileNotFoundError:
             raise DataMissing(f"{path} is not a checkpoint: it has no index.json") from None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"can't read {path / 'index.json'} of the checkpoint: {error}") from None
-        if not isinstance(index, dict) or index.get("format") != FORMAT:
+        if index.get("format") != FORMAT:
             raise UsageError(f"{path} is not a checkpoint of this version: its format is not {FORMAT!r}")
+        about, content = index.get("files"), index.get("content")
+        if not isinstance(about, dict) or not isinstance(content, dict):
+            raise UsageError(f"{path / 'index.json'} is damaged: it must list the files and the content")
         files: dict[str, dict[str, Path]] = {"model": {}, "optimizer": {}, "codec": {}}
         scalars: dict[str, Any] = {}
-        for name, size in index["files"].items():
+        digests: dict[str, str] = {}
+        for name, file_about in about.items():
+            size, digests[name] = _read_about(path, name, file_about)
             file_path = path / name
             if not file_path.is_file() or file_path.stat().st_size != size:
                 raise UsageError(f"the checkpoint {path} is incomplete: {name} is missing or truncated")
             with _open_safetensors(file_path) as file:
                 files[name.partition("/")[0]] |= dict.fromkeys(file.keys(), file_path)
-                scalars |= json.loads((file.metadata() or {}).get("scalars", "{}"))
-        return cls(path, index["content"], files, scalars)
+                scalars |= _read_scalars(file_path, file)
+        return cls(path, content, files, scalars, digests)
+
+    def verify(self, share: int = 0, num_shares: int = 1) -> None:
+        """Raise UsageError where a file is not the one that was written; each of several workers checks a share."""
+        for name in sorted(self._digests)[share::num_shares]:
+            try:
+                with open(self.path / name, "rb") as file:
+                    actual = hashlib.file_digest(file, "sha256").hexdigest()
+            except OSError as error:
+                raise UsageError(f"can't read {self.path / name}: {error.strerror}") from None
+            if actual != self._digests[name]:
+                raise UsageError(
+                    f"the checkpoint {self.path} is damaged: {name} has the SHA-256 {actual[:12]}…, but was written "
+                    f"with {self._digests[name][:12]}…; resume from another one with --from"
+                )
 
     def model_names(self) -> frozenset[str]:
         """Return the names of its parameters and buffers."""
@@ -177,9 +210,46 @@ class Checkpoint:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
 
     def _read(self, part: str, name: str) -> torch.Tensor:
-        with _open_safetensors(self._files[part][name]) as file:
-            value: torch.Tensor = file.get_tensor(name)
+        path = self._files[part][name]
+        with _open_safetensors(path) as file:
+            try:
+                value: torch.Tensor = file.get_tensor(name)
+            except Exception as error:  # safetensors and torch raise several kinds for a damaged header
+                raise UsageError(f"can't read {name} from {path}: {error}") from None
             return value
+
+
+def _describe_file(path: Path) -> dict[str, Any]:
+    """Return size and hash of a file; its worker has left the hash next to it."""
+    digest_file = _digest_file(path)
+    digest = digest_file.read_text(encoding="ascii")
+    digest_file.unlink()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _read_about(path: Path, name: str, about: object) -> tuple[int, str]:
+    """Return size and hash of a file in the index."""
+    if not _FILE.fullmatch(name):
+        raise UsageError(f"{path / 'index.json'} is damaged: {name!r} is not a file of a checkpoint")
+    size, digest = (about.get("bytes"), about.get("sha256")) if isinstance(about, dict) else (None, None)
+    if not isinstance(size, int) or not isinstance(digest, str):
+        raise UsageError(f"{path / 'index.json'} is damaged: {name} needs bytes and sha256")
+    return size, digest
+
+
+def _read_scalars(path: Path, file: Any) -> dict[str, Any]:
+    """Return the values in a file's header."""
+    try:
+        scalars = parse_json((file.metadata() or {}).get("scalars", "{}"))
+    except ValueError as error:
+        raise UsageError(f"{path} has a damaged header: {error}") from None
+    if not isinstance(scalars, dict):
+        raise UsageError(f"{path} has a damaged header: scalars must be an object")
+    return scalars
 
 
 def _open_safetensors(path: Path) -> Any:
@@ -187,7 +257,7 @@ def _open_safetensors(path: Path) -> Any:
 
     try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise UsageError(f"{path} is not a safetensors file: {error}") from None
 
 

@@ -15,7 +15,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +25,8 @@ _MAGIC = b"SWF1"
 _HELLO = struct.Struct("<4s16sHH")
 _PROOF_BYTES = 32
 _CONNECT_S = 20.0
+_MAX_STRANGERS = 256
+"""Connections that have not shown the token yet."""
 
 
 def listen(host: str, backlog: int) -> socket.socket:
@@ -72,22 +74,9 @@ class Connections:
             answer = receive_exactly(self.sockets[peer, stream], len(_MAGIC) + _PROOF_BYTES)
             if not hmac.compare_digest(answer, _MAGIC + keyed_digest(token, b"answer" + hello)):
                 raise RunError(f"rank {peer} at {addresses[peer][0]} has another token or is another program")
-        while waiting:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([listener], [], [], left_s)[0]:
-                missing = sorted({peer for peer, _ in waiting})
-                raise RunError(
-                    f"rank {self.rank} got no connection from rank {', '.join(map(str, missing))} within "
-                    f"{_CONNECT_S:.0f} s; is there a firewall between the hosts?"
-                )
-            connection, _ = listener.accept()
-            key = _accept_peer(connection, session, token, waiting)
-            if key is None:
-                connection.close()
-                continue
+        for key, connection in _accept_peers(listener, waiting, self.rank, until_s, session, token):
             _configure(connection, options)
             self.sockets[key] = connection
-            waiting.discard(key)
         for connection in self.sockets.values():
             connection.settimeout(None)
 
@@ -154,23 +143,63 @@ def congestion_control(connection: socket.socket) -> str:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-def _accept_peer(
-    connection: socket.socket, session: bytes, token: bytes, waiting: set[tuple[int, int]]
-) -> tuple[int, int] | None:
-    """Return (rank, stream) of a new connection; None if it is not expected or does not know the token."""
-    connection.settimeout(2.0)
+def _accept_peers(
+    listener: socket.socket, waiting: set[tuple[int, int]], rank: int, until_s: float, session: bytes, token: bytes
+) -> Iterator[tuple[tuple[int, int], socket.socket]]:
+    """Yield (rank, stream) and connection of each expected peer; a peer without the token does not delay others."""
+    received: dict[socket.socket, bytes] = {}
     try:
-        raw = receive_exactly(connection, _HELLO.size + _PROOF_BYTES)
-    except (OSError, RunError):
-        return None
-    hello, proof = raw[: _HELLO.size], raw[_HELLO.size :]
-    magic, peer_session, rank, stream = _HELLO.unpack(hello)
-    if magic != _MAGIC or peer_session != session or (rank, stream) not in waiting:
-        return None
-    if not hmac.compare_digest(proof, keyed_digest(token, hello)):
-        return None
-    connection.sendall(_MAGIC + keyed_digest(token, b"answer" + hello))
-    return rank, stream
+        while waiting:
+            left_s = until_s - time.monotonic()
+            ready = select.select([listener, *received], [], [], left_s)[0] if left_s > 0 else []
+            if not ready:
+                missing = sorted({peer for peer, _ in waiting})
+                raise RunError(
+                    f"rank {rank} got no connection from rank {', '.join(map(str, missing))} within "
+                    f"{_CONNECT_S:.0f} s; is there a firewall between the hosts?"
+                )
+            for connection in ready:
+                if connection is listener:
+                    if len(received) >= _MAX_STRANGERS:
+                        oldest = next(iter(received))
+                        del received[oldest]
+                        oldest.close()
+                    accepted, _ = listener.accept()
+                    received[accepted] = b""
+                elif connection in received:
+                    key = _receive_hello(connection, received, session, token, waiting)
+                    if key is not None:
+                        waiting.discard(key)
+                        yield key, connection
+    finally:
+        for connection in received:
+            connection.close()
+
+
+def _receive_hello(
+    connection: socket.socket,
+    received: dict[socket.socket, bytes],
+    session: bytes,
+    token: bytes,
+    waiting: set[tuple[int, int]],
+) -> tuple[int, int] | None:
+    """Receive more of a hello; return (rank, stream) once it is complete and valid, close any other connection."""
+    size = _HELLO.size + _PROOF_BYTES
+    with contextlib.suppress(OSError):
+        part = connection.recv(size - len(received[connection]))
+        received[connection] += part
+        if part and len(received[connection]) < size:
+            return None
+        raw = received.pop(connection)
+        hello, proof = raw[: _HELLO.size], raw[_HELLO.size :]
+        if len(raw) == size and hmac.compare_digest(proof, keyed_digest(token, hello)):
+            magic, peer_session, rank, stream = _HELLO.unpack(hello)
+            if magic == _MAGIC and peer_session == session and (rank, stream) in waiting:
+                connection.sendall(_MAGIC + keyed_digest(token, b"answer" + hello))
+                return rank, stream
+    received.pop(connection, None)
+    connection.close()
+    return None
 
 
 def keyed_digest(token: bytes, content: bytes) -> bytes:
@@ -178,12 +207,16 @@ def keyed_digest(token: bytes, content: bytes) -> bytes:
     return hmac.new(token, content, hashlib.sha256).digest()
 
 
-def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly ``size`` bytes; raise RunError if the connection ends first."""
+def receive_exactly(connection: socket.socket, size: int, until_s: float | None = None) -> bytes:
+    """Receive exactly ``size`` bytes; raise RunError if the connection ends first, TimeoutError after ``until_s``."""
     parts = bytearray()
     while len(parts) < size:
-        part = connection.recv(size - len(parts))
+        if until_s is not None:
+            connection.settimeout(max(1e-3, until_s - time.monotonic()))
+        part = connection.recv(min(size - len(parts), 2**20))
         if not part:
             raise RunError(f"the peer closed the connection after {len(parts)} of {size} bytes")
         parts += part
+        if until_s is not None and time.monotonic() > until_s and len(parts) < size:
+            raise TimeoutError("timed out")
     return bytes(parts)

@@ -179,6 +179,9 @@ class Coordinator:
             self._send_all("run", {"steps": settings.steps})
             done = self._gather("done", None, progress)
             measured.links = [link for answer in done for link in answer["links"]]
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            measured.error = f"a rank sent an invalid answer: {type(error).__name__}: {error}; is it another version?"
+            self._stop_ranks()
         except (RunError, OSError) as error:
             measured.error = str(error)
             self._stop_ranks()
@@ -189,9 +192,9 @@ class Coordinator:
         measured.wall_s = time.monotonic() - self._begin
         num_messages = len(workload.messages)
         kind = row_type(workload.num_ranks)
-        blocks = [np.frombuffer(b"".join(member.rows), dtype=kind) for member in self._members]
+        blocks = [_rows(member.rows, kind) for member in self._members]
         measured.trials = TrialTable.join(blocks, num_messages)
-        measured.steps = [np.frombuffer(b"".join(member.steps), dtype=step_type()) for member in self._members]
+        measured.steps = [_rows(member.steps, step_type()) for member in self._members]
         return measured
 
     def close(self) -> None:
@@ -336,6 +339,12 @@ class Coordinator:
         if dead:
             measured.dead = [member.rank for member in dead]
             measured.error = "; ".join(member.error or "" for member in dead)
+
+
+def _rows(blocks: Sequence[bytes], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the complete rows that a rank has sent."""
+    content = b"".join(blocks)
+    return np.frombuffer(content[: len(content) // kind.itemsize * kind.itemsize], dtype=kind)
 
 
 def _silence(member: _Member) -> str:

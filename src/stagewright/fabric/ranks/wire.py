@@ -21,11 +21,13 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks.connections import keyed_digest, receive_exactly
+from stagewright.files.json_values import parse_json
 
 TO_RANK = frozenset({"prepare", "connect", "probe", "run", "stop", "finish"})
 TO_COORDINATOR = frozenset({"listening", "connected", "probed", "trials", "steps", "done", "alive", "fault"})
@@ -36,7 +38,8 @@ _MAX_BLOCK_BYTES = 256 * 2**20
 _MAC_BYTES = 32
 _NONCE_BYTES = 32
 _MAGIC = b"SWC1"
-_MEET_S = 10.0
+MEET_S = 5.0
+"""Time limit of a whole handshake."""
 
 
 class Frame(NamedTuple):
@@ -77,11 +80,11 @@ class Channel:
             raise RunError("a message has a wrong MAC: it was changed in transit")
         self._received += 1
         try:
-            fields = json.loads(body[:json_bytes])
+            fields = parse_json(body[:json_bytes])
             kind = fields.pop("kind")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise RunError("a message is not a JSON object with a kind") from None
-        if kind not in self._accepts:
+        if not isinstance(kind, str) or kind not in self._accepts:
             raise RunError(f"unknown message kind {kind!r}")
         return Frame(kind, fields, body[json_bytes:])
 
@@ -106,10 +109,11 @@ def check_token(token: str) -> bytes:
 
 def authenticate_agent(connection: socket.socket, token: bytes) -> Channel:
     """Authenticate with an agent: both ends prove that they know the token."""
-    connection.settimeout(_MEET_S)
+    until_s = time.monotonic() + MEET_S
+    connection.settimeout(MEET_S)
     own_nonce = secrets.token_bytes(_NONCE_BYTES)
     connection.sendall(_MAGIC + own_nonce)
-    answer = receive_exactly(connection, _NONCE_BYTES + _MAC_BYTES)
+    answer = receive_exactly(connection, _NONCE_BYTES + _MAC_BYTES, until_s)
     peer_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, keyed_digest(token, b"agent" + own_nonce + peer_nonce)):
         raise UsageError("the agent has another token; use the same --token-file on both hosts")
@@ -118,16 +122,46 @@ def authenticate_agent(connection: socket.socket, token: bytes) -> Channel:
     return Channel(connection, keyed_digest(token, b"key" + own_nonce + peer_nonce), accepts=TO_COORDINATOR)
 
 
-def authenticate_coordinator(connection: socket.socket, token: bytes) -> Channel:
-    """Authenticate with a coordinator, on the agent's end."""
-    connection.settimeout(_MEET_S)
-    hello = receive_exactly(connection, len(_MAGIC) + _NONCE_BYTES)
-    if not hello.startswith(_MAGIC):
-        raise RunError("the peer is not a coordinator")
-    peer_nonce, own_nonce = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
-    connection.sendall(own_nonce + keyed_digest(token, b"agent" + peer_nonce + own_nonce))
-    proof = receive_exactly(connection, _MAC_BYTES)
-    if not hmac.compare_digest(proof, keyed_digest(token, b"coordinator" + peer_nonce + own_nonce)):
-        raise RunError("the coordinator has another token")
+class CoordinatorHandshake:
+    """The agent's end of the authentication with one peer, fed with bytes as they arrive."""
+
+    def __init__(self, token: bytes) -> None:
+        self._token = token
+        self._received = b""
+        self._nonces: bytes | None = None
+        self.key: bytes | None = None
+        """The key of the session, once the peer has shown that it knows the token."""
+
+    @property
+    def num_missing(self) -> int:
+        """Bytes to receive next; more would belong to the first message."""
+        wanted = len(_MAGIC) + _NONCE_BYTES if self._nonces is None else _MAC_BYTES
+        return wanted - len(self._received)
+
+    def receive(self, content: bytes) -> bytes:
+        """Take the peer's next bytes and return the answer; RunError for any other program and another token."""
+        self._received += content
+        if not _MAGIC.startswith(self._received[: len(_MAGIC)]) and self._nonces is None:
+            raise RunError("the peer is not a coordinator")
+        if self.num_missing > 0:
+            return b""
+        received, self._received = self._received, b""
+        if self._nonces is None:
+            own_nonce = secrets.token_bytes(_NONCE_BYTES)
+            self._nonces = received[len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES] + own_nonce
+            return own_nonce + keyed_digest(self._token, b"agent" + self._nonces)
+        if not hmac.compare_digest(received[:_MAC_BYTES], keyed_digest(self._token, b"coordinator" + self._nonces)):
+            raise RunError("the coordinator has another token")
+        self.key = keyed_digest(self._token, b"key" + self._nonces)
+        return b""
+
+
+def authenticate_coordinator(connection: socket.socket, token: bytes, limit_s: float = MEET_S) -> Channel:
+    """Authenticate with one coordinator, on the agent's end, within a time limit for the whole handshake."""
+    handshake, until_s = CoordinatorHandshake(token), time.monotonic() + limit_s
+    while handshake.key is None:
+        answer = handshake.receive(receive_exactly(connection, handshake.num_missing, until_s))
+        if answer:
+            connection.sendall(answer)
     connection.settimeout(None)
-    return Channel(connection, keyed_digest(token, b"key" + peer_nonce + own_nonce), accepts=TO_RANK)
+    return Channel(connection, handshake.key, accepts=TO_RANK)

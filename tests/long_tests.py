@@ -10,6 +10,8 @@ LONG = (
     "tests/engine/worker/test_user_loop.py::test_under_torchrun*",
     "tests/engine/worker/test_faults.py::test_sigterm_*",
     "tests/engine/worker/test_faults.py::test_a_launcher_that_is_killed*",
+    "tests/engine/worker/test_faults.py::test_a_run_folder_that_is_deleted",
+    "tests/engine/worker/test_faults.py::test_a_fork_server_that_is_killed",
     "tests/engine/launch/test_launcher.py::test_a_script_without_a_guard*",
     "tests/engine/launch/test_two_machines.py::*",
     "tests/engine/state/test_checkpoint.py::test_killed_run_resumes*",

@@ -25,8 +25,7 @@ from stagewright.fabric.traffic.chakra import from_chakra, to_chakra
 from stagewright.fabric.traffic.workload import from_sizes
 from stagewright.partition.split import split
 from stagewright.profiler.cache import ProfileCache
-from stagewright.report.live import server as live_server
-from stagewright.report.live import tail as live_tail
+from stagewright.report.live import server as live_server, tail as live_tail
 from stagewright.report.live.access import choose_access
 from stagewright.report.live.replay import read_replay
 from stagewright.report.live.snapshot import snapshot
@@ -94,8 +93,7 @@ def journal(folder: Path) -> Target:
         writer.append(RecordedStep(step=step, note=None, begin_s=0.0, end_s=1.0, events=[event] * 5))
     writer.close()
     return Target(
-        "journal",
-        [_file(folder / "events.journal", lambda: [list(rows_of(step)) for step in read_journal(folder)])],
+        "journal", [_file(folder / "events.journal", lambda: [list(rows_of(step)) for step in read_journal(folder)])]
     )
 
 

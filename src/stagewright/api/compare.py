@@ -15,6 +15,7 @@ from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError
 from stagewright.runs.result import RunResult
+from stagewright.runs.run_folder import check_root
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import ModelSpec, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -98,6 +99,7 @@ def compare_strategies(
     progress: Progress = SILENT,
 ) -> Comparison:
     """Run a plan under several strategies on its devices."""
+    check_root(root)
     plans = list(dict.fromkeys(strategy_plans(base, strategies, len(base.devices), microbatches)))
     check_on_this_machine(base)
     _check_any(plans)

@@ -12,12 +12,15 @@ from typing import Any
 from stagewright.api.inputs import load_plan, parse_devices, split_options
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
-from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint, train as run_training
+from stagewright.engine.jobs.elastic import train_elastic
+from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint
 from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.state.checkpoint import Checkpoint, latest
+from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError
 from stagewright.quantity import format_s
 from stagewright.runs.result import RunResult, TrainingHistory
+from stagewright.runs.run_folder import check_root
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -83,6 +86,8 @@ def train(
     data_dir: str | Path | None = None,
     tokenizer: str | Path | None = None,
     root: str | Path = "runs",
+    hang_s: float = HANG_S,
+    max_restarts: int = 0,
     progress: Progress = SILENT,
     **options: Any,
 ) -> TrainingResult:
@@ -100,6 +105,8 @@ def train(
         data_dir: A folder of parquet files.
         tokenizer: A folder with ``tokenizer.json``.
         root: Where run folders go.
+        hang_s: Seconds without progress after which a run is ended.
+        max_restarts: How often a run that lost a worker goes on from its last checkpoint by itself.
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, ``epochs``, ``batch``, ``microbatches``, ``schedule``, ``recompute``,
             ``shard``, ``clip``, ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``,
@@ -110,6 +117,7 @@ def train(
         print(result.metric, result.mean)
     """
     check_name(model, options.get("weights"))
+    check_root(root)
     entry = tasks.entry(task)
     base = _plan(plan, model, options, entry.num_classes if has_option(model, "num_classes") else None)
     if devices is not None:
@@ -133,7 +141,17 @@ def train(
             checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
             export=None if export is None else str(export.resolve() / folder),
         )
-        runs.append(run_training(seeded, root, options=settings, progress=_reporter(seeded, progress)))
+        runs.append(
+            train_elastic(
+                seeded,
+                root,
+                options=settings,
+                max_restarts=max_restarts,
+                hang_s=hang_s,
+                progress=_reporter(seeded, progress),
+                note=progress.note,
+            )
+        )
     return TrainingResult(plan=base, task=task, runs=tuple(runs))
 
 
@@ -233,7 +251,9 @@ def _warn_about_microbatches(plan: Plan, checkpoint: Path, progress: Progress) -
     """Warn if the resumed run splits its batches into another number of micro-batches."""
     saved = Checkpoint.open(checkpoint).content
     now = plan.mesh.data * plan.microbatches
-    before = Mesh.parse(saved["mesh"]).data * saved["codec"]["microbatches"] if "codec" in saved else now
+    codec = saved.get("codec")
+    pieces = codec.get("microbatches") if isinstance(codec, dict) else None
+    before = Mesh.parse(str(saved.get("mesh"))).data * pieces if isinstance(pieces, int) else now
     if now != before:
         progress.note(
             f"warning: batches were split into {_count(before)} and are now split into {_count(now)}; dropout, batch "

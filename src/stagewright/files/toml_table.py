@@ -75,7 +75,10 @@ def number(value: object, where: str) -> float:
     """Read a number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{where} must be a number, not {_show(value)}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"{where} must be a number below 1.8e308, not {_show(value)}") from None
 
 
 def text(value: object, where: str) -> str:

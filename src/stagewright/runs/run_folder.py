@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -128,6 +129,17 @@ class RunFolder:
             return None if content is None else RunResult.from_dict(content)
         except (TypeError, ValueError, KeyError) as error:
             raise UsageError(f"{path} is not the result of a run: {error}") from None
+
+
+def check_root(root: str | Path) -> None:
+    """Raise UsageError where no run folder can be created, before anything is computed for it."""
+    root = Path(root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise UsageError(f"can't create a run folder in {root}: {error.strerror}; choose another --root") from None
 
 
 def run_name(plan: Plan, begun: datetime) -> str:

@@ -7,6 +7,7 @@ time. A killed worker leaves its journal (``journal.py``).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,8 +140,11 @@ class WorkerFolder:
 
     def close(self) -> None:
         if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+            metrics, self._metrics = self._metrics, None
+            try:
+                metrics.close()
+            except OSError as error:  # the disk is full
+                raise RunError(f"can't write {self._metrics_path}: {error.strerror}") from error
 
     @property
     def _has_events(self) -> bool:
@@ -153,8 +157,9 @@ class WorkerFolder:
     def __enter__(self) -> WorkerFolder:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        with contextlib.suppress(RunError) if error is not None else contextlib.nullcontext():
+            self.close()
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:

@@ -74,7 +74,8 @@ def test_the_terminal_replays(finished: RunFolder) -> None:
     ("words", "message"),
     [
         (["--address", "0.0.0.0"], "0.0.0.0 can be reached from other machines"),
-        (["--address", "0.0.0.0", "--token", "secret"], "a token of 6 characters can be guessed"),
+        (["--token", "a-secret-of-some-length"], "can be read by every user of this machine (ps); write --token auto"),
+        (["--address", "0.0.0.0", "--token-file", "token"], "can't read the token from token: No such file"),
         (["--speed", "0"], "--speed 0 is not between"),
         (["--speed", "nan"], "--speed nan is not between"),
         (["--address", "203.0.113.7", "--token", "auto"], "can't listen on 203.0.113.7"),

@@ -136,7 +136,7 @@ def test_checkpoint_of_another_model_or_optimizer_is_rejected(pool_of: Any, tmp_
 
 def test_killed_run_resumes_under_another_plan(pool_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Six steps of digits-vit; a worker is killed in the fifth; a single-device run resumes after the fourth."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
 
     def plan(mesh: Mesh, **more: Any) -> Plan:

@@ -130,6 +130,27 @@ def exits(plan: Any, context: Any, folder: Any) -> None:
     _fail_on(1, context, folder, leave)
 
 
+def calls_sys_exit(plan: Any, context: Any, folder: Any) -> None:
+    """Worker 1's code ends the interpreter, as a script does that reports success."""
+    _fail_on(1, context, folder, lambda: sys.exit(0))
+
+
+def exits_with_zero(plan: Any, context: Any, folder: Any) -> None:
+    """Worker 1 ends at once, with the exit code of success."""
+    _fail_on(1, context, folder, lambda: os._exit(0))
+
+
+def fills_the_disk(plan: Any, context: Any, folder: Any) -> None:
+    """Worker 1 writes metrics until the disk of the run folder is full."""
+
+    def fill() -> None:
+        with folder.worker(context.rank) as own:
+            while True:
+                own.append_metrics(step=1, note="x" * 4096)
+
+    _fail_on(1, context, folder, fill)
+
+
 def _recorded_until(context: Any, folder: Any, how: Any) -> None:
     """Recorded steps; in the fourth, worker 1 fails in its forward pass while worker 0 waits for it."""
     _note(folder, context, port=int(os.environ["MASTER_PORT"]))

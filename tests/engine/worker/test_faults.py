@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -56,7 +57,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def too_long(number: int, frame: Any) -> None:
         raise AssertionError("the test ran for 240 s")
 
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "support"))
     before = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(240)
@@ -65,11 +66,19 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+PLAN = Plan(
+    model=ModelSpec(name="mlp"),
+    batch=4,
+    mesh=Mesh(pipeline=2),
+    microbatches=4,
+    devices=(f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}"),
+)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path)
-    devices = (f"cpu:{CORES[0]}", f"cpu:{CORES[-1]}")
-    run.write_plan(Plan(model=ModelSpec(name="mlp"), batch=4, mesh=Mesh(pipeline=2), microbatches=4, devices=devices))
+    run.write_plan(PLAN)
     return run
 
 
@@ -154,6 +163,64 @@ def test_a_worker_that_leaves_without_a_word(folder: RunFolder) -> None:
     assert AT in str(error)
     assert str(error).endswith("last words")
     assert took_s < END_S
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ("calls_sys_exit", "ended: its code called sys.exit(0) before the job was done"),
+        ("exits_with_zero", "ended: exit code 0 before its job was done"),
+    ],
+)
+def test_a_worker_that_leaves_as_if_it_were_done(folder: RunFolder, job: str, words: str) -> None:
+    error, took_s = fails(folder, job)
+    assert str(error).splitlines()[0] == f"worker 1 (cpu:{CORES[-1]}) {words}"
+    assert AT in str(error)
+    assert took_s < END_S
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_full_disk(folder: RunFolder) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", folder.path], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("can't mount a small disk here")
+    try:
+        folder.write_plan(PLAN)
+        with pytest.raises(RunError) as caught:
+            launch(PLAN, folder, job="tiny_jobs:fills_the_disk", hang_s=100, timeout_s=200)
+    finally:
+        subprocess.run(["umount", "-l", folder.path], check=True)
+    assert str(caught.value).startswith(f"worker 1 (cpu:{CORES[-1]}) failed: can't write ")
+    assert "No space left on device" in str(caught.value).splitlines()[0]
+    assert caught.value.exit_code == 1
+
+
+def test_a_run_folder_that_is_deleted(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        shutil.rmtree(folder.path)
+        _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert f"the run failed: its folder {folder.path} was deleted or moved" in err
+    nothing_left(notes)
+
+
+def test_a_fork_server_that_is_killed(folder: RunFolder) -> None:
+    with launcher(folder, "goes_on") as process:
+        notes = wait_until_seen(folder, process)
+        (server,) = {parent_of(note["pid"]) for note in notes}
+        os.kill(server, signal.SIGKILL)
+        _, err = process.communicate(timeout=END_S)
+    assert process.returncode == 1
+    assert err.startswith("the run was killed: its fork server, from which the workers are forked, is gone")
+    for note in notes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(note.pop("child"), signal.SIGKILL)
+    nothing_left(notes)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.slow

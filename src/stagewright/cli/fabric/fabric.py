@@ -38,6 +38,9 @@ TokenFile = Annotated[
 def run(
     options: WorkloadOptions,
     engine: Annotated[str, how_option(help="sockets, gloo or nccl.")] = "sockets",
+    trusted_network: Annotated[
+        bool, how_option("--trusted-network", help="Allow gloo and nccl between hosts: their ports have no token.")
+    ] = False,
     overlap: Annotated[bool, how_option("--overlap", help="Let messages overlap.")] = False,
     no_gaps: Annotated[bool, how_option("--no-gaps", help="Omit the computation between a plan's messages.")] = False,
     late: Annotated[
@@ -100,6 +103,11 @@ def run(
     lab = current_lab() if hosts is None else None
     if congestion is not None and hosts is None:
         check_congestion(congestion)
+    if hosts is not None and engine != "sockets" and not trusted_network:
+        raise UsageError(
+            f"--engine {engine} opens ports on the hosts that ask for no token; use --engine sockets, or add "
+            "--trusted-network where nobody else can reach them"
+        )
     if engine == "nccl" and hosts is None and not has_gpu():
         raise UsageError("--engine nccl needs a GPU, but this machine has none; use gloo or sockets")
     locations = rank_locations(hosts, lab)

@@ -38,8 +38,9 @@ def watch(
     ] = None,
     port: Annotated[int, _page_option(min=0, max=65535, help="Port; 0: any free one.")] = 0,
     address: Annotated[str, _page_option(help="Address to listen on; any but loopback needs a token.")] = "127.0.0.1",
-    token: Annotated[
-        str | None, _page_option(metavar="TEXT", help="Token that viewers must present; auto creates one.")
+    token: Annotated[str | None, _page_option(metavar="auto", help="Create a token that viewers must present.")] = None,
+    token_file: Annotated[
+        Path | None, _page_option("--token-file", metavar="FILE", help="Read the token from a file.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -59,7 +60,7 @@ def watch(
         and any((path / "plan.toml").is_file() for path in run.parent.iterdir())
     ):
         RunFolder.open(run)  # raises an error with the nearest name
-    access = choose_access(address, token)
+    access = choose_access(address, _read_token(token, token_file))
     watcher = Watcher(RunTail(run))
     if json:
         shown = watcher.current()[1]
@@ -81,6 +82,23 @@ def watch(
                 _show(watcher, stop, speed=None, stay=True)
             else:
                 stop.wait()
+
+
+def _read_token(token: str | None, file: Path | None) -> str | None:
+    """Return the token of a file, or `auto`; a token on the command line would be visible to every user (ps)."""
+    if token is not None and file is not None:
+        raise UsageError("--token auto and --token-file are two ways to one token; give one of them")
+    if token not in (None, "auto"):
+        raise UsageError(
+            "a token on the command line can be read by every user of this machine (ps); write --token auto, or put it "
+            "in a file: --token-file FILE"
+        )
+    if file is None:
+        return token
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read the token from {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class _Stop:

@@ -66,6 +66,10 @@ def train(
     *,
     options: PlanOptions,
     devices: Annotated[str | None, _how_option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.")] = None,
+    max_restarts: Annotated[
+        int, _how_option("--max-restarts", min=0, help="After a lost worker, go on from the last checkpoint.")
+    ] = 0,
+    hang_s: Annotated[float, _how_option(min=0.1, help="End a run without progress after this many seconds.")] = 300.0,
     seeds: Annotated[
         str | None, _learn_option(help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]")
     ] = None,
@@ -105,6 +109,8 @@ def train(
         data_dir=data_dir,
         tokenizer=tokenizer,
         root=root,
+        hang_s=hang_s,
+        max_restarts=max_restarts,
         progress=SCREEN,
         weights=weights,
         image_size=image_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from stagewright.engine.jobs.measure import merge_results
 from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.resolve import resolve_plan
 from stagewright.engine.worker.watchdog import HANG_S
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
@@ -66,7 +67,8 @@ def run_plan(plan: Plan, root: str | Path, *, progress: Progress | None = None, 
         launch(plan, folder, hang_s=hang_s)
         result = merge_results(plan, folder)
     except BaseException as error:
-        folder.finish_with_error(error)
+        with suppress(StagewrightError):  # the folder may be gone or the disk full: the fault is reported
+            folder.finish_with_error(error)
         raise
     folder.finish("done", result)
     return result

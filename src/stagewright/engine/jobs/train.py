@@ -102,16 +102,20 @@ def train(
     progress: Callable[[Mapping[str, Any]], None] | None = None,
     hang_s: float = HANG_S,
     job: str = TRAINING_JOB,
+    created: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
     """Resolve and train a plan in a new run folder; return the result.
 
-    ``progress`` is called with each new metrics line of the worker with the last stage.
+    ``progress`` is called with each new metrics line of the worker with the last stage, ``created`` with the new
+    folder.
     """
     if options is not None and options.checkpoint is not None:
         path = Path(options.checkpoint)
-        require_same_training(path, Checkpoint.open(path).content["caller"], training_settings(plan))
+        require_same_training(path, Checkpoint.open(path).caller, training_settings(plan))
     plan = resolve_plan(plan)
     folder = RunFolder.create(root, plan)
+    if created is not None:
+        created(folder)
     write_options(folder, options or TrainingOptions())
     loss_worker = plan.mesh.rank(0, 0, plan.stage_workers[-1])
     lines = _LineReader(folder.worker(loss_worker).path / "metrics.jsonl")
@@ -128,7 +132,8 @@ def train(
     except BaseException as error:
         with suppress(Exception):
             poll()  # report what was written just before the fault
-        folder.finish_with_error(error)
+        with suppress(StagewrightError):  # the folder may be gone or the disk full: the fault is reported
+            folder.finish_with_error(error)
         raise
     folder.finish("done", result)
     return result
@@ -181,7 +186,7 @@ def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
         except StagewrightError:
             continue
         matches = (other.model.name, other.task, other.batch) == (plan.model.name, plan.task, plan.batch)
-        if matches and saved["seed"] == plan.seed:
+        if matches and saved.get("seed") == plan.seed:
             return path
     return None
 

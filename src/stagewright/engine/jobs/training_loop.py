@@ -31,6 +31,7 @@ from stagewright.engine.worker.memory import held_bytes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import from_json
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
@@ -84,7 +85,10 @@ class TrainingLoop:
         # Keep the plan's learning rate: it equals the checkpoint's or was changed on purpose.
         saved = self.trainer.load(path, optimizer_options=False)
         require_same_training(path, saved, self.settings)
-        self.progress = Progress(**saved["progress"])
+        try:
+            self.progress = from_json(Progress, saved["progress"])
+        except ValueError as error:
+            raise UsageError(f"the checkpoint {path} is damaged: progress: {error}") from None
 
     def run(self) -> None:
         """Run all remaining steps."""
@@ -204,7 +208,7 @@ def training_settings(plan: Plan) -> dict[str, Any]:
 def require_same_training(path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raise if a checkpoint was made by a training run with other settings."""
     settings = saved.get("trained")
-    if settings is None or "progress" not in saved:
+    if not isinstance(settings, dict) or not isinstance(saved.get("progress"), dict):
         raise UsageError(f"the checkpoint {path} was not made by `stagewright train`, so it can't be resumed")
     for name, value in expected.items():
         if settings.get(name) != value:

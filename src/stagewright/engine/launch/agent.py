@@ -23,8 +23,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from stagewright.engine.launch.fork_server import forked_workers, replaced_handlers, stop_fork_server
-from stagewright.engine.worker.faults import Doing, Fault, FaultKind, read_doing, worker_folder
+from stagewright.engine.launch.fork_server import fork_server_runs, forked_workers, replaced_handlers, stop_fork_server
+from stagewright.engine.worker.faults import Doing, Fault, FaultKind, read_doing, read_reserved_fault, worker_folder
 from stagewright.engine.worker.placement import LAUNCHER
 from stagewright.engine.worker.process import is_stopped
 from stagewright.engine.worker.watchdog import STARTING, ProgressClock, blame
@@ -35,6 +35,8 @@ LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 LOG_LINES = 15  # of a worker that ended without an error report
 _SETTLE_S = 1.0  # how long a lost connection waits for the fault that caused it
+_FOLDER_S = 1.0  # how often the run folder is looked for
+_NO_FORK_SERVER = 255  # multiprocessing's exit code of a worker whose fork server is gone
 _TERM_S = 2.0
 _KILL_S = 5.0
 
@@ -131,6 +133,7 @@ class Agent(LocalElasticAgent):
         self._kills = oom_kills()
         self._begun_s = time.monotonic()
         self._clock = ProgressClock(hang_s, self._begun_s)
+        self._folder_checked_s = self._begun_s
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         try:
@@ -150,7 +153,7 @@ class Agent(LocalElasticAgent):
                 time.sleep(POLL_S)
             self.end_all()
         else:
-            self.verdict = self._hang() or self._overdue()
+            self.verdict = self._hang() or self._overdue() or self._lost_folder()
             if self.verdict is not None:
                 self.end_all()
             elif self._on_poll is not None:
@@ -197,20 +200,30 @@ class Agent(LocalElasticAgent):
         return list(started.processes) if started is not None else []
 
     def _failed(self) -> list[int]:
-        return [worker for worker, process in enumerate(self._processes()) if process.exitcode not in (None, 0)]
+        return [worker for worker, process in enumerate(self._processes()) if self._has_failed(worker, process)]
+
+    def _has_failed(self, worker: int, process: Any) -> bool:
+        """Whether a worker has ended with an error, or without one before its job was done: ``os._exit(0)``."""
+        if process.exitcode == 0:
+            return self._doing(worker).action not in ("finish", "")
+        return process.exitcode is not None
 
     def _fault_of(self, worker: int) -> Fault:
         """Return the fault of a worker that has ended: the one it wrote, or one from its exit code."""
-        fault = Fault.read(worker_folder(self._folder, worker) / "error.json")
+        folder = worker_folder(self._folder, worker)
+        fault = Fault.read(folder / "error.json") or read_reserved_fault(folder / "activity.txt")
         if fault is not None:
             return fault
         code = self._processes()[worker].exitcode
+        if code == _NO_FORK_SERVER and not fork_server_runs():
+            return self._fault(None, "killed", "its fork server, from which the workers are forked, is gone")
         if code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             return self._fault(worker, "killed", name + (self._about_memory() if name == "SIGKILL" else ""))
-        log = worker_folder(self._folder, worker) / "log.txt"
+        log = folder / "log.txt"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-        return self._fault(worker, "exited", f"exit code {code}", "\n".join(lines[-LOG_LINES:]))
+        early = "" if code else " before its job was done"
+        return self._fault(worker, "exited", f"exit code {code}{early}", "\n".join(lines[-LOG_LINES:]))
 
     def _about_memory(self) -> str:
         """Say whether the system's OOM killer ended a worker, as far as that is known."""
@@ -260,6 +273,15 @@ class Agent(LocalElasticAgent):
         if self._timeout_s is None or time.monotonic() - self._begun_s < self._timeout_s:
             return None
         return self._fault(None, "overdue", f"it took longer than its time limit of {self._timeout_s:g} s")
+
+    def _lost_folder(self) -> Fault | None:
+        now_s = time.monotonic()
+        if now_s - self._folder_checked_s < _FOLDER_S:
+            return None
+        self._folder_checked_s = now_s
+        if all((self._folder / name).exists() for name in ("plan.toml", "workers")):
+            return None
+        return self._fault(None, "raised", f"its folder {self._folder} was deleted or moved")
 
     def _ask_for_stack(self, worker: int, pid: int) -> str:
         """Ask a worker for its stack; empty where it does not answer."""

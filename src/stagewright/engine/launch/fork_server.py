@@ -23,7 +23,7 @@ import types
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver
 
-from stagewright.engine.worker.process import LAUNCHER_PID
+from stagewright.engine.worker.process import LAUNCHER_PID, is_running
 
 _PRELOADED = (
     "stagewright.engine.launch.end_with_launcher",  # first: the others take seconds
@@ -48,6 +48,12 @@ def stop_fork_server() -> None:
     if server is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(server, signal.SIGKILL)
+
+
+def fork_server_runs() -> bool:
+    """Whether the server's process exists."""
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return server is not None and is_running(server)
 
 
 @contextlib.contextmanager

@@ -84,8 +84,8 @@ def launch(
     if agent.verdict is None and result.is_failed():
         agent.verdict = root_cause(agent.faults)
     if agent.verdict is not None:
-        agent.verdict.write(folder / "fault.json")
-        with contextlib.suppress(StagewrightError):  # with a full disk, the fault is still reported
+        with contextlib.suppress(StagewrightError, OSError):  # with a full disk, the fault is still reported
+            agent.verdict.write(folder / "fault.json")
             for worker in range(num_workers):
                 run_folder.worker(worker).finalize_events()
         blamed = agent.verdict.worker
@@ -99,6 +99,7 @@ def _agent_log(path: Path) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [logger.propagate for logger in loggers]
     handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk must not hide the fault
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     for logger in loggers:
         logger.addHandler(handler)
@@ -109,4 +110,5 @@ def _agent_log(path: Path) -> Iterator[None]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.propagate = propagate
             logger.removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # the disk is full
+            handler.close()

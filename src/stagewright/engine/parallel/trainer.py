@@ -217,7 +217,10 @@ class Trainer:
                 f"the checkpoint {path} is not of this model: it lacks {_list_some(names - saved_names)} and has "
                 f"{_list_some(saved_names - names)}, which the model does not have"
             )
-        kind = saved.content["optimizer"]["kind"]
+        step, about = saved.content.get("step"), saved.content.get("optimizer")
+        if not isinstance(step, int) or not isinstance(about, dict) or not isinstance(about.get("groups"), list):
+            raise UsageError(f"{saved.path / 'index.json'} is damaged: its content needs step and optimizer")
+        kind = about.get("kind")
         if self.optimizer is not None and kind not in (None, type(self.optimizer).__name__):
             raise UsageError(
                 f"the checkpoint {path} was made with the optimizer {kind}, not {type(self.optimizer).__name__}; "
@@ -227,7 +230,7 @@ class Trainer:
             state.load(name, target, saved.model_tensor(name))
         if self.optimizer is not None:
             self._load_optimizer(saved)
-            groups = saved.content["optimizer"]["groups"]
+            groups = about["groups"]
             if optimizer_options and len(groups) == len(self.optimizer.param_groups):
                 for group, options in zip(self.optimizer.param_groups, groups, strict=True):
                     values = options.items()
@@ -235,10 +238,9 @@ class Trainer:
         if self.runner.codecs is not None:  # codec state belongs to the same links only
             has_same_links = saved.content.get("codec") == _codec_setting(self.plan)
             self.runner.codecs.load_state(saved.codec_state(self.context.rank) if has_same_links else {})
-        self.runner.step_number = int(saved.content["step"])
+        self.runner.step_number = step
         self._barrier()
-        caller: dict[str, Any] = saved.content["caller"]
-        return caller
+        return saved.caller
 
     @_report_faults
     def export(self, path: str | Path) -> Path:

@@ -171,6 +171,14 @@ class Checkpoint:
                 scalars |= _read_scalars(file_path, file)
         return cls(path, content, files, scalars, digests)
 
+    @property
+    def caller(self) -> dict[str, Any]:
+        """What the caller of ``Trainer.save`` has added."""
+        caller = self.content.get("caller")
+        if not isinstance(caller, dict):
+            raise UsageError(f"{self.path / 'index.json'} is damaged: its content has no caller's part")
+        return caller
+
     def verify(self, share: int = 0, num_shares: int = 1) -> None:
         """Raise UsageError where a file is not the one that was written; each of several workers checks a share."""
         for name in sorted(self._digests)[share::num_shares]:

@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stagewright.engine.worker.faults import Fault, activity, worker_folder
+from stagewright.engine.worker.faults import Fault, activity, read_doing, worker_folder
 from stagewright.engine.worker.placement import RankPlacement
 from stagewright.engine.worker.process import ProcessMark
 from stagewright.engine.worker.watchdog import StoreWatchdog, report_to_agent
@@ -23,6 +24,8 @@ from stagewright.runs.worker_folder import WorkerFolder
 
 SAVE_S = 1.5
 """Time limit for writing events on failure: the launcher waits two seconds before it kills a worker."""
+
+_KILLED = "its process ended without a message (SIGKILL, or the system ran out of memory)"
 
 _OWN_FILES = (__file__, str(Path(__file__).with_name("worker.py")))
 
@@ -53,17 +56,33 @@ class FaultRecord:
     def write(self, fault: Fault) -> StagewrightError:
         """Write the fault, report it to the agent and to the other workers, and return it as an error."""
         if self.folder is not None:
-            fault.write(self.folder / "error.json")
-            if self.placement.rank == 0 and self.placement.launcher is None:
-                refused = fault.exit_code == UsageError.exit_code
-                with contextlib.suppress(OSError):
-                    result = RunResult(error=fault.text())
-                    RunFolder(self.folder.parents[1]).finish("refused" if refused else "failed", result)
+            try:
+                fault.write(self.folder / "error.json")
+            except (OSError, UsageError):  # the disk is full, or the folder is gone
+                activity.write_fault(fault)
+            if self.placement.launcher is None:
+                self._finish(fault)
         report_to_agent(fault)
         if self.watchdog is not None:
             self.watchdog.report(fault)
         self.save_events()
         return fault.error()
+
+    def _finish(self, fault: Fault) -> None:
+        """Write the result of a run without a launcher: worker 0 does, or the first one that is left."""
+        assert self.folder is not None
+        run_folder, rank = self.folder.parents[1], self.placement.rank
+        gone = killed_workers(run_folder, self.placement.num_workers) if fault.kind == "lost-peer" else []
+        if any(other not in gone for other in range(rank)):
+            return
+        cause = fault
+        if gone:
+            cause = replace(fault, worker=gone[0], device="", kind="killed", message=_KILLED, traceback="")
+            cause = replace(cause, doing=read_doing(worker_folder(run_folder, gone[0]) / "activity.txt"))
+        refused = cause.exit_code == UsageError.exit_code
+        with contextlib.suppress(OSError, UsageError):
+            cause.write(run_folder / "fault.json")
+            RunFolder(run_folder).finish("refused" if refused else "failed", RunResult(error=cause.text()))
 
     def save_events(self) -> None:
         """Write recorded events that are not on disk yet, once and within a time limit."""
@@ -83,6 +102,17 @@ class FaultRecord:
                 WorkerFolder(self.folder).write_events(rows, quickly=True)
 
 
+def killed_workers(run_folder: Path, num_workers: int) -> list[int]:
+    """Return the workers whose process has ended on this machine without an error report."""
+    gone = []
+    for rank in range(num_workers):
+        folder = worker_folder(run_folder, rank)
+        mark = ProcessMark.read(folder / "process.json")
+        if mark is not None and mark.state() == "gone" and not (folder / "error.json").exists():
+            gone.append(rank)
+    return gone
+
+
 @contextlib.contextmanager
 def record_faults(placement: RankPlacement) -> Iterator[FaultRecord]:
     """Record any exception raised inside, and raise it as one error."""
@@ -90,8 +120,6 @@ def record_faults(placement: RankPlacement) -> Iterator[FaultRecord]:
     try:
         yield record
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            return
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FILES:
             frames = frames.tb_next  # how the job was called does not explain its failure

@@ -17,15 +17,17 @@ import json
 import mmap
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.files.atomic import save_text
-from stagewright.files.json_values import from_json, read_object
+from stagewright.files.json_values import from_json, parse_json, read_object
 
 RECORD_BYTES = 1024
+FILE_BYTES = 8192
+"""The record, and room for a fault that can't be written elsewhere: on a full disk, only this file has space."""
 
 # raised: an exception; lost-peer: another worker is gone; killed: by a signal that the launcher did not send;
 # exited: without an error report; hung: no progress; overdue: the run's time limit.
@@ -83,9 +85,9 @@ class Activity(Doing):
     def open(self, path: Path) -> None:
         """Write the record to this file from now on; without mmap support it stays in memory."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"\0" * RECORD_BYTES)
+        path.write_bytes(b"\0" * FILE_BYTES)
         with contextlib.suppress(OSError, ValueError), path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), RECORD_BYTES)
+            self._map = mmap.mmap(file.fileno(), FILE_BYTES)
         self._write()
 
     def close(self) -> None:
@@ -120,6 +122,16 @@ class Activity(Doing):
         self._write()
         return before
 
+    def write_fault(self, fault: Fault) -> None:
+        """Write a fault behind the record; its traceback is cut to fit."""
+        if self._map is None:
+            return
+        for kept in (fault.traceback[-4000:], ""):
+            text = json.dumps(asdict(replace(fault, traceback=kept, message=fault.message[:1500]))).encode() + b"\n"
+            if len(text) <= FILE_BYTES - RECORD_BYTES:
+                self._map[RECORD_BYTES : RECORD_BYTES + len(text)] = text
+                return
+
     def now(self) -> Doing:
         """Return a copy of the record."""
         return Doing(**{item.name: getattr(self, item.name) for item in fields(Doing)})
@@ -141,6 +153,15 @@ def read_doing(path: Path) -> Doing:
         return parse_doing(path.read_bytes()[:RECORD_BYTES].partition(b"\n")[0]) or Doing()
     except OSError:
         return Doing()
+
+
+def read_reserved_fault(path: Path) -> Fault | None:
+    """Read a fault that a worker could write to its activity file only; None where there is none."""
+    try:
+        text = path.read_bytes()[RECORD_BYTES:FILE_BYTES].partition(b"\n")[0].strip(b"\0")
+        return from_json(Fault, parse_json(text)) if text else None
+    except (OSError, ValueError):
+        return None
 
 
 def parse_doing(line: bytes) -> Doing | None:
@@ -187,6 +208,17 @@ class Fault:
     def of(cls, error: BaseException, *, worker: int, device: str, doing: Doing, time_ns: int) -> Fault:
         """Build the fault of a worker whose code raised."""
         is_complete = isinstance(error, StagewrightError)
+        if isinstance(error, SystemExit):
+            code = "" if error.code is None else repr(error.code)
+            return cls(
+                worker=worker,
+                kind="exited",
+                message=f"its code called sys.exit({code}) before the job was done",
+                device=device,
+                doing=doing,
+                traceback="".join(traceback.format_exception(error)),
+                time_ns=time_ns,
+            )
         hint = ""
         if "more than 1 value per channel" in str(error):
             hint = "; a micro-batch has too few samples for batch norm: use fewer micro-batches, or a larger batch"

@@ -80,6 +80,11 @@ class ProcessMark:
         return "stopped" if state in ("T", "t") else "running"
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    return _stat(pid)[0] not in ("", "Z", "X")
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped (SIGSTOP, a debugger); False where the system does not report it."""
     return _stat(pid)[0] in ("T", "t")

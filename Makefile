@@ -27,7 +27,7 @@ demo: $(READY)  ## run a small vision transformer serially, data parallel, tenso
 browser:  ## install chromium for the browser's tests, where this is root and apt has it
 	@tools/browser.sh
 
-test: $(READY) browser  ## run the tests, on two cores
+test: $(READY)  ## run the tests, on two cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not long" --durations 15
 
 test-fast: $(READY)  ## run the tests that take seconds

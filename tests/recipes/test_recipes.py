@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -16,6 +17,8 @@ from stagewright.engine.worker.placement import RankPlacement
 RECIPES = Path(__file__).parents[2] / "recipes"
 SLURM = RECIPES / "slurm" / "stagewright.sbatch"
 KUBERNETES = RECIPES / "kubernetes" / "stagewright.yaml"
+JOBSET = RECIPES / "kubernetes" / "jobset.yaml"
+SCHEMAS = "1.37"
 BASH = shutil.which("bash")
 
 needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash to parse a script with")
@@ -90,6 +93,43 @@ def test_kubernetes_documents_fit_together() -> None:
     assert used <= set(variables)
 
 
+def test_kubernetes_documents_match_the_published_schemas() -> None:
+    for document in documents():
+        kubernetes_validate.validate(document, SCHEMAS, strict=True)
+    broken = documents()[1]
+    broken["spec"]["completion"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, SCHEMAS, strict=True)
+
+
+def test_jobset_has_the_structure_of_its_definition() -> None:
+    """Its own fields by the API v1alpha2; the Job and the pod in it by the published schema of Jobs."""
+    document = yaml.safe_load(JOBSET.read_text(encoding="utf-8"))
+    assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    spec = document["spec"]
+    assert set(spec) <= {"network", "failurePolicy", "successPolicy", "replicatedJobs", "startupPolicy", "suspend"}
+    assert set(spec["network"]) <= {"enableDNSHostnames", "subdomain", "publishNotReadyAddresses"}
+    assert set(spec["failurePolicy"]) <= {"maxRestarts", "restartStrategy", "rules"}
+    (job,) = spec["replicatedJobs"]
+    assert set(job) <= {"name", "replicas", "template", "groupName", "dependsOn"}
+    kubernetes_validate.validate(
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]},
+        SCHEMAS,
+        strict=True,
+    )
+    pod = job["template"]["spec"]["template"]["spec"]
+    first = f"{document['metadata']['name']}-{job['name']}-0-0.{document['metadata']['name']}"
+    assert f"--master-addr {first} " in pod["containers"][0]["args"][0]
+    parses(pod["containers"][0]["args"][0])
+
+
+def test_images_are_pinned() -> None:
+    for path in (KUBERNETES, JOBSET):
+        images = re.findall(r"image: (\S+)", path.read_text(encoding="utf-8"))
+        assert images
+        assert all(re.search(r":\d+\.\d+\.\d+$|@sha256:[0-9a-f]{64}$", image) for image in images)
+
+
 @needs_bash
 def test_kubernetes_script_and_the_readmes_scripts_parse() -> None:
     parses(documents()[1]["spec"]["template"]["spec"]["containers"][0]["args"][0])
@@ -100,8 +140,9 @@ def test_kubernetes_script_and_the_readmes_scripts_parse() -> None:
 
 
 def test_readme_names_files_that_are_there() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", (RECIPES / "README.md").read_text(encoding="utf-8"))
-    assert links == ["slurm/stagewright.sbatch", "kubernetes/stagewright.yaml"]
+    found = re.findall(r"\]\(([^)]+)\)", (RECIPES / "README.md").read_text(encoding="utf-8"))
+    links = [link for link in found if not link.startswith("https://")]
+    assert links == ["slurm/stagewright.sbatch", "kubernetes/stagewright.yaml", "kubernetes/jobset.yaml"]
     assert all((RECIPES / link).is_file() for link in links)
 
 

@@ -75,7 +75,7 @@ class KeyedCache:
             return None, f"{path} can't be read: {error.strerror}"
         except UsageError as error:
             return None, str(error)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             return None, self.damaged(key, error)
 
     def damaged(self, key: Mapping[str, str], error: Exception) -> str:

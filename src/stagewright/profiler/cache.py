@@ -25,7 +25,7 @@ class ProfileCache(KeyedCache):
             return None, reason
         try:
             return replace(Profile.from_dict(entry.content["profile"]), source="cache", age_s=entry.age_s), ""
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             return None, self.damaged(key, error)
 
     def save_profile(self, key: Mapping[str, str], profile: Profile) -> Path:

@@ -139,6 +139,9 @@ class RunIndex:
                     "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*columns, json.dumps(asdict(row)))
                 )
         database.executemany("DELETE FROM runs WHERE name = ?", [(name,) for name in stored if name not in seen])
+        names = [name for (name,) in database.execute("SELECT name FROM runs")]
+        if sorted(map(str, names)) != sorted(seen):
+            raise ValueError("the index is damaged: its rows are not the runs")
 
 
 def _is_foreign(path: Path) -> bool:
@@ -150,7 +153,7 @@ def _is_foreign(path: Path) -> bool:
         with contextlib.closing(sqlite3.connect(address, timeout=0.1, uri=True)) as database:
             version = database.execute("PRAGMA user_version").fetchone()[0]
             tables = {name: sql or "" for name, sql in database.execute("SELECT name, sql FROM sqlite_master")}
-    except sqlite3.Error:
+    except (sqlite3.Error, ValueError):
         return False  # no file yet, or a damaged one
     own = {"runs", "sqlite_autoindex_runs_1"}
     is_own = set(tables) <= own and (version == _VERSION or "stamp TEXT" in tables.get("runs", ""))

@@ -48,17 +48,18 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
     workers_rows: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
     for rank in range(plan.mesh.num_workers):
         worker = folder.worker(rank)
-        rows = worker.events() if unfinished else _finished(worker.events())
-        if not rows:
-            if unfinished and _has_failed(folder):
-                continue
-            raise UsageError(_missing(folder, plan, rank))
-        if not any("kind" in row for row in rows):
+        rows = worker.events()
+        if rows and not any("kind" in row for row in rows):
             raise UsageError(
                 f"the events of {folder.path} were written by an older version, without kinds; run its plan again: "
                 f"{_rerun_command(folder, plan)}"
             )
         _check(rows, worker)
+        rows = rows if unfinished else _finished(rows)
+        if not rows:
+            if unfinished and _has_failed(folder):
+                continue
+            raise UsageError(_missing(folder, plan, rank))
         workers_rows.append((rank, read_clock(worker), rows))
     if not workers_rows:
         raise UsageError(_missing(folder, plan, 0))
@@ -132,6 +133,8 @@ def _wrong(row: Mapping[str, Any]) -> str | None:
     for name in ("stage", "microbatch", "bytes", "peer"):
         if row.get(name) is not None and not _is_count(row[name]):
             return f"a {row['kind']} with {name} = {row[name]!r}"
+    if row["kind"] in ("send", "receive") and (row.get("peer") is None or row.get("stage") is None):
+        return f"a {row['kind']} without its stage or its peer"
     note = row.get("note")
     return None if note is None or isinstance(note, str) else f"a {row['kind']} with the note {note!r}"
 

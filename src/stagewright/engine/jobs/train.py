@@ -67,8 +67,10 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     trainer = Trainer(plan, model, context, write_plan=run_folder.write_plan)
     activity.begin("read samples")
     loop = TrainingLoop(plan, task, trainer, run_folder, num_checkpoints=options.keep)
-    if options.checkpoint is not None:
-        loop.resume(Path(options.checkpoint))
+    # A job that was requeued, or restarted by torchrun, continues in its folder.
+    checkpoint = latest(run_folder.path / "checkpoints") or options.checkpoint
+    if checkpoint is not None:
+        loop.resume(Path(checkpoint))
     loop.run()
     if options.export is not None:
         trainer.export(options.export)

@@ -45,6 +45,11 @@ class FaultRecord:
     def open(self, run_folder: Path) -> None:
         """Create the worker's files in the run folder."""
         folder = self.folder = worker_folder(run_folder, self.placement.rank)
+        with contextlib.suppress(OSError):  # of an earlier attempt in this folder
+            (folder / "error.json").unlink(missing_ok=True)
+            if self.placement.rank == 0 and self.placement.launcher is None:
+                for name in ("fault.json", "result.json"):
+                    (run_folder / name).unlink(missing_ok=True)
         activity.open(folder / "activity.txt")
         with contextlib.suppress(UsageError):  # needed only by `stagewright watch`
             ProcessMark.of_this_process().write(folder / "process.json")

@@ -45,7 +45,15 @@ def training_section(runs: Sequence[RunData]) -> Section | None:
 
 
 def _steps(run: RunData) -> list[dict[str, Any]]:
-    return [line for line in run.metrics if line.get("kind") == "step" and line.get("loss") is not None]
+    return [line for line in run.metrics if line.get("kind") == "step" and _is_number(line, "step", "loss")]
+
+
+def _is_number(line: dict[str, Any], *names: str) -> bool:
+    """Whether a line of metrics has finite numbers under these names."""
+    return all(
+        isinstance(line.get(name), int | float) and not isinstance(line[name], bool) and abs(line[name]) < 1e300
+        for name in names
+    )
 
 
 def _epochs(run: RunData) -> tuple[EpochResult, ...]:

@@ -164,7 +164,7 @@ def test_a_job_loses_a_node_and_goes_on(cluster: Cluster, tmp_path: Path) -> Non
     cluster.until(lambda: cluster.state(job).endswith(" 1"), "the second try")
     saved = latest(run.path / "checkpoints")
     assert saved is not None
-    cluster.run("scontrol", "update", "nodename=n3", "state=resume")
+    cluster.run("scontrol", "update", "nodename=n3", "state=resume", check=False)  # it may be back already
     cluster.run("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
     cluster.until(lambda: cluster.state(job).split()[0] in ("COMPLETED", "FAILED"), "the end of the job")
     log = (tmp_path / f"stagewright-{job}.log").read_text()

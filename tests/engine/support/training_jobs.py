@@ -322,3 +322,20 @@ def middle_cut(name: str) -> str:
     spec = ModelSpec(name=name)
     calls = capture_for(Plan(model=spec, batch=4), spec.load(batch=4)).calls
     return calls[len(calls) // 2 - 1].name
+
+
+def killed_before_step_4(plan: Plan, context: WorkerContext, folder: RunFolder) -> None:
+    """Worker 1 is killed before its fourth step, as often as the file in the environment says."""
+    count = Path(os.environ["STAGEWRIGHT_TEST_KILLS"])
+    left = int(count.read_text())
+    if context.rank == 1 and left:
+        step = Trainer.step
+
+        def killed(trainer: Trainer, *args: Any, **options: Any) -> Any:
+            if trainer.step_number == 3:
+                count.write_text(str(left - 1))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(trainer, *args, **options)
+
+        Trainer.step = killed  # type: ignore[method-assign]
+    run_training(plan, context, folder)

@@ -20,6 +20,7 @@ from stagewright.engine.jobs.train import TrainingOptions, train
 from stagewright.engine.state.checkpoint import latest
 from stagewright.engine.worker.faults import Fault
 from stagewright.engine.worker.watchdog import HANG_S
+from stagewright.engine.worker.worker import TRAINING_JOB
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
@@ -48,6 +49,7 @@ def train_elastic(
     hang_s: float = HANG_S,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
     note: Callable[[str], None] = lambda text: None,
+    job: str = TRAINING_JOB,
 ) -> RunResult:
     """Train a plan; after a lost worker go on from the last checkpoint, at most ``max_restarts`` times."""
     checkpoint = None if options.checkpoint is None else Path(options.checkpoint)
@@ -59,7 +61,7 @@ def train_elastic(
             attempt.folder = folder
 
         try:
-            return train(plan, root, options=options, progress=progress, hang_s=hang_s, created=created)
+            return train(plan, root, options=options, progress=progress, hang_s=hang_s, job=job, created=created)
         except RunError as error:
             fault = None if attempt.folder is None else Fault.read(attempt.folder.path / "fault.json")
             if restart == max_restarts or attempt.folder is None or fault is None or fault.kind not in _RESTARTED:

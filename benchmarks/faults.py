@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ from stagewright.errors import RunError, StagewrightError
 from stagewright.spec.plan import Plan
 
 JOB = "jobs.faulty_training:run"
-HANG_S, END_S, ORPHAN_S = 5.0, 10.0, 3.0
+END_S, ORPHAN_S = 10.0, 3.0
+HANGS = ("SIGSTOP", "endless loop")
 PLANS: dict[str, dict[str, Any]] = {
     "pipeline": {"mesh": "pipeline=2", "microbatches": 2, "schedule": "gpipe", "cuts": ("vit.layers.1",)},
     "data": {"mesh": "data=2"},
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="run the fault with this number alone")
+    parser.add_argument("--hang-s", type=float, default=10.0, help="time limit of a hang; more on a busy machine")
     parser.add_argument("--limit-s", type=float, help="begin no further fault after this time")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--single", help=argparse.SUPPRESS)
@@ -76,14 +79,13 @@ def main() -> None:
         run_single(json.loads(options.single))
         return
     start_fork_server()
-    references = {name: final_losses(train(make_plan(name), Path(tempfile.mkdtemp()))) for name in PLANS}
     rows, begun_s = [], time.monotonic()
     for number, fault in enumerate(choose_faults(options.faults, options.seed)):
         if options.only not in (None, number) or (fault["kind"] in ON_SMALL_DISK and os.geteuid() != 0):
             continue
         if options.limit_s is not None and time.monotonic() - begun_s > options.limit_s:
             break
-        row = {"number": number, **fault, **inject(fault, references[fault["plan"]])}
+        row = {"number": number, **fault, **inject(fault, options.hang_s)}
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.output is not None:
@@ -119,7 +121,14 @@ def final_losses(result: Any) -> list[float]:
     return [epoch.evaluation_loss for epoch in result.history.epochs]
 
 
-def inject(fault: dict[str, Any], reference: list[float]) -> dict[str, Any]:
+@cache
+def reference(plan: str) -> list[float]:
+    """Return the losses of an uninterrupted run."""
+    with tempfile.TemporaryDirectory() as root:
+        return final_losses(train(make_plan(plan), root))
+
+
+def inject(fault: dict[str, Any], hang_s: float) -> dict[str, Any]:
     """Run one fault and return what was observed."""
     root = Path(tempfile.mkdtemp(prefix="stagewright-fault-"))
     mounted = fault["kind"] in ON_SMALL_DISK
@@ -129,7 +138,8 @@ def inject(fault: dict[str, Any], reference: list[float]) -> dict[str, Any]:
     os.close(handle)
     try:
         in_process = fault["kind"] not in ("launcher killed", "fork server killed")
-        told = {**fault, "clock": clock, "mount": str(root), "root": str(root)}
+        hangs = fault["kind"] in HANGS
+        told = {**fault, "clock": clock, "mount": str(root), "root": str(root), "hang_s": hang_s if hangs else 300.0}
         code, error = (run_in_process if in_process else run_in_child)(told)
         ended_s = time.time()
         begun_s = float(Path(clock).read_text() or "nan")
@@ -141,17 +151,16 @@ def inject(fault: dict[str, Any], reference: list[float]) -> dict[str, Any]:
         if mounted:
             subprocess.run(["mount", "-o", "remount,rw,size=200m", root], check=True)
         resumed = resume(fault["plan"], root)
-        hangs = fault["kind"] in ("SIGSTOP", "endless loop")
         cause = CAUSES[fault["kind"]]
         named = fault["kind"] in WITHOUT_WORKER or f"worker {fault['worker']} " in error
         end_s = ended_s - begun_s
         wanted = -9 if fault["kind"] == "launcher killed" else 1
         checks = {
-            "in_time": end_s <= (HANG_S + 1 if hangs else END_S),
+            "in_time": end_s <= (hang_s + 1 if hangs else END_S),
             "named": cause in error and named,
             "exit_code": code == wanted,
             "no_orphans": orphans == 0,
-            "resumed": resumed is None or resumed == reference,
+            "resumed": resumed is None or resumed == reference(fault["plan"]),
         }
         first = error.partition("\n")[0][:160]
         return {
@@ -171,7 +180,7 @@ def inject(fault: dict[str, Any], reference: list[float]) -> dict[str, Any]:
 def run_in_process(told: dict[str, Any]) -> tuple[int, str]:
     os.environ[VARIABLE] = json.dumps({**told, "launcher": os.getpid()})
     try:
-        train(make_plan(told["plan"]), told["root"], hang_s=HANG_S, job=JOB)
+        train(make_plan(told["plan"]), told["root"], hang_s=told["hang_s"], job=JOB)
     except StagewrightError as error:
         return error.exit_code, str(error)
     finally:

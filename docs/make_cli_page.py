@@ -5,12 +5,12 @@ Width and encoding are fixed and colors are off, so that the page is the same on
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import typer
+from typer.testing import CliRunner
 
 from stagewright.cli.app import app
 
@@ -35,11 +35,37 @@ standard output contains only data: [JSON](json.md).
 
 def cli_page() -> str:
     """Write the whole page."""
-    parts = [HEAD, _section("stagewright", [])]
+    parts = [HEAD, _flag_table(), _section("stagewright", [])]
     for command in commands():
         parts.append(_section(f"stagewright {command}", [command]))
         parts += [_section(f"stagewright {command} {name}", [command, name]) for name in _subcommands(command)]
     return "\n".join(parts)
+
+
+def options() -> dict[str, dict[str, Any]]:
+    """Return every option by its first name: for each verb that has it, its parameter."""
+    found: dict[str, dict[str, Any]] = {}
+    program: Any = typer.main.get_command(app)
+    for command in commands():
+        verb = program.commands[command]
+        verbs = {f"{command} {name}": sub for name, sub in verb.commands.items()} if _subcommands(command) else {}
+        for name, own in (verbs or {command: verb}).items():
+            for parameter in own.params:
+                if parameter.param_type_name == "option" and not parameter.hidden:
+                    found.setdefault(parameter.opts[0], {})[name] = parameter
+    return dict(sorted(found.items()))
+
+
+def _flag_table() -> str:
+    rows = []
+    for verbs in options().values():
+        first = next(iter(verbs.values()))
+        all_names = [name for own in verbs.values() for name in (*own.opts, *own.secondary_opts)]
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(all_names))
+        text = re.sub(r"\s*\\?\[default.*\]", "", " ".join((first.help or "").split())).replace("|", "\\|")
+        rows.append(f"| {names} | {text} | {', '.join(verbs)} |")
+    table = "\n".join(("| option | meaning | verbs |", "|---|---|---|", *rows))
+    return f"## Options by name\n\nAn option has one meaning in all verbs that have it.\n\n{table}\n"
 
 
 def commands() -> list[str]:
@@ -66,13 +92,11 @@ def _section(title: str, arguments: list[str]) -> str:
 
 
 def _help(arguments: list[str]) -> str:
-    """Run the program and return its help without trailing blanks."""
-    program = Path(sys.executable).with_name("stagewright")
-    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb", "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [program, *arguments, "--help"], env=environment, capture_output=True, encoding="utf-8", check=True
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines()).strip("\n")
+    """Return the help without trailing blanks."""
+    environment = {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
+    done = CliRunner().invoke(app, [*arguments, "--help"], env=environment, prog_name="stagewright")
+    assert done.exit_code == 0, done.output
+    return "\n".join(line.rstrip() for line in done.output.strip("\n").splitlines()).strip("\n")
 
 
 if __name__ == "__main__":

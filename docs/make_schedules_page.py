@@ -103,7 +103,7 @@ DETAILS = """\
 - The table lists what each schedule requires. A plan that does not meet it is refused, and the error names the required number:
 
 ```console
-$ stagewright compare mlp-mnist --strategies pipeline --schedule dualpipev --microbatches 3
+$ stagewright compare mlp-mnist --strategy pipeline --schedule dualpipev --microbatches 3
 stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 micro-batches, not 3: use microbatches = 4, or schedule = "gpipe"
 ```
 

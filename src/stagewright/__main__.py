@@ -17,11 +17,13 @@ if sys.path[:1] in ([""], [os.getcwd()]):
 import argparse
 from pathlib import Path
 
+_OTHERS = {"-h", "--help", "--resume", "--data-dir", "--tokenizer"}  # options for which the command line is needed
+
 
 def main() -> None:
     """Run a worker, or the command line."""
     arguments = sys.argv[1:]
-    if arguments[:1] == ["worker"] and not {"-h", "--help"} & set(arguments):
+    if arguments[:1] == ["worker"] and not _OTHERS & set(arguments) and "SLURM_STEP_NUM_TASKS" not in os.environ:
         _run_worker(arguments[1:])
         return
     from stagewright.cli import main as command_line
@@ -34,7 +36,7 @@ def _run_worker(arguments: list[str]) -> None:
     parser.add_argument("plan", type=Path)
     parser.add_argument("--run-folder", type=Path)  # not --run: torchrun would read that as its --run-path
     parser.add_argument("--job")
-    parser.add_argument("--hang-s", type=float)
+    parser.add_argument("--hang-s", "--timeout", type=float, default=300.0)
     options = parser.parse_args(arguments)
     from stagewright.engine.worker.worker import start_worker
 

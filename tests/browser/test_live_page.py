@@ -67,7 +67,7 @@ def test_a_real_run_from_before_its_begin_to_after_its_end(browser_page: Any, tm
         page.goto(server.url)
         page.get_by_text("waiting for the run").wait_for()
         page.evaluate(REMEMBER)
-        words = ["--mesh", "pipeline=2", "--cut", "vit.layers.1", "--epochs", "2", "--root", root]
+        words = ["--strategy", "pipeline=2", "--cut", "vit.layers.1", "--epochs", "2", "--root", root]
         devices = f"cpu:{CORES[0]};cpu:{CORES[-1]}"
         run = subprocess.Popen(
             [PROGRAM, "train", "digits-vit", "digits", "--devices", devices, *words],

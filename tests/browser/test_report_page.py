@@ -65,7 +65,7 @@ def test_links_folds_and_copying(browser_page: Any, file: Path) -> None:
     page.locator("#reproduce button.copy").first.click()
     page.get_by_text("copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()").startswith(
-        "stagewright compare digits-vit --strategies serial"
+        "stagewright compare digits-vit --strategy serial"
     )
 
 

@@ -62,10 +62,7 @@ def test_version() -> None:
         (["split", "digits-vit", "--policy", "tmie"], "did you mean 'time'"),
         (["split", "digits-vit", "--policy", "time", "--all"], "exclude each other"),
         (["split", "digits-vit", "--cut", "vit.layers.9"], "vit.layers."),
-        (
-            ["split", "digits-vit", "--stages", "3", "--cut", "vit.layers.1"],
-            "--cut is given 1 times, which makes 2 stages",
-        ),
+        (["split", "digits-vit", "--stages", "3", "--cut", "vit.layers.1"], "--cut names 1 unit, which makes 2 stages"),
         (["split", "digits-vit", "--memory", "1KiB"], "KiB"),
         (["split", "digits-vit", "--memory", "much"], "'much' is not a size"),
         (["split", "digits-vit", "--speeds", "1,fast"], "is not a list of speeds"),
@@ -112,7 +109,7 @@ def test_an_unwritable_cache_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("profile", "digits-vit", "--cache-dir", str(tmp_path / "file"))
     assert result.returncode == 2
-    assert "--no-cache" in result.stderr
+    assert "--fresh" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -123,7 +120,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         "    layers = [torch.nn.Linear(8, 8) for _ in range(4)]\n"
         "    return torch.nn.Sequential(*layers), (torch.randn(4, 8),)\n"
     )
-    words = ("split", "mine:make", "--stages", "2", "--no-cache", "--repeats", "1")
+    words = ("split", "mine:make", "--stages", "2", "--fresh", "--repeats", "1")
     result = run(*words, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "cut after 1" in result.stdout

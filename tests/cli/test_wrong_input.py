@@ -54,9 +54,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
-@pytest.mark.parametrize(
-    "verb", ["compare {} --strategies serial", "train {} digits", "study stages --quick --model {}"]
-)
+@pytest.mark.parametrize("verb", ["compare {} --strategy serial", "train {} digits", "study stages --quick --model {}"])
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -82,8 +80,8 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("train digits-vit digits --devices 0", "--devices 0: must be at least 1"),
         ("compare digits-vit --recompute some", "unknown recompute mode 'some'; did you mean 'none'"),
         ("compare digits-vit --seed -1", "seed = -1, but must be from 0"),
-        ("compare digits-vit --cut nope --strategies pipeline", "unknown cut 'nope'; known: vit.embeddings"),
-        ("compare digits-vit --units nope --strategies serial", "unknown unit 'nope'"),
+        ("compare digits-vit --cut nope --strategy pipeline", "unknown cut 'nope'; known: vit.embeddings"),
+        ("compare digits-vit --units nope --strategy serial", "unknown unit 'nope'"),
         ("compare digits-vit --image-size 7", "use image_size 6 or 8"),
         ("train deit-tiny cifar10", "'cifar10' is not on this machine (STAGEWRIGHT_DATA is not set)"),
         (
@@ -114,8 +112,8 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("fabric lab --hosts 99 -- true", "--hosts 99: must be from 2 to 64"),
         ("train digits-vit", "missing argument 'TASK'"),
         ("compare my_shop.plain", "write a factory with a colon: my_shop:plain"),
-        ("compare digits-vit --strategies ,", "--strategies ',' names none"),
-        ("compare digits-vit --strategies serial;dat", "unknown strategy 'dat'; did you mean 'data'"),
+        ("compare digits-vit --strategy ,", "--strategy ',' names none"),
+        ("compare digits-vit --strategy serial;dat", "unknown strategy 'dat'; did you mean 'data'"),
         ("train digits-vit digits --export my_shop.py", "--export my_shop.py is a file; name a folder"),
         ("train digits-vit digits --tokenizer no", "--tokenizer no: there is no such folder; name one that has"),
         ("train digits-vit digits --plan .", ". is a folder; name a TOML file in it, like plan.toml"),
@@ -136,7 +134,7 @@ def test_what_is_wrong_and_a_way_out(words: str, message: str, told: Told) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        "compare digits-vit --devices cuda:3 --strategies serial",
+        "compare digits-vit --devices cuda:3 --strategy serial",
         "train digits-vit digits --devices cuda:3",
         "train digits-vit digits --plan gpu.toml",
         "study memory --quick --devices cuda:2,cuda:3",
@@ -177,7 +175,7 @@ def test_one_device_leaves_nothing_to_compare(
 
     monkeypatch.setattr("stagewright.cli.running.compare.start_fork_server", lambda: None)
     monkeypatch.setattr("stagewright.api.compare.run_plans", pretend)
-    words = ["compare", "digits-vit", "--devices", devices, "--strategies", "serial,data"]
+    words = ["compare", "digits-vit", "--devices", devices, "--strategy", "serial,data"]
     monkeypatch.setattr(sys, "argv", ["stagewright", *words])
     with pytest.raises(SystemExit):
         main()

@@ -103,7 +103,7 @@ def test_models(checker: Checker, cache: Path) -> None:
 
 @pytest.mark.slow
 def test_profile_and_split(checker: Checker, cache: Path) -> None:
-    small = ("digits-vit", "--batch", "2", "--repeats", "1")
+    small = ("digits-vit", "--micro-batch-size", "2", "--repeats", "1")
     checker.check_object("profile", output("profile", *small, cache=cache), "profile")
     split = output("split", *small, "--all", "--measure", "--stages", "5", "--memory", "1GiB", cache=cache)
     assert split["skipped"], "blocks can't make 5 stages of 4 blocks"
@@ -114,7 +114,7 @@ def test_profile_and_split(checker: Checker, cache: Path) -> None:
 def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
     few = ("--batch", "4", "--microbatches", "2", "--steps", "2", "--warmup", "0", "--rounds", "2", *root)
-    compared = output("compare", "mlp-mnist", "--strategies", "serial pipeline tensor", *few, cache=cache)
+    compared = output("compare", "mlp-mnist", "--strategy", "serial pipeline tensor", *few, cache=cache)
     serial, pipeline, tensor = compared["rows"]
     assert (serial["equal"], serial["speedup"]) == (True, 1.0)
     assert pipeline["whole_batch"]["depends"] is False
@@ -136,7 +136,7 @@ def test_doctor(checker: Checker, cache: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_codecs(checker: Checker, cache: Path) -> None:
     checker.check_object("codecs-list", output("codecs", "list", cache=cache), "codecs list")
-    few = ("digits-vit", "--batch", "4", "--repeats", "1", "--codecs", "block4,topk:10")
+    few = ("digits-vit", "--micro-batch-size", "4", "--repeats", "1", "--codecs", "block4,topk:10")
     checker.check_object("codecs-bench", output("codecs", "bench", *few, cache=cache), "codecs bench")
 
 
@@ -166,7 +166,7 @@ def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
     searched = ("mlp-mnist", "--batch", "4", "--schedules", "gpipe", "--verify", *few, *root)
     checker.check_object("plan", output("plan", *searched, cache=cache), "plan")
-    fitted = ("mlp-mnist", "--memory", "8MiB", "--devices", "2", "--check", *root)
+    fitted = ("mlp-mnist", "--memory", "8MiB", "--devices", "2", "--verify", *root)
     checker.check_object("fit", output("fit", *fitted, cache=cache), "fit")
 
 
@@ -174,7 +174,7 @@ def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
 def test_trace(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
     few = ("--batch", "4", "--microbatches", "2", "--steps", "1", "--warmup", "0", *root)
-    compared = output("compare", "mlp-mnist", "--strategies", "pipeline", *few, cache=cache)
+    compared = output("compare", "mlp-mnist", "--strategy", "pipeline", *few, cache=cache)
     (row,) = compared["rows"]
     assert row["whole_batch"]["pieces"] > 1
     checker.check_object("compare", compared, "compare")

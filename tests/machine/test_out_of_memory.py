@@ -30,8 +30,8 @@ def test_a_device_that_is_full() -> None:
         raise torch.OutOfMemoryError(OF_TORCH)
     assert str(caught.value) == (
         "worker 3 is out of memory during serial reference: 2.50 GiB more wanted on cuda:1, of whose 80.0 GiB this "
-        "process holds 70.0 GiB and others 8.00 GiB (40.0 GiB allowed); use a smaller batch, more micro-batches or "
-        "shorter samples, or a device with more memory"
+        "process holds 70.0 GiB and others 8.00 GiB (40.0 GiB allowed); use a smaller batch, more micro-batches, "
+        "activation checkpointing (--recompute always) or shorter samples, or a device with more memory"
     )
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 

@@ -71,7 +71,10 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"seed": -1}, "seed = -1, but must be from 0 to 4294967295"),
         ({"optimizer": OptimizerSpec(name="adan")}, "unknown optimizer 'adan'; did you mean 'adam'"),  # type: ignore[arg-type]
         ({"optimizer": OptimizerSpec(learning_rate=0.0)}, "learning_rate = 0.0, but must be above 0"),
-        ({"optimizer": OptimizerSpec(name="adam", momentum=0.9)}, "momentum = 0.9 is for sgd; adam has none"),
+        (
+            {"optimizer": OptimizerSpec(name="adam", momentum=0.9)},
+            "momentum = 0.9 is for sgd and rmsprop; adam has none",
+        ),
         ({"batch": 7, "microbatches": 8}, "a batch of 7 can't be split into 8 micro-batches: use batch = 8 or more"),
         (
             {"mesh": "data=3,pipeline=2", "batch": 11, "microbatches": 4},

@@ -17,7 +17,7 @@ STAGES = [
     *("--modes", "training", "--batch", "8", "--microbatches", "4", "--steps", "2", "--json"),
 ]
 MEMORY = [
-    *("study", "memory", "--quick", "--model", "gpt-layers:2", "--strategies", "pipeline", "--batch", "2"),
+    *("study", "memory", "--quick", "--model", "gpt-layers:2", "--strategy", "pipeline", "--batch", "2"),
     *("--sequence-length", "8", "--microbatches", "2", "--steps", "1", "--memory", "80MiB"),
     *("--fits", "pipeline+recompute", "--json"),
 ]
@@ -60,7 +60,7 @@ def _goes_on(folder: Path, found: dict[str, Any], root: Path, cache: Path) -> No
     changed = {path.name for path in (folder / "parts").iterdir() if path.stat().st_mtime_ns != before.get(path.name)}
     assert changed == {"run-training-serial-1.json"}
     assert (folder / "answers.md").is_file()
-    code, _, told = conduct(["study", "memory", "--resume", str(folder)], root, cache)
+    code, _, told = conduct(["study", "memory", "--continue", str(folder)], root, cache)
     assert (code, "is of the study 'stages', not 'memory'" in told) == (2, True)
     code, _, told = conduct(["study", "stages", "--resume", str(folder), "--batch", "4"], root, cache)
     assert (code, "leave --batch out" in told) == (2, True)

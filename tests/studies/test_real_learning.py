@@ -34,7 +34,19 @@ def is_whole(folder: Path, found: dict[str, Any]) -> None:
 @pytest.mark.long
 def test_codecs_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
     data = cifar(tmp_path / "data")
-    words = ["study", "codecs", "--quick", "--data", str(data), "--samples", "40,20", "--batch", "8", "--seeds", "0"]
+    words = [
+        "study",
+        "codecs",
+        "--quick",
+        "--data-dir",
+        str(data),
+        "--samples",
+        "40,20",
+        "--batch",
+        "8",
+        "--seeds",
+        "0",
+    ]
     words += ["--codecs", "none,block4/block8", "--epochs", "1", "--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told

@@ -89,7 +89,7 @@ def trace(*words: str | Path, cwd: Path) -> Any:
 
 
 def test_the_verb(real_run: Path, tmp_path: Path) -> None:
-    words = ["--memory", "--step", "1", "--picture", "memory.svg", "--perfetto", "run.json"]
+    words = ["--show-memory", "--step", "1", "--plot", "memory.svg", "--perfetto", "run.json"]
     done = trace(real_run, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "digits-vit: pipeline on 2 workers, 1f1b, 3 micro-batches: step 1:" in done.stdout
@@ -99,7 +99,7 @@ def test_the_verb(real_run: Path, tmp_path: Path) -> None:
     assert "activations" in (tmp_path / "memory.svg").read_text()
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert {one["args"]["step"] for one in events if one["ph"] == "X"} == {1}
-    done = trace(real_run, "--json", "--picture", "step.svg", cwd=tmp_path)
+    done = trace(real_run, "--json", "--plot", "step.svg", cwd=tmp_path)
     assert done.returncode == 0, (done.returncode, done.stderr)
     content = json.loads(done.stdout)
     assert content["steps"] == [0, 1]
@@ -147,13 +147,13 @@ def test_operators_and_what_makes_two_workers_differ(real_run: Path, tmp_path: P
     [
         (["nowhere"], "unknown run 'nowhere'"),
         (["{run}", "--step", "9"], "step 9 was not recorded"),
-        (["{run}", "--picture", "step.bmp"], "its suffix is '.bmp'"),
+        (["{run}", "--plot", "step.bmp"], "its suffix is '.bmp'"),
         (["{run}", "--perfetto", "no/such/folder.json"], "there is no folder no/such; create it first"),
         (["{run}", "0", "1"], "workers 0 1 are for --compare-workers; add it, or leave them out"),
         (["{run}", "--compare-workers", "0"], "--compare-workers compares two workers, not 1"),
         (["{run}", "--compare-workers", "0", "2"], "there is no worker 2; the run has workers 0 to 1"),
         (["{run}", "--compare-workers", "1", "1"], "worker 1 can't be compared with itself"),
-        (["{run}", "--memory"], "has no memory of worker 0 over time"),
+        (["{run}", "--show-memory"], "has no memory of worker 0 over time"),
     ],
 )
 def test_what_is_refused(words: list[str], message: str, tmp_path: Path) -> None:

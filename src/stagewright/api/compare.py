@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from stagewright.errors import UsageError
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import check_root
 from stagewright.spec.local_check import check_on_this_machine
-from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
 
 DEFAULT_BATCH = 32
@@ -50,6 +50,7 @@ def compare(
     strategies: str | Iterable[str] = DEFAULT_STRATEGIES,
     batch: int = DEFAULT_BATCH,
     microbatches: int = 8,
+    micro_batch_size: int | None = None,
     rounds: int = 1,
     root: str | Path = "runs",
     hang_s: float = HANG_S,
@@ -62,15 +63,16 @@ def compare(
         model: A name from ``stagewright models``, ``hf:ORG/NAME``, or ``package.module:factory``: worker processes
             build the model themselves.
         devices: How many GPUs or cores, or their names: ``["cuda:0", "cuda:1"]``.
-        strategies: Names (serial, data, tensor, pipeline) and meshes such as ``data=2,pipeline=2``.
+        strategies: Names (serial, data, fsdp, tensor, pipeline) and meshes such as ``data=2,pipeline=2``.
         batch: Global batch: samples in a step, over all workers.
         microbatches: Micro-batches of a pipeline.
+        micro_batch_size: Samples in a micro-batch of a pipeline, instead of their number.
         rounds: How many times all strategies are run, interleaved; speed-ups are medians over rounds.
         root: Where run folders go.
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``codec``, ``training``, ``dtype``, ``steps``, …).
+            (``schedule``, ``recompute``, ``shard``, ``codec``, ``optimizer``, ``training``, ``dtype``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -78,13 +80,22 @@ def compare(
         print(comparison.fastest.strategy)
     """
     about, chosen = split_options(options)
-    names = parse_devices(devices)
+    if isinstance(chosen.get("optimizer"), str):
+        chosen["optimizer"] = OptimizerSpec(name=chosen["optimizer"])
+    names = parse_devices(devices, progress)
     seed = chosen.get("seed", about.get("seed", 0))
     base = Plan(
         model=ModelSpec(name=model, **{**about, "seed": seed}), batch=batch, devices=names, **{**chosen, "seed": seed}
     )
     return compare_strategies(
-        base, parse_strategies(strategies), microbatches, rounds=rounds, root=root, hang_s=hang_s, progress=progress
+        base,
+        parse_strategies(strategies),
+        microbatches,
+        micro_batch_size=micro_batch_size,
+        rounds=rounds,
+        root=root,
+        hang_s=hang_s,
+        progress=progress,
     )
 
 
@@ -93,6 +104,7 @@ def compare_strategies(
     strategies: Sequence[str],
     microbatches: int,
     *,
+    micro_batch_size: int | None = None,
     rounds: int = 1,
     root: str | Path = "runs",
     hang_s: float = HANG_S,
@@ -100,7 +112,15 @@ def compare_strategies(
 ) -> Comparison:
     """Run a plan under several strategies on its devices."""
     check_root(root)
-    plans = list(dict.fromkeys(strategy_plans(base, strategies, len(base.devices), microbatches)))
+    plans = strategy_plans(base, strategies, len(base.devices), microbatches)
+    if micro_batch_size is not None:
+        plans = [
+            replace(plan, microbatches=max(1, -(-plan.batch // (plan.mesh.data * micro_batch_size))))
+            if plan.mesh.pipeline > 1
+            else plan
+            for plan in plans
+        ]
+    plans = list(dict.fromkeys(plans))
     check_on_this_machine(base)
     _check_any(plans)
     custom_units = base.units not in ("auto", "leaf")
@@ -109,7 +129,7 @@ def compare_strategies(
     if len(base.devices) == 1 and len(strategies) > 1:
         progress.note(f"only one device, {base.devices[0]}: the baseline runs alone; use two, like --devices 2")
     if base.shard and not any(plan.shard for plan in plans):
-        progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategies")
+        progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategy")
 
     def report(plan: Plan, text: str) -> None:
         progress.note(f"{plan.mesh.strategy}{' (FSDP)' if plan.shard else ''}: {text} …")
@@ -118,6 +138,20 @@ def compare_strategies(
     if all(row.refused for row in rows):
         raise UsageError(str(rows[0].error))
     return Comparison(plan=base, rows=tuple(rows))
+
+
+def run_plan(
+    plan: Plan, *, root: str | Path = "runs", hang_s: float = HANG_S, progress: Progress = SILENT
+) -> Comparison:
+    """Run one plan as it is, verified against the single-device baseline."""
+    check_plan(plan)
+    check_on_this_machine(plan)
+    rows = run_plans(
+        [plan], root, progress=lambda ran, text: progress.note(f"{ran.mesh.strategy}: {text} …"), hang_s=hang_s
+    )
+    if rows[0].refused:
+        raise UsageError(str(rows[0].error))
+    return Comparison(plan=plan, rows=tuple(rows))
 
 
 def _check_any(plans: Sequence[Plan]) -> None:

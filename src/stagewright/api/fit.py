@@ -21,8 +21,8 @@ from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategie
 from stagewright.planner.scaled_models import analytic_models, scaled_models, size_limit
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
-from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.zoo.named import catalog
 
 _SIZES = ("batch", "layers", "sequence")
@@ -45,7 +45,7 @@ class FitResult(Displayed):
     @property
     def notes(self) -> list[str]:
         """Why strategies were refused, and what bounds a size other than memory."""
-        refused = [f"{row.strategy}: {row.refused}" for row in self.rows if row.refused]
+        refused = list(dict.fromkeys(f"{row.strategy}: {row.refused}" for row in self.rows if row.refused))
         bounds = dict.fromkeys(row.bound for row in self.rows if row.bound != MEMORY)
         return refused + [f"rows without a next size are not bound by memory: {bound}" for bound in bounds]
 
@@ -69,7 +69,7 @@ def fit(
     batch: int = 8,
     microbatches: int = 4,
     schedule: str = "1f1b",
-    optimizer: str = "adamw",
+    optimizer: str = DEFAULT_OPTIMIZER,
     check: bool = False,
     analytic: bool = False,
     cache: str | bool = True,
@@ -87,7 +87,7 @@ def fit(
         batch: Global batch, where layers or tokens grow.
         microbatches: Micro-batches of a pipeline.
         schedule: Schedule of a pipeline.
-        optimizer: sgd, adam or adamw.
+        optimizer: adamw, adam, sgd or rmsprop.
         check: Whether to run the best strategy at its limit and just above it.
         analytic: Whether memory comes from formulas; the model is then a folder with a config.json (``hf:FOLDER``) or a
             name such as ``gpt3-175b``, and is not built.
@@ -122,7 +122,7 @@ def fit(
         model=ModelSpec(name=model, **about),
         batch=batch,
         schedule=schedule,  # type: ignore[arg-type]  # checked above
-        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),
         steps=1,
         warmup=0,
         **rest,
@@ -168,7 +168,7 @@ def _fit_analytic(
         model=ModelSpec(name=model, **about),
         batch=batch,
         schedule=schedule,  # type: ignore[arg-type]  # checked above
-        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),
         **rest,
     )
     shape = load_shape(model, base.model.sequence_length)

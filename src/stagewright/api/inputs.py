@@ -9,26 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.analytic.named_cluster import is_cluster_name, named_cluster
+from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
 from stagewright.cluster.device import Device
 from stagewright.cluster.file import read_cluster
 from stagewright.errors import UnknownName, UsageError
-from stagewright.spec.plan import AXES, ModelSpec, Plan
+from stagewright.spec.plan import ModelSpec, Plan
 from stagewright.spec.plan_file import read_plan
+from stagewright.spec.strategy import STRATEGIES, strategy_name
 
 _MODEL_FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "name")
-_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
 
 
-def parse_devices(devices: int | str | Sequence[str]) -> tuple[str, ...]:
-    """Return device names: for a number, that many GPUs or cores; ``"cpu:0,cpu:1"`` names them."""
+def parse_devices(devices: int | str | Sequence[str], progress: Progress = SILENT) -> tuple[str, ...]:
+    """Return device names: for a number, that many GPUs or cores; ``"cpu:0,cpu:1"`` names them.
+
+    Workers that share a GPU and a fall-back to the CPU are announced.
+    """
     text = str(devices) if isinstance(devices, int | str) else ",".join(devices)
     if re.fullmatch(r"\s*-?\d+\s*", text):
         if int(text) < 1:
             raise UsageError(f"--devices {text}: must be at least 1")
-        from stagewright.machine.machine import default_devices
+        from stagewright.machine.machine import default_devices, describe_choice
 
-        return default_devices(int(text))
+        chosen = default_devices(int(text))
+        if (told := describe_choice(chosen)) is not None:
+            progress.note(told)
+        return chosen
     names = tuple(name.strip() for name in re.split(r"[;,]\s*(?=cpu|cuda)", text))
     for name in names:
         if not name.startswith(("cpu", "cuda")):
@@ -43,10 +50,10 @@ def parse_strategies(strategies: str | Iterable[str]) -> tuple[str, ...]:
     """Return strategy names and meshes, from ``"serial,data data=2,pipeline=2"`` or a list of them."""
     words = strategies.split() if isinstance(strategies, str) else strategies
     names = [name for word in words for name in ([word] if "=" in word else re.split("[,;]", word))]
-    chosen = tuple(_ALIASES.get(name, name) for name in names if name)
+    chosen = tuple(strategy_name(name) for name in names if name)
     if not chosen:
-        raise UsageError(f"--strategies {strategies!r} names none; write for example --strategies 'serial pipeline'")
-    check_names("strategy", [name for name in chosen if "=" not in name], ("serial", *AXES))
+        raise UsageError(f"--strategy {strategies!r} names none; write for example --strategy serial,pipeline")
+    check_names("strategy", [name for name in chosen if "=" not in name], STRATEGIES)
     return chosen
 
 

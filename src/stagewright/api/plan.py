@@ -30,9 +30,10 @@ from stagewright.quantity import format_age
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
-from stagewright.spec.plan_rules import DTYPES, OPTIMIZERS, RECOMPUTES
+from stagewright.spec.plan_rules import DTYPES, RECOMPUTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ def plan(
     cluster: Cluster | str | Path | None = None,
     batch: int = 256,
     verify: bool = False,
-    optimizer: str = "adamw",
+    optimizer: str = DEFAULT_OPTIMIZER,
     dtype: str = "float32",
     root: str | Path = "runs",
     progress: Progress = SILENT,
@@ -124,7 +125,7 @@ def plan(
         cluster: Devices and links, or the path of their file; by default this machine.
         batch: Global batch.
         verify: Whether to run the best plans on this machine.
-        optimizer: sgd, adam or adamw.
+        optimizer: adamw, adam, sgd or rmsprop.
         dtype: float32 or bfloat16.
         root: Where run folders of `verify` go.
         progress: Receives notes while the model is measured.
@@ -147,7 +148,7 @@ def plan(
         model=ModelSpec(name=model, **about),
         batch=batch,
         dtype=dtype,  # type: ignore[arg-type]  # checked above
-        optimizer=OptimizerSpec(name=optimizer),  # type: ignore[arg-type]  # checked above
+        optimizer=OptimizerSpec(name=optimizer),
         **rest,
     )
     return search_plans(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.api.inputs import load_plan, parse_devices, split_options
+from stagewright.api.metric_log import MetricLog, check_logger
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
 from stagewright.engine.jobs.elastic import train_elastic
@@ -23,12 +24,16 @@ from stagewright.runs.result import RunResult, TrainingHistory
 from stagewright.runs.run_folder import check_root
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
+from stagewright.spec.plan_file import plan_to_table
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.strategy import parse_strategy
 from stagewright.zoo import tasks
 from stagewright.zoo.tasks import check_task
+from stagewright.zoo.tasks.user_task import default_batch
 from stagewright.zoo.validation import check_name, has_option
 
 _NOTE_EVERY_S = 5.0
+_EPOCH_KEYS = ("kind", "epoch", "step", "training_loss", "evaluation_loss", "samples_per_s", "evaluation_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,7 @@ def train(
     export: str | Path | None = None,
     data_dir: str | Path | None = None,
     tokenizer: str | Path | None = None,
+    log: str | None = None,
     root: str | Path = "runs",
     hang_s: float = HANG_S,
     max_restarts: int = 0,
@@ -95,7 +101,9 @@ def train(
 
     Args:
         model: A name from ``stagewright models``, ``hf:ORG/NAME``, or ``package.module:factory``.
-        task: A task from ``stagewright models``.
+        task: A task from ``stagewright models``, or ``package.module:name`` for your own data: a torch ``Dataset`` or
+            ``DataLoader``, a Hugging Face dataset, two of them for training and evaluation, or a function that returns
+            these.
         plan: A plan, or the path of its file; options given here override it.
         devices: How many GPUs or cores, or their names.
         seeds: One run each; by default the plan's seed.
@@ -104,13 +112,15 @@ def train(
         export: A folder for the trained weights, as ``model.safetensors``.
         data_dir: A folder of parquet files.
         tokenizer: A folder with ``tokenizer.json``.
+        log: Where to log losses, metric and rates as well: csv (into the run folder), wandb, tensorboard or mlflow.
         root: Where run folders go.
         hang_s: Seconds without progress after which a run is ended.
         max_restarts: How often a run that lost a worker goes on from its last checkpoint by itself.
         progress: Receives notes while it trains.
-        options: Options of the plan (``mesh``, ``epochs``, ``batch``, ``microbatches``, ``schedule``, ``recompute``,
-            ``shard``, ``clip``, ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``,
-            ``momentum``, ``weight_decay``) and of the model (``image_size``, …).
+        options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
+            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``clip``,
+            ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``, ``momentum``,
+            ``weight_decay``, ``lr_schedule``, ``lr_warmup_steps``) and of the model (``image_size``, …).
 
     Example:
         result = sw.train("digits-vit", "digits", mesh="data=2", epochs=1, batch=256)
@@ -118,10 +128,18 @@ def train(
     """
     check_name(model, options.get("weights"))
     check_root(root)
-    entry = tasks.entry(task)
-    base = _plan(plan, model, options, entry.num_classes if has_option(model, "num_classes") else None)
-    if devices is not None:
-        base = _on_devices(base, parse_devices(devices))
+    if log is not None:
+        check_logger(log)
+    num_classes = None
+    source = tasks.own_data(task)
+    if source is None:
+        num_classes = tasks.entry(task).num_classes if has_option(model, "num_classes") else None
+    elif plan is None and options.get("batch") is None:
+        options["batch"] = default_batch(source)
+    names = None if devices is None else parse_devices(devices, progress)
+    base = _plan(plan, model, options, num_classes, 2 if names is None else len(names))
+    if names is not None or not base.devices:
+        base = _on_devices(base, names or parse_devices(base.mesh.num_workers, progress))
     chosen = [base.seed] if seeds is None else list(dict.fromkeys(seeds))
     plans = [replace(base, task=task, seed=seed, model=replace(base.model, seed=seed)) for seed in chosen]
     _check(plans, data_dir)
@@ -141,35 +159,82 @@ def train(
             checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
             export=None if export is None else str(export.resolve() / folder),
         )
-        runs.append(
-            train_elastic(
-                seeded,
-                root,
-                options=settings,
-                max_restarts=max_restarts,
-                hang_s=hang_s,
-                progress=_reporter(seeded, progress),
-                note=progress.note,
-            )
-        )
+        runs.append(_run_one(seeded, root, settings, progress, log, hang_s, max_restarts))
     return TrainingResult(plan=base, task=task, runs=tuple(runs))
 
 
-def _plan(source: Plan | str | Path | None, model: str, options: Mapping[str, Any], num_classes: int | None) -> Plan:
+def _run_one(
+    plan: Plan,
+    root: str | Path,
+    settings: TrainingOptions,
+    progress: Progress,
+    log: str | None,
+    hang_s: float,
+    max_restarts: int,
+) -> RunResult:
+    """Train one seed; report its metric lines and log them, after a restart into the new run folder."""
+    report, logs = _reporter(plan, progress), list[MetricLog]()
+
+    def open_log(folder: Path) -> None:
+        for opened in logs:
+            opened.close()
+        logs.clear()
+        if log is not None:
+            logs.append(MetricLog(log, folder, plan_to_table(plan)))
+
+    def follow(line: Mapping[str, Any]) -> None:
+        report(line)
+        for opened in logs:
+            opened.write(line)
+
+    try:
+        return train_elastic(
+            plan,
+            root,
+            options=settings,
+            max_restarts=max_restarts,
+            hang_s=hang_s,
+            progress=follow,
+            on_folder=open_log,
+            note=progress.note,
+        )
+    finally:
+        for opened in logs:
+            opened.close()
+
+
+def _plan(
+    source: Plan | str | Path | None,
+    model: str,
+    options: Mapping[str, Any],
+    num_classes: int | None,
+    num_devices: int = 2,
+) -> Plan:
     """Return the given plan with the options on top, or a new one from the options."""
     learning = {"optimizer": "name"} | {
         name: name for name in (field.name for field in fields(OptimizerSpec)) if name != "name"
     }
     given = {name: value for name, value in options.items() if value is not None}
     optimizer = {learning[name]: given.pop(name) for name in list(given) if name in learning}
+    size = given.pop("micro_batch_size", None)
     about, given = split_options(given)
     if isinstance(given.get("mesh"), str):
-        given["mesh"] = Mesh.parse(given["mesh"])
+        given["mesh"], is_fsdp = parse_strategy(given["mesh"], num_devices)
+        given |= {"shard": True} if is_fsdp else {}
+    if size is not None:
+        if "microbatches" in given:
+            raise UsageError(
+                f"microbatches = {given['microbatches']} and micro_batch_size = {size} exclude each other; use one"
+            )
+        loaded = None if source is None else load_plan(source)
+        batch = given.get("batch", 64 if loaded is None else loaded.batch)
+        mesh = given.get("mesh", Mesh() if loaded is None else loaded.mesh)
+        given["microbatches"] = max(1, -(-batch // (mesh.data * size)))
     if source is None:
         mesh = given.get("mesh", Mesh())
         defaults = {"batch": 64, "epochs": 3, "microbatches": 4 if mesh.pipeline > 1 else 1}
         about = {"num_classes": num_classes, **about}
-        spec = OptimizerSpec(**{"name": "adamw", "learning_rate": 1e-3, **optimizer})
+        spec = OptimizerSpec(**optimizer)
         return Plan(**{**defaults, **given, "model": ModelSpec(name=model, **about), "optimizer": spec})
     plan = load_plan(source)
     if plan.model.name != model:
@@ -285,10 +350,10 @@ def _reporter(plan: Plan, progress: Progress) -> Callable[[Mapping[str, Any]], N
             last = time.monotonic()
             text = f"step {line['step']}/{total}, loss {line['loss']:.4f}, {samples / seconds:.1f} samples/s"
         else:
-            metric = next(name for name in ("accuracy", "matthews") if name in line)
+            metrics = [f"{name} {value:.4f}, " for name, value in line.items() if name not in _EPOCH_KEYS]
             text = (
                 f"training loss {line['training_loss']:.4f}, evaluation loss {line['evaluation_loss']:.4f}, "
-                f"{metric} {line[metric]:.4f}, {line['samples_per_s']:.1f} samples/s"
+                f"{''.join(metrics)}{line['samples_per_s']:.1f} samples/s"
             )
         left = (total - line["step"]) * seconds / max(done, 1)
         progress.note(f"seed {plan.seed}: epoch {line['epoch']}, {text}, {format_s(left)} left")

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import Any
 
 import typer
 
 from stagewright import __version__
+from stagewright.cli.command import Verb
 from stagewright.cli.fabric.fabric import fabric
 from stagewright.cli.model.codecs import codecs
 from stagewright.cli.model.doctor import doctor
@@ -27,6 +29,7 @@ from stagewright.cli.results.runs import runs
 from stagewright.cli.results.trace import trace
 from stagewright.cli.results.watch import watch
 from stagewright.cli.running.compare import compare
+from stagewright.cli.running.run import run
 from stagewright.cli.running.train import train
 from stagewright.cli.running.verify import verify
 from stagewright.cli.running.worker import worker
@@ -43,13 +46,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (models, doctor, runs, profile, split, compare, plan, forecast, explain, fit, train, verify):
-    app.command()(verb)
-for verb in (trace, report, watch):
-    app.command()(verb)
-for group in (codecs, fabric, study):
-    app.add_typer(group)
-app.command()(worker)
+GROUPS: dict[str, tuple[Any, ...]] = {
+    "Look at a model and this machine": (models, doctor, profile, split, codecs),
+    "Choose a strategy": (compare, fit, forecast, plan, study),
+    "Train and run": (train, run, worker, verify, fabric),
+    "See results": (runs, trace, explain, report, watch),
+}
+"""Verbs in the groups of `stagewright --help`."""
+
+for title, verbs in GROUPS.items():
+    for verb in verbs:
+        if isinstance(verb, typer.Typer):
+            for command in verb.registered_commands:
+                command.cls = Verb
+            app.add_typer(verb, rich_help_panel=title)
+        else:
+            app.command(cls=Verb, rich_help_panel=title)(verb)
 
 
 def _show_version(wanted: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stagewright.api.metric_log import LOGGERS
 from stagewright.cli.screen import note, progress
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
+from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.optimizers import OPTIMIZERS
+from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice
 from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
@@ -27,53 +31,128 @@ def panel(name: str) -> Callable[..., Any]:
     return partial(typer.Option, rich_help_panel=name)
 
 
+def choice(
+    kind: str, known: Iterable[str], option: Callable[..., Any] = typer.Option, *names: str, **settings: Any
+) -> Any:
+    """Return an option that takes one of a few words: the help lists them, an error offers the nearest."""
+    words = tuple(known)
+
+    def parse(text: str) -> str:
+        check_choice(kind, text, words)
+        return text
+
+    return option(*names, parser=parse, **{"metavar": "|".join(words), **settings})
+
+
+def choices(kind: str, known: Iterable[str], option: Callable[..., Any], *names: str, **settings: Any) -> Any:
+    """Return an option that takes several of a few words, with commas."""
+    words = tuple(known)
+
+    def parse(text: str) -> str:
+        for word in text.split(",") if text else ():
+            check_choice(kind, word.strip(), words)
+        return text
+
+    return option(*names, parser=parse, **{"metavar": f"{'|'.join(words)},…", **settings})
+
+
 _model_option = panel("Model")
+run_option = panel("How it runs")
+SCHEDULE_HELP = f"Of a pipeline: {', '.join(SCHEDULES)}."
+files_option = panel("Files")
 measure_option = panel("How it is measured")
 
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL",
-        help="A name from `stagewright models`, hf:ORG/NAME or hf:FOLDER, or package.module:factory.",
-        show_default=False,
+        metavar="MODEL", help="Of `stagewright models`, hf:ORG/NAME, hf:FOLDER, or module:factory.", show_default=False
     ),
 ]
-Batch = Annotated[int | None, _model_option(min=1, help="Samples in one micro-batch. \\[default: the model's]")]
+MicroBatchSize = Annotated[
+    int | None, _model_option("--micro-batch-size", min=1, help="Samples in a micro-batch. \\[default: the model's]")
+]
 Weights = Annotated[str | None, _model_option(metavar="DIR", help="A folder of safetensors files.")]
 ImageSize = Annotated[int | None, _model_option(min=1, help="Image height and width in pixels.")]
 SequenceLength = Annotated[int | None, _model_option(min=1, help="Tokens per sample.")]
 NumClasses = Annotated[int | None, _model_option(min=1, help="Number of classes.")]
-Dtype = Annotated[str | None, _model_option(help="float32, bfloat16, float16 or float64.")]
-RunDtype = Annotated[str | None, _model_option(help="float32 or bfloat16.")]
+Dtype = Annotated[
+    str | None, choice("dtype", (*DTYPES, "float16", "float64"), _model_option, help="Data type.", show_default=False)
+]
+RunDtype = Annotated[
+    str | None, choice("dtype", DTYPES, _model_option, help="Data type. \\[default: float32]", show_default=False)
+]
 Seed = Annotated[int, _model_option(help="Seed of random weights and the example batch.")]
-Units = Annotated[str, _model_option(help="auto (whole blocks), leaf (finest), or module names with commas.")]
+Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]
 DeviceName = Annotated[
     str | None,
     measure_option(
         "--device",
-        help="cpu:0, cpu:0-1 (pinned cores, as many threads), cuda:0. \\[default: the first core]",
+        metavar="NAME",
+        help="cuda:0, cpu:0, or cpu:0-1 for two cores. \\[default: the first GPU, else the first core]",
         show_default=False,
     ),
 ]
 Repeats = Annotated[int, measure_option(min=1, help="How many times to measure.")]
 Inference = Annotated[bool, measure_option("--inference", help="Forward only, in eval mode. \\[default: training]")]
-NoCache = Annotated[bool, measure_option("--no-cache", help="Neither read nor write the profile cache.")]
+Fresh = Annotated[bool, measure_option("--fresh", help="Measure again, and replace what is cached.")]
 CacheDir = Annotated[
     str | None,
     measure_option(
-        metavar="DIR",
-        help="Profile cache. \\[default: $STAGEWRIGHT_CACHE or the user's cache folder]",
-        show_default=False,
+        metavar="DIR", help="Profile cache. \\[default: $STAGEWRIGHT_CACHE, else the user's]", show_default=False
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Devices = Annotated[
+    str | None,
+    run_option(metavar="N|NAMES", help="How many GPUs (else cores), or names: cuda:0,cuda:1.", show_default=False),
+]
+
+
+def microbatches_option(default: str) -> Any:
+    """Return the option with the number of micro-batches; `default` is for its help."""
+    return run_option(
+        "--microbatches",
+        "--gradient-accumulation-steps",
+        min=1,
+        help=f"Micro-batches of a replica. \\[default: {default}]",
+    )
+
+
+PlanMicroBatchSize = Annotated[
+    int | None, run_option("--micro-batch-size", min=1, help="Samples in a micro-batch, instead of their number.")
+]
+Schedule = Annotated[str, choice("schedule", SCHEDULES, run_option, metavar="NAME", help=SCHEDULE_HELP)]
+Policy = Annotated[str, run_option(metavar="NAME", help="Policy that cuts a pipeline, or module:function.")]
+Cut = Annotated[list[str] | None, run_option(metavar="UNIT", help="Cut after this unit.", show_default=False)]
+Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
+Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
+Codec = Annotated[str, run_option(metavar="NAME", help="On a pipeline's links: a name, auto, or module:Class.")]
+Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
+BatchNorm = Annotated[
+    str, choice("batch norm mode", BATCH_NORMS, run_option, help="Statistics of a micro-batch, or of the batch.")
+]
+Optimizer = Annotated[str, choice("optimizer", OPTIMIZERS, run_option, help="Optimizer.")]
+Timeout = Annotated[
+    float, run_option("--hang-s", "--timeout", min=0.1, help="End a run after so many seconds without progress.")
+]
+Root = Annotated[Path, files_option("--root", "--output-dir", metavar="DIR", help="Where run folders go.")]
+DataDir = Annotated[Path | None, files_option("--data-dir", metavar="DIR", help="A folder of parquet files.")]
+Tokenizer = Annotated[Path | None, files_option(metavar="DIR", help="A folder with tokenizer.json.")]
+Log = Annotated[
+    str | None,
+    choice("metric log", LOGGERS, files_option, help="Also log losses, metric and rates.", show_default=False),
+]
+Plot = Annotated[Path | None, files_option(metavar="FILE", help="Draw it (.png, .svg, .pdf).")]
+Perfetto = Annotated[
+    Path | None, files_option(metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
     """The options of a verb that measures a model in its own process."""
 
-    batch: Batch = None
+    micro_batch_size: MicroBatchSize = None
     weights: Weights = None
     image_size: ImageSize = None
     sequence_length: SequenceLength = None
@@ -86,9 +165,9 @@ class ModelOptions:
     inference: Inference = False
 
     def begin(self, model: str) -> Device:
-        """Check the model's name and pin this process to the device (by default the first core); needs no torch yet."""
+        """Check the model's name and pin this process to the device (by default the first GPU, else the first core)."""
         check_name(model)
-        device = Device.parse(self.device if self.device is not None else f"cpu:{min(available_cores())}")
+        device = Device.parse(self.device if self.device is not None else _first_device())
         pin_process(device)
         return device
 
@@ -99,8 +178,8 @@ class ModelOptions:
         from stagewright.zoo.loss import loss_source
         from stagewright.zoo.model import LOSS_NOTES
 
-        names = ("batch", "weights", "image_size", "sequence_length", "num_classes", "dtype", "seed")
-        model = zoo.load(name, **{option: getattr(self, option) for option in names})
+        names = ("weights", "image_size", "sequence_length", "num_classes", "dtype", "seed")
+        model = zoo.load(name, batch=self.micro_batch_size, **{option: getattr(self, option) for option in names})
         model.module.train(not self.inference)
         model = model.to(device.torch_device())
         units = self.units if self.units in ("auto", "leaf") else [name.strip() for name in self.units.split(",")]
@@ -115,7 +194,7 @@ class ModelOptions:
 class ProfileOptions(ModelOptions):
     """The options of a verb that profiles a model."""
 
-    no_cache: NoCache = False
+    fresh: Fresh = False
     cache_dir: CacheDir = None
 
     def profile(self, name: str, model: Model, graph: UnitGraph, device: Device, *, use_cache: bool = True) -> Profile:
@@ -131,14 +210,40 @@ class ProfileOptions(ModelOptions):
                 device=device,
                 repeats=self.repeats,
                 training=not self.inference,
-                cache=cache_choice(self.cache_dir, self.no_cache or not use_cache),
+                cache=(self.cache_dir or True) if use_cache else False,
+                fresh=self.fresh,
                 progress=report,
             )
 
 
-def cache_choice(folder: str | None, no_cache: bool) -> str | bool:
-    """Return the profile cache to use: a folder, the user's (True) or none (False)."""
-    return False if no_cache else folder or True
+def announce_cpu() -> None:
+    """Say that work runs on the CPU where torch sees no GPU."""
+    from stagewright.machine.machine import num_gpus
+
+    if not num_gpus():
+        note("torch sees no GPU here: measuring on a CPU core")
+
+
+def _first_device() -> str:
+    """Return the first GPU, else the first core, which is announced; torch is imported only if there is a GPU."""
+    from stagewright.machine.machine import num_gpus
+
+    if num_gpus():
+        return "cuda:0"
+    core = f"cpu:{min(available_cores())}"
+    note(f"torch sees no GPU here: measuring on {core}, one core (--device cpu uses all)")
+    return core
+
+
+def check_microbatches(microbatches: int | None, size: int | None) -> None:
+    """Refuse both the number of micro-batches and their size."""
+    if microbatches is not None and size is not None:
+        raise UsageError(f"--microbatches {microbatches} and --micro-batch-size {size} exclude each other; use one")
+
+
+def unit_names(cuts: list[str] | None) -> tuple[str, ...]:
+    """Return the units of `--cut`, which may be repeated or have several names with commas."""
+    return tuple(name.strip() for text in cuts or () for name in text.split(",") if name.strip())
 
 
 def check_output(path: Path, option: str, like: str) -> None:

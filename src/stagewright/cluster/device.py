@@ -185,8 +185,8 @@ def can_pin() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether there is an NVIDIA GPU; checked without torch, which would initialize CUDA."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+    """Whether there is a GPU of NVIDIA, under WSL too, or of AMD; without torch, which would initialize CUDA."""
+    return any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "dxg", "kfd"))
 
 
 def available_cores() -> frozenset[int]:

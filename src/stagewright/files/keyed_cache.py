@@ -104,7 +104,7 @@ class KeyedCache:
         except OSError as error:
             raise CacheError(
                 f"can't write {self.folder.name} to {self.folder} ({error.strerror or error}); "
-                "use --no-cache, or set STAGEWRIGHT_CACHE to a folder that can be written"
+                "use --cache-dir, or set STAGEWRIGHT_CACHE, with a folder that can be written"
             ) from error
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stagewright.cluster.device import Device, can_pin, usable_cores
+from stagewright.cluster.device import Device, can_pin, has_gpu, usable_cores
 from stagewright.errors import UsageError
 
 _PACKAGES = ("stagewright", "torch", "transformers", "numpy", "pyarrow", "safetensors")
@@ -131,12 +131,23 @@ def spread_cores() -> tuple[int, ...]:
     return tuple(dict.fromkeys((*separate_cores(), *sorted(usable_cores()))))
 
 
-def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]:
-    """Return a device for each worker: GPUs if there are enough, else one core each; with `share`, shared cores."""
+def num_gpus() -> int:
+    """Return how many GPUs torch sees; torch is imported only if the machine has one."""
+    if not has_gpu():
+        return 0
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.device_count() >= num_workers:
-        return tuple(f"cuda:{index}" for index in range(num_workers))
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]:
+    """Return a device for each worker: GPUs, which workers share where there are too few, else one core each.
+
+    With `share`, too few GPUs are left alone and cores are shared.
+    """
+    gpus = num_gpus()
+    if gpus >= num_workers or (gpus and not share):
+        return tuple(f"cuda:{worker % gpus}" for worker in range(num_workers))
     cores = spread_cores()
     if num_workers > len(cores) and not share:
         raise UsageError(
@@ -146,6 +157,25 @@ def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]
             + ("" if num_workers <= 8 else ",… (to forecast more devices: `stagewright plan --cluster`)")
         )
     return tuple(f"cpu:{cores[worker % len(cores)]}" for worker in range(num_workers))
+
+
+def describe_choice(devices: Sequence[str]) -> str | None:
+    """Say what `default_devices` did where it is not a GPU for each worker."""
+    if devices[0].startswith("cpu"):
+        return f"torch sees no GPU here: running on {_list(devices)}"
+    distinct = list(dict.fromkeys(devices))
+    if len(distinct) == len(devices):
+        return None
+    cores = ",".join(f"cpu:{core}" for core in spread_cores()[: len(devices)])
+    return (
+        f"{len(devices)} devices were asked for and torch sees {len(distinct)} GPU{'s' if len(distinct) > 1 else ''}: "
+        f"{len(devices)} workers share {_list(distinct)}, so results are verified, but no speed-up can be seen; "
+        f"--devices {cores} uses cores instead"
+    )
+
+
+def _list(devices: Sequence[str]) -> str:
+    return ", ".join(devices) if len(devices) <= 4 else f"{devices[0]} to {devices[-1]}"
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

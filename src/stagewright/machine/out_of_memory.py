@@ -17,7 +17,10 @@ from stagewright.errors import RunError
 from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes, parse_bytes
 
-_FIX = "use a smaller batch, more micro-batches or shorter samples, or a device with more memory"
+_FIX = (
+    "use a smaller batch, more micro-batches, activation checkpointing (--recompute always) or shorter samples, or a "
+    "device with more memory"
+)
 _ON_HOST = "DefaultCPUAllocator: "  # what follows depends on the system
 
 

@@ -153,12 +153,12 @@ def _no_run(path: Path) -> UsageError:
     """Explain why a path is not a run, and suggest one."""
     if path.is_file():
         return UsageError(f"{path} is a file; name the run's folder, such as {path.parent}")
-    inside, siblings = _runs_in(path), _runs_in(path.parent)
+    inside, siblings = list_runs(path), list_runs(path.parent)
     if path.is_dir():
         wrong = f"{path} is not a run folder: it has no plan.toml"
         if inside:
             return UsageError(f"{wrong}; name one of its {len(inside)} runs, like {path / inside[0]}")
-        deeper = _runs_in(path / "runs")
+        deeper = list_runs(path / "runs")
         if deeper:
             return UsageError(f"{wrong}; its runs are in {path / 'runs'}: name one, like {path / 'runs' / deeper[0]}")
         return UsageError(f"{wrong} and contains no runs; {_CREATE_ONE}")
@@ -169,7 +169,7 @@ def _no_run(path: Path) -> UsageError:
     )
 
 
-def _runs_in(folder: Path) -> list[str]:
+def list_runs(folder: Path) -> list[str]:
     """List the runs in a folder, newest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((path.name for path in paths if (path / "plan.toml").is_file()), reverse=True)

@@ -31,10 +31,9 @@ from stagewright.simulator.action_graph import (
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 from stagewright.simulator.step_times import StepTimes
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 
-# Optimizer states, each as large as the parameters; momentum adds one.
-_STATES = {"sgd": 0, "adam": 2, "adamw": 2}
 # Fields of StageWorkingMemory that `_ActionRows.rises` reads.
 _RISES = (
     "forward_bytes",
@@ -79,7 +78,9 @@ class WorkerMemory:
 
 def num_optimizer_states(plan: Plan) -> int:
     """Return the number of optimizer states per parameter."""
-    return _STATES[plan.optimizer.name] + (plan.optimizer.momentum > 0) if plan.training else 0
+    if not plan.training:
+        return 0
+    return OPTIMIZERS[plan.optimizer.name].num_states + (plan.optimizer.momentum > 0)
 
 
 def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemory:

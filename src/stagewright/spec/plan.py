@@ -11,10 +11,13 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES, Placement, ScheduleName
+from stagewright.spec.optimizers import DEFAULT_LEARNING_RATE, DEFAULT_OPTIMIZER
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
-AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "tp": "tensor", "pp": "pipeline"}
+AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
 
 
@@ -130,12 +133,17 @@ class Mesh:
 class OptimizerSpec:
     """An optimizer and its hyperparameters."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: float = 0.01
+    name: str = DEFAULT_OPTIMIZER
+    """A name of `OPTIMIZERS`."""
+    learning_rate: float = DEFAULT_LEARNING_RATE
     momentum: float = 0.0
-    """Only for sgd."""
+    """Only for optimizers that have it, such as sgd."""
     weight_decay: float = 0.0
-    """L2 penalty for sgd and adam, decoupled weight decay for adamw."""
+    """Decoupled weight decay for adamw, an L2 penalty for the others."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up: constant, or a linear or cosine decay to 0 at the last step."""
+    lr_warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly to its value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +208,19 @@ class Plan:
     def of(cls, model: str, batch: int, mesh: str = "serial", **options: Any) -> Plan:
         """Create a plan for a model's name and a mesh such as ``data=2,pipeline=2``."""
         return cls(model=ModelSpec(name=model), batch=batch, mesh=Mesh.parse(mesh), **options)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Plan:
+        """Read and check a plan file, such as the plan.toml of a run or of `stagewright plan`."""
+        return cls._files().read_plan(path)  # type: ignore[no-any-return]
+
+    def write(self, path: str | Path) -> None:
+        """Write the plan with every key to a file."""
+        self._files().write_plan(self, path)
+
+    @staticmethod
+    def _files() -> Any:
+        return import_module("stagewright.spec.plan_file")  # it imports this module
 
     @property
     def resolved_placement(self) -> Placement:

@@ -35,8 +35,9 @@ from stagewright.files.toml_table import (
     write_size,
 )
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, OPTIMIZERS, RECOMPUTES, check_plan
+from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, LR_SCHEDULES, RECOMPUTES, check_plan
 
 _MODEL: dict[str, Reader] = {
     "name": text,
@@ -53,6 +54,8 @@ _OPTIMIZER: dict[str, Reader] = {
     "learning_rate": number,
     "momentum": number,
     "weight_decay": number,
+    "lr_schedule": choice(*LR_SCHEDULES),
+    "lr_warmup_steps": integer,
 }
 _PLAN: dict[str, Reader] = {
     "batch": integer,

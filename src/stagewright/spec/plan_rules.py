@@ -17,13 +17,14 @@ from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
-OPTIMIZERS = ("sgd", "adam", "adamw")
 DTYPES = ("float32", "bfloat16")
 BATCH_NORMS = ("plain", "deferred")
+LR_SCHEDULES = ("constant", "linear", "cosine")
 RECOMPUTES = ("none", "always", "except-last")
 MAX_WORKERS = 131_072
 MAX_STAGES = 16_384
@@ -113,8 +114,12 @@ def _check_optimizer(optimizer: OptimizerSpec) -> None:
         raise UsageError(f"learning_rate = {optimizer.learning_rate}, but must be above 0, like 0.001")
     if not 0 <= optimizer.momentum < 1:
         raise UsageError(f"momentum = {optimizer.momentum}, but must be at least 0 and below 1")
-    if optimizer.momentum and optimizer.name != "sgd":
-        raise UsageError(f"momentum = {optimizer.momentum} is for sgd; {optimizer.name} has none: leave it out")
+    if optimizer.momentum and not OPTIMIZERS[optimizer.name].has_momentum:
+        others = " and ".join(name for name, rule in OPTIMIZERS.items() if rule.has_momentum)
+        raise UsageError(f"momentum = {optimizer.momentum} is for {others}; {optimizer.name} has none: leave it out")
+    check_choice("learning-rate schedule", optimizer.lr_schedule, LR_SCHEDULES)
+    if optimizer.lr_warmup_steps < 0:
+        raise UsageError(f"lr_warmup_steps = {optimizer.lr_warmup_steps}, but must be at least 0")
     if not (math.isfinite(optimizer.weight_decay) and optimizer.weight_decay >= 0):
         raise UsageError(f"weight_decay = {optimizer.weight_decay}, but must be at least 0")
 

@@ -28,7 +28,7 @@ To write a study, add a package NAME (`stages` is the example to follow):
    measurements must give different sentences, and no missing part may raise.
 
 A part that raises is saved with its reason; the others still run, and the command exits with 1. After an interruption
-the same command continues in the unfinished folder of the same options; `--resume FOLDER` also repeats failed parts.
+the same command continues in the unfinished folder of the same options; `--continue FOLDER` also repeats failed parts.
 """
 
 from __future__ import annotations

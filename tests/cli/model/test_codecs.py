@@ -30,7 +30,7 @@ def test_bench_on_real_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     few = (
         "bench",
         "digits-vit",
-        "--batch",
+        "--micro-batch-size",
         "8",
         "--repeats",
         "1",

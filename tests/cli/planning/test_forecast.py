@@ -50,7 +50,7 @@ def run(folder: Path, *words: str, code: int = 0) -> Any:
 
 def test_forecast(folder: Path) -> None:
     words = ("forecast", "plan.toml", "--repeats", "1")
-    data = json.loads(run(folder, *words, "--json", "--plot", "step.png", "--trace", "step.json").stdout)
+    data = json.loads(run(folder, *words, "--json", "--plot", "step.png", "--perfetto", "step.json").stdout)
     assert len(data["workers"]) == 2
     assert data["speedup"] == pytest.approx(data["serial_s"] / data["step_s"])
     assert data["links"][0]["num_bytes"] > 0
@@ -73,8 +73,8 @@ def test_a_step_too_long_for_a_timeline_says_so(folder: Path) -> None:
         'batch = 4096\nmicrobatches = 4096\n[model]\nname = "mlp-mnist"\n[mesh]\npipeline = 2\n'
     )
     words = ("forecast", "long.toml", "--repeats", "1", "--json")
-    refused = run(folder, *words, "--trace", "long.json", code=2)
-    assert "--trace long.json: a step of more than 20,000 actions and messages has no timeline" in refused.stderr
+    refused = run(folder, *words, "--perfetto", "long.json", code=2)
+    assert "--perfetto long.json: a step of more than 20,000 actions and messages has no timeline" in refused.stderr
     assert not (folder / "long.json").exists()
     told = run(folder, *words)
     assert "has no timeline" in told.stderr

@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
 
 
 def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run(monkeypatch, "--strategies", "serial,data")
+    done = run(monkeypatch, "--strategy", "serial,data")
     assert done.exit_code == 1, done.exception
     assert done.stderr.count(TRACE) == 1
     assert "data failed: worker 0 (cpu:0) failed: ValueError: boom\n  at: step 0, stage 0\n" in done.stdout
@@ -39,5 +39,5 @@ def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("strategies", "told"), [("serial", True), ("serial,data", False)])
 def test_shards_without_replicas_are_told(monkeypatch: pytest.MonkeyPatch, strategies: str, told: bool) -> None:
-    done = run(monkeypatch, "--strategies", strategies, "--shard")
+    done = run(monkeypatch, "--strategy", strategies, "--shard")
     assert ("--shard applies to data parallelism, and no strategy here has it" in done.stderr) is told

@@ -51,7 +51,7 @@ def run(*words: str | Path) -> Result:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """Three epochs of the embedded default on a pipeline of two workers."""
     root = tmp_path_factory.mktemp("runs")
-    words = ["--mesh", "pipeline=2", "--devices", DEVICES, "--cut", "vit.layers.1", "--checkpoint-every", "30"]
+    words = ["--strategy", "pipeline=2", "--devices", DEVICES, "--cut", "vit.layers.1", "--checkpoint-every", "30"]
     return root, run("digits-vit", "digits", *words, "--root", root, "--export", root / "weights", "--json")
 
 
@@ -88,7 +88,10 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
         (["digits-vit", "digit"], "unknown task 'digit'; did you mean 'digits'"),
         (["digits-vt", "digits"], "unknown model 'digits-vt'; did you mean 'digits-vit'"),
         (["digits-vit", "digits", "--seeds", "0;1"], "'0;1' is not a list of seeds"),
-        (["digits-vit", "digits", "--mesh", "pipeline=2", "--devices", "cpu:0"], "--devices gives 1; use --devices 2"),
+        (
+            ["digits-vit", "digits", "--strategy", "pipeline=2", "--devices", "cpu:0"],
+            "--devices gives 1; use --devices 2",
+        ),
         (["digits-vit", "digits", "--clip", "0", "--devices", "cpu:0"], "clip = 0.0, but the maximum gradient norm"),
         (["digits-vit", "digits", "--clip", "nan", "--devices", "cpu:0"], "clip = nan, but the maximum gradient norm"),
         (["digits-vit", "digits", "--from", "nowhere"], "nowhere is neither a checkpoint nor a run"),
@@ -96,8 +99,11 @@ def test_its_checkpoint_and_weights_are_those_of_serial(trained: tuple[Path, Res
         (["digits-vit", "digits", "--data-dir", "nowhere"], "--data-dir is 'nowhere', which is not a folder"),
         (["digits-vit", "rte"], "consists of texts, but the model 'digits-vit' takes images; compatible tasks: digits"),
         (["gpt-layers:2", "digits"], "consists of images, but the model 'gpt-layers:2' takes texts"),
-        (["digits-vit", "digits", "--mesh", "pipeline=2", "--cut", "nope"], "unknown cut 'nope'; known: vit"),
-        (["digits-vit", "digits", "--batch", "2", "--mesh", "pipeline=2", "--devices", "cpu:0;cpu:0"], "a batch of 2"),
+        (["digits-vit", "digits", "--strategy", "pipeline=2", "--cut", "nope"], "unknown cut 'nope'; known: vit"),
+        (
+            ["digits-vit", "digits", "--batch", "2", "--strategy", "pipeline=2", "--devices", "cpu:0;cpu:0"],
+            "a batch of 2",
+        ),
     ],
 )
 def test_refusals(words: list[str], message: str, tmp_path: Path) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
 from stagewright.engine.batch.microbatch import microbatch_layout
-from stagewright.engine.batch.splitter import count_microbatches
+from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, count_microbatches, share_bounds
+from stagewright.graph.capture import capture
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.zoo.loss import default_loss
+from stagewright.zoo.model import Batch, Model
 
 
 def sizes(size: int, batch: int, most: int, data: int = 1, shard: bool = False) -> list[list[int]]:
@@ -46,3 +51,29 @@ def test_fsdp_replicas_have_equally_many(size: int, batch: int, most: int, data:
     """Each gathers parameters for each micro-batch; a replica without samples takes part in one."""
     size, batch = sorted((size, max(batch, size, most * data)))
     assert len({len(part) or 1 for part in sizes(size, batch, most, data, shard=True)}) == 1
+
+
+def test_a_share_is_split_like_the_whole_batch() -> None:
+    """A replica that reads only its own samples gets the micro-batches that it would take from the whole batch."""
+
+    def example(size: int) -> Batch:
+        return Batch(args=(torch.ones(size, 3),), target=torch.zeros(size))
+
+    module = nn.Linear(3, 2)
+    model = Model(
+        name="m", module=module, args=(torch.ones(4, 3),), loss=default_loss, batch_size=4, make_example=example
+    )
+    plan = Plan(model=ModelSpec(name="m"), batch=11, microbatches=2, mesh=Mesh(data=2))
+    splitter = BatchSplitter(plan, model, capture(module, model.args))
+    inputs, target, device = torch.randn(11, 3), torch.randn(11), torch.device("cpu")
+    for replica in range(2):
+        first, end = share_bounds(11, plan, replica)
+        whole = splitter.split(Batch(args=(inputs,), target=target), device, replica)
+        part = Batch(args=(inputs[first:end],), target=target[first:end])
+        share = splitter.split(ReplicaShare(batch=part, replica=replica, num_samples=11), device, replica)
+        assert [(own.first_sample, own.num_samples, own.weight) for own in share] == [
+            (own.first_sample, own.num_samples, own.weight) for own in whole
+        ]
+        for own, expected in zip(share, whole, strict=True):
+            assert torch.equal(own.args[0], expected.args[0])
+            assert torch.equal(own.target, expected.target)

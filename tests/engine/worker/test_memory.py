@@ -237,7 +237,7 @@ def test_a_limit_names_the_worker_and_what_filled_it() -> None:
             held.append(model(torch.randn(BATCH, IN)))
     assert str(error.value) == (
         "worker 1 is out of memory: 1.92 KiB needed, 1.77 KiB allowed; activations 1.09 KiB, parameters 848 B; "
-        "use more micro-batches, recomputation or more stages"
+        "use more micro-batches, activation checkpointing (--recompute always) or more stages"
     )
     assert error.value.exit_code == 1
     assert len(held) == 2

@@ -45,7 +45,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     """The page is there before the run; worker 1 is killed after a few steps."""
     root = tmp_path_factory.mktemp("watched") / "runs"
     found = Watched()
-    words = ["--mesh", "pipeline=2", "--cut", "vit.layers.1", "--epochs", "200", "--root", str(root)]
+    words = ["--strategy", "pipeline=2", "--cut", "vit.layers.1", "--epochs", "200", "--root", str(root)]
     page = subprocess.Popen(
         [PROGRAM, "watch", root], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ}
     )

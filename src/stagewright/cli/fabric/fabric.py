@@ -11,7 +11,7 @@ import typer
 from stagewright.cli.fabric.execution import measure, measure_floor, print_result, show_progress
 from stagewright.cli.fabric.options import WorkloadOptions, add_delays, how_option, rank_locations, read_token
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, panel
+from stagewright.cli.options import Json, Plot, Root, choice, panel
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
@@ -24,6 +24,7 @@ fabric = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+ENGINES = ("sockets", "gloo", "nccl")
 _where_option = panel("Hosts")
 _show_option = panel("Output")
 
@@ -37,7 +38,7 @@ TokenFile = Annotated[
 @with_groups
 def run(
     options: WorkloadOptions,
-    engine: Annotated[str, how_option(help="sockets, gloo or nccl.")] = "sockets",
+    engine: Annotated[str, choice("engine", ENGINES, how_option, help="What sends the messages.")] = "sockets",
     trusted_network: Annotated[
         bool, how_option("--trusted-network", help="Allow gloo and nccl between hosts: their ports have no token.")
     ] = False,
@@ -70,8 +71,8 @@ def run(
     ] = None,
     nccl: Annotated[bool, _show_option("--nccl", help="Print the columns of nccl-tests.")] = False,
     pairs: Annotated[bool, _show_option("--pairs", help="Print a table of all pairs.")] = False,
-    plot: Annotated[Path | None, _show_option(metavar="FILE", help="Plot CDF and trials: .png, .svg, .pdf.")] = None,
-    root: Annotated[Path, _show_option(help="Folder for run folders.")] = Path("runs"),
+    plot: Plot = None,
+    root: Root = Path("runs"),
     chakra_out: Annotated[
         Path | None, _show_option("--chakra-out", metavar="PREFIX", help="Write the workload as Chakra traces.")
     ] = None,
@@ -90,8 +91,6 @@ def run(
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
-    if engine not in ("sockets", "gloo", "nccl"):
-        raise UsageError(f"unknown engine {engine!r}; use sockets, gloo or nccl")
     for option, given in (
         ("--overlap", overlap),
         ("--streams", streams > 1),

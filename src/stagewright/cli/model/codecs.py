@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, ModelName, ModelOptions
+from stagewright.cli.options import Cut, Json, ModelName, ModelOptions, Plot, unit_names
 from stagewright.cli.screen import note, print_json, print_table, progress
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
@@ -46,14 +46,9 @@ def list_codecs(json: Json = False) -> None:
 def bench(
     model: ModelName,
     json: Json = False,
-    plot: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Draw error, size and links into a .png, .svg or .pdf file.")
-    ] = None,
+    plot: Plot = None,
     stages: Annotated[int, typer.Option(min=2, help="Number of stages, with equally many units each.")] = 2,
-    cuts: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="Cut after these units instead, with commas.", show_default=False),
-    ] = None,
+    cut: Cut = None,
     names: Annotated[
         str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")
     ] = MEASURED,
@@ -80,8 +75,8 @@ def bench(
 
     loaded, graph = options.capture(model, device)
     indices = even_cuts(graph, stages)
-    if cuts is not None:
-        indices = cut_indices(graph, [name.strip() for name in cuts.split(",")])
+    if cut:
+        indices = cut_indices(graph, unit_names(cut))
     with progress(f"measuring codecs on {model}") as report:
         result = bench_codecs(
             loaded,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, ModelName, ProfileOptions, numbers, panel
+from stagewright.cli.options import Cut, Json, ModelName, Plot, ProfileOptions, choice, numbers, panel, unit_names
 from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 
 _where_option = panel("Where to cut")
 _what_for_option = panel("Conditions")
@@ -26,9 +26,9 @@ def split(
         ),
     ] = None,
     all_policies: Annotated[bool, _where_option("--all", help="Compare all policies.")] = False,
-    cut: Annotated[list[str] | None, _where_option(help="Cut after this unit or block; repeat for each cut.")] = None,
+    cut: Cut = None,
     measure: Annotated[bool, _where_option("--measure", help="Build the stages and time each as a whole.")] = False,
-    plot: Annotated[Path | None, _where_option(metavar="FILE", help="Draw the stages (.png, .svg, .pdf).")] = None,
+    plot: Plot = None,
     json: Json = False,
     microbatches: Annotated[str, _what_for_option(help="Micro-batches in a step, or inf for an endless stream.")] = "8",
     memory: Annotated[
@@ -40,11 +40,15 @@ def split(
     ] = None,
     latency: Annotated[str, _what_for_option(help="Latency of each link, like 50us.")] = "0s",
     overlap_links: Annotated[bool, _what_for_option("--overlap-links", help="Transfers overlap with compute.")] = False,
-    schedule: Annotated[str, _what_for_option(help="1f1b or gpipe, for the memory estimate.")] = "1f1b",
+    schedule: Annotated[
+        str, choice("schedule", ("1f1b", "gpipe"), _what_for_option, help="For the memory estimate.")
+    ] = "1f1b",
     recompute: Annotated[
-        bool, _what_for_option("--recompute", help="Activation checkpointing: units save only their inputs.")
-    ] = False,
-    optimizer_states: Annotated[int, _what_for_option(help="Optimizer states per parameter (Adam 2, SGD 0).")] = 2,
+        str, choice("recompute mode", ("none", "always"), _what_for_option, help="Activation checkpointing.")
+    ] = "none",
+    optimizer: Annotated[
+        str, choice("optimizer", OPTIMIZERS, _what_for_option, help="For the memory estimate.")
+    ] = DEFAULT_OPTIMIZER,
     client_first: Annotated[
         int | None, _what_for_option(help="client-server: first units at the client. \\[default: the best]")
     ] = None,
@@ -55,7 +59,8 @@ def split(
     options: ProfileOptions,
 ) -> None:
     """Cut a model into pipeline stages and show the cost of each stage and the speed-up bound."""
-    if sum([bool(policy), all_policies, bool(cut)]) > 1:
+    cuts = list(unit_names(cut))
+    if sum([bool(policy), all_policies, bool(cuts)]) > 1:
         raise UsageError("--policy, --all and --cut exclude each other; use one of them")
     conditions_of: dict[str, Any] = {
         "num_microbatches": _microbatches(microbatches),
@@ -65,8 +70,8 @@ def split(
         "overlap_links": overlap_links,
         "memory_limit_bytes": _memory(memory),
         "schedule": schedule,
-        "recompute": recompute,
-        "optimizer_states": optimizer_states,
+        "recompute": recompute != "none",
+        "optimizer_states": OPTIMIZERS[optimizer].num_states,
         "client_first": client_first,
         "client_last": client_last,
     }
@@ -84,19 +89,20 @@ def split(
 
         check_figure_path(plot)
     loaded, graph = options.capture(model, device)
-    num_stages = stages if stages is not None else len(cut) + 1 if cut else 2
-    if cut and len(cut) + 1 != num_stages:
+    num_stages = stages if stages is not None else len(cuts) + 1 if cuts else 2
+    if cuts and len(cuts) + 1 != num_stages:
         raise UsageError(
-            f"--cut is given {len(cut)} times, which makes {len(cut) + 1} stages; leave out --stages {num_stages}"
+            f"--cut names {len(cuts)} unit{'s' if len(cuts) > 1 else ''}, which makes {len(cuts) + 1} stages; "
+            f"leave out --stages {num_stages}"
         )
     _check_stages(num_stages, len(graph.calls), model)
     known = {name for call in graph.calls for name in (call.name, call.block) if name}
-    for name in cut or ():
+    for name in cuts:
         if name not in known:
             raise UnknownName("unit", name, sorted(known))
     profile = options.profile(model, loaded, graph, device, use_cache=not measure)  # stages are timed in the same run
-    if cut:
-        comparison = Comparison(splits=(split_at(profile, cut, conditions),))
+    if cuts:
+        comparison = Comparison(splits=(split_at(profile, cuts, conditions),))
     elif all_policies:
         comparison = compare(profile, num_stages, conditions=conditions)
     else:

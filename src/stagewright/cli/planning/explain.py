@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json
+from stagewright.cli.options import Json, Plot, announce_cpu
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 
@@ -16,10 +16,15 @@ from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_
 @with_groups
 def explain(
     target: Annotated[
-        Path | None, typer.Argument(metavar="RUN|PLAN", help="A run folder, or a plan.toml.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="RUN|PLAN",
+            help="A run folder, the beginning of its name, or a plan.toml. \\[default: the newest run]",
+            show_default=False,
+        ),
     ] = None,
     cluster: ClusterFile = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the waterfall (.png, .svg, .pdf).")] = None,
+    plot: Plot = None,
     json: Json = False,
     *,
     options: ForecastOptions,
@@ -29,23 +34,28 @@ def explain(
     if formulas.analytic:
         from stagewright.report.tables.analytic import analytic_advice
 
-        result = formulas.forecast(target, cluster)
+        result = formulas.forecast(None if target is None else Path(target), cluster)
         if json:
             print_json(result.to_dict())
             return
         print_table(result.table())
         print_lines(analytic_advice(result))
         return
-    target = formulas.require_plan(target)
+    formulas.refuse_layout()
     if plot is not None:
         from stagewright.report.figures.file import check_figure_path
 
         check_figure_path(plot)
     from stagewright.api.forecast import explain_target
     from stagewright.api.inputs import load_cluster
+    from stagewright.runs.choose import choose_run
 
+    run_or_plan = choose_run(target)
+    if str(run_or_plan) != target:
+        note(f"run: {run_or_plan}")
+    announce_cpu()
     explanation, prepared = explain_target(
-        target, load_cluster(cluster), options.what_if(), options.measuring(), SCREEN
+        run_or_plan, load_cluster(cluster), options.what_if(), options.measuring(), SCREEN
     )
     if plot is not None:
         note(f"drawn: {explanation.plot(plot)}")

@@ -5,30 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from stagewright.cli import options as opt
 from stagewright.cli.planning.options import Analytic
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 
 
 def fit(
     model: opt.ModelName,
-    memory: Annotated[str, typer.Option(help="Memory of each device, like 8GiB.")],
-    devices: Annotated[int, typer.Option(min=1, help="How many devices.")] = 2,
+    memory: Annotated[str, opt.run_option(metavar="SIZE", help="Memory of each device, like 8GiB.")],
+    devices: Annotated[int, opt.run_option(min=1, help="How many devices.")] = 2,
     what: Annotated[
         str | None,
-        typer.Option(help="batch, layers or sequence. \\[default: layers where their number is free, else batch]"),
+        opt.choice(
+            "size",
+            ("batch", "layers", "sequence"),
+            opt.run_option,
+            help="What grows. \\[default: layers where their number is free, else batch]",
+        ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Global batch, where layers or tokens grow.")] = 8,
-    microbatches: Annotated[int, typer.Option(min=1, help="Micro-batches of a pipeline.")] = 4,
-    schedule: Annotated[str, typer.Option(help="Schedule of a pipeline.")] = "1f1b",
-    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw.")] = "adamw",
-    check: Annotated[
-        bool, typer.Option("--check", help="Run the best strategy at its limit and just above it.")
+    batch: Annotated[int, opt.run_option(min=1, help="Global batch, where layers or tokens grow.")] = 8,
+    microbatches: Annotated[int, opt.microbatches_option("4 in a pipeline")] = 4,
+    schedule: opt.Schedule = "1f1b",
+    optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
+    verify: Annotated[
+        bool, opt.run_option("--verify", help="Run the best strategy at its limit and above it.")
     ] = False,
     analytic: Analytic = False,
-    root: Annotated[Path, typer.Option(help="Where run folders of --check go.")] = Path("runs"),
+    root: opt.Root = Path("runs"),
     json: opt.Json = False,
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,
@@ -41,6 +45,8 @@ def fit(
     """Find the most layers, samples or tokens that fit, for each strategy, with and without checkpointing."""
     from stagewright.api.fit import fit as find_sizes
 
+    if not analytic:
+        opt.announce_cpu()
     result = find_sizes(
         model,
         memory,
@@ -50,7 +56,7 @@ def fit(
         microbatches=microbatches,
         schedule=schedule,
         optimizer=optimizer,
-        check=check,
+        check=verify,
         analytic=analytic,
         cache=cache_dir or True,
         root=root,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, panel
+from stagewright.cli.options import Json, Perfetto, Plot, announce_cpu, files_option
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
@@ -16,19 +16,15 @@ from stagewright.errors import UsageError
 if TYPE_CHECKING:
     from stagewright.analytic.forecast import AnalyticForecast
 
-_out_option = panel("What to write")
-
 
 @with_groups
 def forecast(
     plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)] = None,
     cluster: ClusterFile = None,
-    plot: Annotated[Path | None, _out_option(metavar="FILE", help="Draw the timeline (.png, .svg, .pdf).")] = None,
-    trace: Annotated[
-        Path | None, _out_option(metavar="FILE", help="A Chrome and Perfetto trace of the step (.json).")
-    ] = None,
+    plot: Plot = None,
+    perfetto: Perfetto = None,
     chakra: Annotated[
-        Path | None, _out_option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.")
+        Path | None, files_option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.")
     ] = None,
     json: Json = False,
     *,
@@ -42,7 +38,7 @@ def forecast(
     from stagewright.spec.plan_file import read_plan
 
     wanted = read_plan(formulas.require_plan(plan))
-    for path, option in ((plot, "--plot"), (trace, "--trace"), (chakra, "--chakra")):
+    for path, option in ((plot, "--plot"), (perfetto, "--perfetto"), (chakra, "--chakra")):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
     if plot is not None:
@@ -52,6 +48,7 @@ def forecast(
     from stagewright.api.forecast import measure_plan
     from stagewright.api.inputs import load_cluster
 
+    announce_cpu()
     what_if = options.what_if()
     prepared = what_if.apply(measure_plan(wanted, load_cluster(cluster), options.measuring(), SCREEN))
     result = prepared.forecast()
@@ -59,7 +56,7 @@ def forecast(
         from stagewright.simulator.simulate import MAX_SEGMENTS
 
         without = f"a step of more than {MAX_SEGMENTS:,} actions and messages has no timeline"
-        for path, option in ((plot, "--plot"), (trace, "--trace")):
+        for path, option in ((plot, "--plot"), (perfetto, "--perfetto")):
             if path is not None:
                 raise UsageError(
                     f"{option} {path}: {without}; use fewer micro-batches or stages, or leave out {option}"
@@ -67,11 +64,11 @@ def forecast(
         note(without)
     if plot is not None:
         note(f"drawn: {result.plot(plot)}")
-    if trace is not None:
+    if perfetto is not None:
         from stagewright.simulator.export.chrome import write_chrome_trace
 
-        write_chrome_trace(result, trace)
-        note(f"wrote {trace}: open it in ui.perfetto.dev or chrome://tracing")
+        write_chrome_trace(result, perfetto)
+        note(f"wrote {perfetto}: open it in ui.perfetto.dev or chrome://tracing")
     if chakra is not None:
         from stagewright.simulator.export.chakra import write_chakra
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from stagewright.cli.options import CacheDir, NoCache, Repeats, cache_choice, measure_option, panel
+from stagewright.cli.options import CacheDir, Fresh, Repeats, choice, panel
 from stagewright.cli.screen import note
 from stagewright.errors import UsageError
 from stagewright.quantity import format_age, parse_rate, parse_s
+from stagewright.spec.plan import AXES
 
 if TYPE_CHECKING:
     from stagewright.analytic.forecast import AnalyticForecast
@@ -36,12 +37,11 @@ Analytic = Annotated[
 Rescale = Annotated[
     bool, _where_option("--rescale", help="Multiply times of another kind of device by the cluster's speeds.")
 ]
-Innermost = Annotated[str, _where_option(help="Axis with neighboring ranks: pipeline (the engine's) or tensor.")]
+Innermost = Annotated[str, choice("axis", AXES, _where_option, help="Axis with neighboring ranks.")]
 FreeCommunication = Annotated[bool, _what_if_option("--free-communication", help="Links and collectives cost nothing.")]
 Bandwidth = Annotated[str | None, _what_if_option(help="Bandwidth of every link, like 10Gbit/s.")]
 Latency = Annotated[str | None, _what_if_option(help="Latency of every link, like 1us.")]
 Devices = Annotated[int | None, _what_if_option(min=1, help="This many devices, all alike.")]
-Fresh = Annotated[bool, measure_option("--fresh", help="Measure the model again instead of using the cached profile.")]
 InfiniteDevices = Annotated[
     bool, _what_if_option("--infinite-devices", help="One device a unit (pipeline) or a sample (data).")
 ]
@@ -62,7 +62,6 @@ class ForecastOptions:
     innermost: Innermost = "pipeline"
     repeats: Repeats = 5
     fresh: Fresh = False
-    no_cache: NoCache = False
     cache_dir: CacheDir = None
 
     def measuring(self) -> Measuring:
@@ -72,7 +71,7 @@ class ForecastOptions:
         return Measuring(
             repeats=self.repeats,
             fresh=self.fresh,
-            cache=cache_choice(self.cache_dir, self.no_cache),
+            cache=self.cache_dir or True,
             rescale=self.rescale,
             innermost=self.innermost,  # type: ignore[arg-type]  # checked where it is used
         )
@@ -117,10 +116,14 @@ class AnalyticOptions:
             raise UsageError("give either a plan's file or --layout with --model")
         return forecast_analytic(target, cluster, self.model, self.sequence_length)
 
-    def require_plan(self, plan: Path | None) -> Path:
-        """Return the plan of a measured forecast; layouts belong to analytic ones."""
+    def refuse_layout(self) -> None:
+        """Raise UsageError for a layout without --analytic."""
         if self.layout is not None or self.model is not None:
             raise UsageError("--layout and --model belong to analytic forecasts: add --analytic")
+
+    def require_plan(self, plan: Path | None) -> Path:
+        """Return the plan of a measured forecast; layouts belong to analytic ones."""
+        self.refuse_layout()
         if plan is None:
             raise UsageError("give the plan's file, like plan.toml; `stagewright plan MODEL` writes one")
         return plan

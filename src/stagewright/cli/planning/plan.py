@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli import options as opt
-from stagewright.cli.planning.options import ClusterFile, Fresh, Innermost, Rescale
+from stagewright.cli.planning.options import ClusterFile, Innermost, Rescale
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.errors import UsageError
+from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
+from stagewright.spec.plan_rules import RECOMPUTES
 from stagewright.zoo.named import catalog
 
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
 
 _search_option = opt.panel("Search space")
+SCHEDULES_HELP = f"Of {', '.join(SCHEDULES)}; with commas."
 
 
 def plan(
@@ -36,21 +40,26 @@ def plan(
     verify: Annotated[bool, typer.Option("--verify", help="Run the best three on this machine, if they fit.")] = False,
     json: opt.Json = False,
     top: Annotated[int, _search_option(min=1, help="How many plans to show.")] = 10,
-    schedules: Annotated[str, _search_option(help="Pipeline schedules, with commas.", show_default="all")] = "",
-    recompute: Annotated[str, _search_option(help="Modes of activation checkpointing, with commas.")] = "none,always",
-    codecs: Annotated[str, _search_option(help="Codecs on links, with commas; all but none change values.")] = "none",
-    optimizer: Annotated[str, _search_option(help="sgd, adam or adamw.")] = "adamw",
-    dtype: Annotated[str, _search_option(help="float32 or bfloat16.")] = "float32",
+    schedules: Annotated[
+        str,
+        opt.choices("schedule", SCHEDULES, _search_option, metavar="NAMES", help=SCHEDULES_HELP, show_default="all"),
+    ] = "",
+    recompute: Annotated[
+        str, opt.choices("recompute mode", RECOMPUTES, _search_option, help="Activation checkpointing.")
+    ] = "none,always",
+    codecs: Annotated[
+        str, _search_option(metavar="NAMES", help="Codecs on links, with commas; all but none change values.")
+    ] = "none",
+    optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
+    dtype: opt.RunDtype = None,
     analytic: Annotated[
-        bool, _search_option("--analytic", help="Use formulas and the hardware's peak; no model is built or measured.")
+        bool, _search_option("--analytic", help="By formulas and the hardware's peak; measures nothing.")
     ] = False,
     efficiency: Annotated[
         float | None,
-        _search_option(
-            help="With --analytic: the share of the peak that matrix products reach. \\[default: the device's]"
-        ),
+        _search_option(help="With --analytic: share of the peak that is reached. \\[default: the device's]"),
     ] = None,
-    root: Annotated[Path, typer.Option(help="Where run folders of --verify go.")] = Path("runs"),
+    root: opt.Root = Path("runs"),
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,
     num_classes: opt.NumClasses = None,
@@ -59,7 +68,7 @@ def plan(
     rescale: Rescale = False,
     innermost: Innermost = "pipeline",
     repeats: opt.Repeats = 5,
-    fresh: Fresh = False,
+    fresh: opt.Fresh = False,
     cache_dir: opt.CacheDir = None,
 ) -> None:
     """Search data × tensor × pipeline × micro-batches × schedule × checkpointing × FSDP for the fastest plan."""
@@ -69,8 +78,9 @@ def plan(
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; create it first")
     from stagewright.api.plan import plan as find_plan
     from stagewright.report.tables.plan import codec_remark, plan_remarks, verified_table
-    from stagewright.schedules.rules import SCHEDULES
 
+    if not analytic:
+        opt.announce_cpu()
     names = _names(codecs)
     result = find_plan(
         model,
@@ -78,7 +88,7 @@ def plan(
         batch=batch,
         verify=verify,
         optimizer=optimizer,
-        dtype=dtype,
+        dtype=dtype or "float32",
         root=root,
         progress=SCREEN,
         image_size=image_size,

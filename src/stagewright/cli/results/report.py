@@ -15,13 +15,14 @@ from stagewright.quantity import format_bytes
 
 def report(
     runs: Annotated[
-        list[Path],
+        list[str] | None,
         typer.Argument(
             metavar="RUN",
-            help="Run folders, or folders of them such as runs/; fabric runs and studies too.",
+            help="Run folders, beginnings of their names, or folders of them; fabric runs and studies too. "
+            "\\[default: the newest ones in runs/]",
             show_default=False,
         ),
-    ],
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")] = Path(
         "report.html"
     ),
@@ -46,6 +47,7 @@ def report(
     from stagewright.report.page.build import build_report
     from stagewright.report.page.content.runs import MAX_RUNS
     from stagewright.report.page.html import page_html
+    from stagewright.runs.choose import choose_run, newest_run
 
     check_output(output, "-o", "report.html")
     if markdown is not None:
@@ -53,6 +55,7 @@ def report(
     if figures is not None:
         check_output_folder(figures, "--figures")
         require("matplotlib", "--figures")
+    folders = [choose_run(run) for run in runs] if runs else [newest_run().parent]
     forecaster = None
     if forecast:
         from stagewright.api.forecast import Measuring, measure_plan
@@ -61,7 +64,7 @@ def report(
 
         measuring = Measuring(cache=cache_dir or True)
         forecaster = make_forecaster(lambda plan: measure_plan(plan, None, measuring, SCREEN, all_schedules=True))
-    built = build_report(runs, title=title, forecaster=forecaster, newest=newest or MAX_RUNS)
+    built = build_report(folders, title=title, forecaster=forecaster, newest=newest or MAX_RUNS)
     content = page_html(built.page)
     save_text(content, output)
     if markdown is not None:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from stagewright.cli.options import Json
+from stagewright.cli.options import Json, Root
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.errors import UsageError
 
 
-def runs(
-    root: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folders are.")] = Path("runs"),
-    json: Json = False,
-) -> None:
+def runs(root: Root = Path("runs"), json: Json = False) -> None:
     """List the runs with their results."""
     from stagewright.runs.index import RunIndex
 

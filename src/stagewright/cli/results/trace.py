@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Json, NoCache, Repeats, cache_choice, check_output, panel
+from stagewright.cli.options import CacheDir, Fresh, Json, Perfetto, Plot, Repeats, check_output, panel
+from stagewright.cli.results.choose import RunName, open_run
 from stagewright.cli.screen import note, print_json, print_table, screen
 from stagewright.errors import UsageError
 
@@ -19,11 +20,10 @@ if TYPE_CHECKING:
     from stagewright.trace.operators import Comparison, WorkerOperators
 
 _what_option = panel("What to show")
-_out_option = panel("What to write")
 
 
 def trace(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    run: RunName = None,
     workers: Annotated[
         list[int] | None, typer.Argument(metavar="A B", help="Two workers, with --compare-workers.", show_default=False)
     ] = None,
@@ -33,41 +33,35 @@ def trace(
     forecast: Annotated[
         bool, _what_option("--forecast", help="Compare with the forecast; measures the model first.")
     ] = False,
-    memory: Annotated[bool, _what_option("--memory", help="Memory over one step.")] = False,
+    show_memory: Annotated[bool, _what_option("--show-memory", help="Memory over one step.")] = False,
     operators: Annotated[
-        bool,
-        _what_option(
-            "--operators", help="Run the plan for one more step under torch's profiler and list its operators."
-        ),
+        bool, _what_option("--operators", help="Run one more step under torch's profiler and list its operators.")
     ] = False,
     compare_workers: Annotated[
         bool, _what_option("--compare-workers", help="Compare the operators that two workers executed.")
     ] = False,
-    picture: Annotated[
-        Path | None,
-        _out_option(metavar="FILE", help="Draw the timeline or, with --memory, the memory (.png, .svg, .pdf)."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None, _out_option(metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).")
-    ] = None,
+    plot: Plot = None,
+    perfetto: Perfetto = None,
     json: Json = False,
     repeats: Repeats = 5,
-    no_cache: NoCache = False,
+    fresh: Fresh = False,
     cache_dir: CacheDir = None,
 ) -> None:
     """Show the timeline of every worker of a run, and a breakdown of its step time."""
-    from stagewright.runs.run_folder import RunFolder
     from stagewright.trace.breakdown import breakdown, check_step
     from stagewright.trace.read import read_trace
 
     if perfetto is not None:
         check_output(perfetto, "--perfetto", "trace.json")
-    if picture is not None:
+    if plot is not None:
         from stagewright.report.figures.file import check_figure_path
 
-        check_output(picture, "--picture", "trace.svg")
-        check_figure_path(picture)
-    folder = RunFolder.open(run)
+        check_output(plot, "--plot", "trace.svg")
+        check_figure_path(plot)
+    if compare_workers and run is not None and run.isdigit() and not Path(run).exists():
+        workers = [int(run), *(workers or [])]  # --compare-workers 0 1, of the newest run
+        run = None
+    folder = open_run(run)
     plan = folder.plan()
     pair = _pair(workers or [], compare_workers, plan)
     run_trace = read_trace(folder, unfinished=True)
@@ -75,7 +69,7 @@ def trace(
     number = default_step if step is None else step
     check_step(run_trace, number)
     shares = breakdown(run_trace, number)
-    predicted = _forecast(plan, cache_dir, no_cache, repeats) if forecast else None
+    predicted = _forecast(plan, cache_dir, fresh, repeats) if forecast else None
     executed = _operators(folder, plan, again=operators) if operators or pair is not None else None
     comparison = None
     if pair is not None and executed is not None:
@@ -83,23 +77,23 @@ def trace(
 
         comparison = compare(executed, *pair, plan)
     memories = None
-    if memory:
+    if show_memory:
         from stagewright.trace.memory import read_memory
 
         memories = read_memory(folder)
     title = _title(plan)
-    if picture is not None:
+    if plot is not None:
         from stagewright.report.figures.timeline import draw_timeline
         from stagewright.report.timeline import forecast_timeline, trace_timeline
 
         if memories is not None:
             from stagewright.report.figures.trace import draw_memory
 
-            draw_memory(memories, picture, f"{title}, memory")
+            draw_memory(memories, plot, f"{title}, memory")
         else:
             timeline = trace_timeline(run_trace, number, f"{title} (measured)")
-            draw_timeline(timeline, picture, forecast_timeline(predicted) if predicted is not None else None)
-        note(f"drawn: {picture}")
+            draw_timeline(timeline, plot, forecast_timeline(predicted) if predicted is not None else None)
+        note(f"drawn: {plot}")
     if perfetto is not None:
         from stagewright.simulator.export.chrome import save_chrome_trace
         from stagewright.trace.perfetto import operator_events, perfetto_events
@@ -224,13 +218,13 @@ def _operators(folder: RunFolder, plan: Plan, *, again: bool) -> tuple[WorkerOpe
     return read_operators(folder)
 
 
-def _forecast(plan: Plan, cache: str | None, no_cache: bool, repeats: int) -> Forecast:
+def _forecast(plan: Plan, cache: str | None, fresh: bool, repeats: int) -> Forecast:
     from stagewright.api.forecast import Measuring, measure_plan
     from stagewright.cli.screen import SCREEN
 
     if not plan.training:
         note("the forecast is for one batch; the run measured a stream of batches")
-    measuring = Measuring(cache=cache_choice(cache, no_cache), repeats=repeats)
+    measuring = Measuring(cache=cache or True, fresh=fresh, repeats=repeats)
     return measure_plan(plan, None, measuring, SCREEN).forecast()
 
 

@@ -28,7 +28,10 @@ _LINE_S = 5.0  # between two lines without a terminal
 
 def watch(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of runs: follows the newest.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run folder, the beginning of its name, or a folder of runs: follows the newest."
+        ),
     ] = Path("runs"),
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show it in the terminal only; opens no port, ends with the run.")
@@ -48,18 +51,15 @@ def watch(
     from stagewright.report.live.access import choose_access
     from stagewright.report.live.server import LiveServer, Watcher
     from stagewright.report.live.tail import RunTail
-    from stagewright.runs.run_folder import RunFolder
+    from stagewright.runs.choose import choose_run
+    from stagewright.runs.run_folder import list_runs
 
     if speed is not None and not 0 < speed <= 1e6:
         raise UsageError(f"--speed {speed:g} is not between 0 and 1000000; 1 is the original speed")
     if run.is_file():
         raise UsageError(f"{run} is a file; name a run folder, or the folder that contains the runs")
-    if (
-        not run.exists()
-        and run.parent.is_dir()
-        and any((path / "plan.toml").is_file() for path in run.parent.iterdir())
-    ):
-        RunFolder.open(run)  # raises an error with the nearest name
+    if not run.exists() and (list_runs(run.parent) or list_runs(Path("runs"))):
+        run = choose_run(run)  # raises an error with the nearest name
     access = choose_access(address, _read_token(token, token_file))
     watcher = Watcher(RunTail(run))
     if json:

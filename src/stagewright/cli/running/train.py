@@ -8,92 +8,131 @@ from typing import Annotated, Any
 
 import typer
 
+from stagewright.cli import options as opt
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import ImageSize, Json, ModelName, SequenceLength, Units, Weights, panel
 from stagewright.cli.screen import SCREEN, print_json, print_table
 from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.errors import UsageError
+from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.optimizers import OPTIMIZERS
+from stagewright.spec.plan_rules import BATCH_NORMS, LR_SCHEDULES, RECOMPUTES
+from stagewright.user_code import check_module
 from stagewright.zoo import tasks
 from stagewright.zoo.validation import check_name
 
-_how_option = panel("How it runs")
-_learn_option = panel("Training")
-_keep_option = panel("Files")
+_learn_option = opt.panel("Training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
     """Options that override the plan's, or make a new plan."""
 
-    mesh: Annotated[str | None, _how_option(help="Like data=2,pipeline=2. \\[default: serial]")] = None
-    microbatches: Annotated[
-        int | None, _how_option(min=1, help="Micro-batches of each replica. \\[default: 4 in a pipeline, else 1]")
+    strategy: Annotated[
+        str | None,
+        opt.run_option(
+            metavar="NAME|MESH",
+            help="serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), or a mesh: dp=2,pp=2. \\[default: serial]",
+        ),
     ] = None
-    schedule: Annotated[str | None, _how_option(help="Schedule of a pipeline. \\[default: 1f1b]")] = None
-    cut: Annotated[list[str] | None, _how_option(help="Cut after this unit.")] = None
-    recompute: Annotated[str | None, _how_option(help="Activation checkpointing: none, always, except-last.")] = None
-    codec: Annotated[str | None, _how_option(help="On a pipeline's links: a codec, auto, or your module:Class.")] = None
-    shard: Annotated[bool, _how_option("--shard", help="Data parallel with FSDP2.")] = False
-    dtype: Annotated[str | None, _how_option(help="float32 or bfloat16.")] = None
-    epochs: Annotated[int | None, _learn_option(min=1, help="\\[default: 3]")] = None
+    microbatches: Annotated[int | None, opt.microbatches_option("4 in a pipeline")] = None
+    micro_batch_size: opt.PlanMicroBatchSize = None
+    schedule: Annotated[
+        str | None,
+        opt.choice("schedule", SCHEDULES, opt.run_option, metavar="NAME", help=f"{opt.SCHEDULE_HELP} \\[1f1b]"),
+    ] = None
+    cut: opt.Cut = None
+    recompute: Annotated[
+        str | None, opt.choice("recompute mode", RECOMPUTES, opt.run_option, help="Activation checkpointing. \\[none]")
+    ] = None
+    codec: Annotated[
+        str | None, opt.run_option(metavar="NAME", help="On a pipeline's links: a name, auto, or module:Class.")
+    ] = None
+    shard: opt.Shard = False
+    dtype: opt.RunDtype = None
+    batch_norm: Annotated[
+        str | None,
+        opt.choice(
+            "batch norm mode", BATCH_NORMS, opt.run_option, help="Statistics of a micro-batch, or of the batch."
+        ),
+    ] = None
+    epochs: Annotated[int | None, _learn_option(min=1, help="Passes over the samples. \\[default: 3]")] = None
     batch: Annotated[int | None, _learn_option(min=1, help="Global batch: samples in a step. \\[default: 64]")] = None
-    optimizer: Annotated[str | None, _learn_option(help="sgd, adam or adamw. \\[default: adamw]")] = None
-    learning_rate: Annotated[float | None, _learn_option("--learning-rate", help="\\[default: 0.001]")] = None
-    momentum: Annotated[float | None, _learn_option(help="Momentum of sgd.")] = None
-    weight_decay: Annotated[float | None, _learn_option("--weight-decay")] = None
-    clip: Annotated[float | None, _learn_option(help="Clip gradients to this global norm.")] = None
-    batch_norm: Annotated[str | None, _learn_option(help="Statistics by micro-batch (plain) or batch (deferred).")] = (
-        None
-    )
+    optimizer: Annotated[
+        str | None, opt.choice("optimizer", OPTIMIZERS, _learn_option, help="Optimizer. \\[default: adamw]")
+    ] = None
+    learning_rate: Annotated[
+        float | None, _learn_option("--learning-rate", "--lr", help="Learning rate. \\[default: 0.001]")
+    ] = None
+    lr_schedule: Annotated[
+        str | None,
+        opt.choice(
+            "learning-rate schedule", LR_SCHEDULES, _learn_option, "--lr-schedule", help="Decay. \\[default: constant]"
+        ),
+    ] = None
+    lr_warmup_steps: Annotated[
+        int | None, _learn_option("--lr-warmup-steps", min=0, help="Steps of linear warm-up. \\[default: 0]")
+    ] = None
+    momentum: Annotated[float | None, _learn_option(help="Momentum of sgd and rmsprop.")] = None
+    weight_decay: Annotated[float | None, _learn_option("--weight-decay", help="Weight decay.")] = None
+    clip: Annotated[
+        float | None, _learn_option("--clip", "--max-grad-norm", help="Clip gradients to this global norm.")
+    ] = None
     checkpoint_every: Annotated[
-        int | None, _keep_option("--checkpoint-every", min=1, help="Steps between checkpoints.")
+        int | None, opt.files_option("--checkpoint-every", min=1, help="Steps between checkpoints.")
     ] = None
 
     def given(self) -> dict[str, Any]:
         """Return them by their names in a plan; None keeps the plan's value."""
+        opt.check_microbatches(self.microbatches, self.micro_batch_size)
         values = asdict(self)
-        cut = values.pop("cut")
-        return {**values, "cuts": tuple(cut) if cut else None, "shard": self.shard or None}
+        cuts, strategy = opt.unit_names(values.pop("cut")), values.pop("strategy")
+        return {**values, "mesh": strategy, "cuts": cuts or None, "shard": self.shard or None}
 
 
 @with_groups
 def train(
-    model: ModelName,
+    model: opt.ModelName,
     task: Annotated[
-        str, typer.Argument(metavar="TASK", help=f"One of {', '.join(tasks.names())}.", show_default=False)
+        str, typer.Argument(metavar="TASK", help=f"{', '.join(tasks.names())}, or module:name.", show_default=False)
     ],
-    plan: Annotated[Path | None, _how_option(metavar="FILE", help="A plan.toml; options override it.")] = None,
+    plan: Annotated[Path | None, opt.run_option(metavar="FILE", help="A plan.toml; options override it.")] = None,
     *,
     options: PlanOptions,
-    devices: Annotated[str | None, _how_option(help="How many (one GPU or core each), or names: cpu:0,cpu:1.")] = None,
+    devices: opt.Devices = None,
     max_restarts: Annotated[
-        int, _how_option("--max-restarts", min=0, help="After a lost worker, go on from the last checkpoint.")
+        int, opt.run_option("--max-restarts", min=0, help="After a lost worker, go on from the last checkpoint.")
     ] = 0,
-    hang_s: Annotated[float, _how_option(min=0.1, help="End a run without progress after this many seconds.")] = 300.0,
+    hang_s: opt.Timeout = 300.0,
     seeds: Annotated[
-        str | None, _learn_option(help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]")
+        str | None,
+        _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]"),
     ] = None,
     resume: Annotated[
-        bool, _keep_option("--resume", help="Continue from the latest matching checkpoint under --root.")
+        bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint under --root.")
     ] = False,
     start: Annotated[
-        Path | None, _keep_option("--from", metavar="DIR", help="Start from this run or checkpoint.")
+        Path | None, opt.files_option("--from", metavar="DIR", help="Start from this run or checkpoint.")
     ] = None,
     export: Annotated[
-        Path | None, _keep_option(metavar="DIR", help="Write the trained weights here, as model.safetensors.")
+        Path | None, opt.files_option(metavar="DIR", help="Write the trained weights here, as model.safetensors.")
     ] = None,
-    root: Annotated[Path, _keep_option(help="Where run folders go.")] = Path("runs"),
-    data_dir: Annotated[Path | None, _keep_option("--data-dir", help="A folder of parquet files.")] = None,
-    tokenizer: Annotated[Path | None, _keep_option(metavar="DIR", help="A folder with tokenizer.json.")] = None,
-    json: Json = False,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    sequence_length: SequenceLength = None,
-    units: Units = "auto",
+    log: opt.Log = None,
+    root: opt.Root = Path("runs"),
+    data_dir: opt.DataDir = None,
+    tokenizer: opt.Tokenizer = None,
+    json: opt.Json = False,
+    weights: opt.Weights = None,
+    image_size: opt.ImageSize = None,
+    sequence_length: opt.SequenceLength = None,
+    units: opt.Units = "auto",
 ) -> None:
-    """Train a model on a task, with checkpoints and an evaluation after each epoch."""
+    """Train a model on a task or on your own data, with checkpoints and an evaluation after each epoch."""
     check_name(model, weights)
-    tasks.entry(task)
+    source = tasks.own_data(task)
+    if source is None:
+        tasks.entry(task)
+    else:
+        check_module(source, "task", "task")
     start_fork_server()
     from stagewright.api.train import train as run
 
@@ -108,6 +147,7 @@ def train(
         export=export,
         data_dir=data_dir,
         tokenizer=tokenizer,
+        log=log,
         root=root,
         hang_s=hang_s,
         max_restarts=max_restarts,

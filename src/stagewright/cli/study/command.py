@@ -25,7 +25,8 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         Annotated[
             Path | None,
             _execution_option(
-                metavar="FOLDER",
+                "--continue",
+                metavar="DIR",
                 help="Continue the study in this folder with its options, and repeat the parts that failed.",
                 show_default=False,
             ),
@@ -36,7 +37,10 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         Annotated[bool, _execution_option("--fresh", help="Start a new study, even if the same one was interrupted.")],
         False,
     ),
-    "root": (Annotated[Path, _execution_option(help="Parent of the study folders.")], Path("studies")),
+    "root": (
+        Annotated[Path, _execution_option("--root", "--output-dir", metavar="DIR", help="Where study folders go.")],
+        Path("studies"),
+    ),
     "json": (cli_options.Json, False),
 }
 """Options of every study: annotation and default."""

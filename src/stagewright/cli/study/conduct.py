@@ -43,7 +43,7 @@ def conduct(
         if saved_name != name:
             raise UsageError(
                 f"{resume} is of the study {saved_name!r}, not {name!r}: "
-                f"use stagewright study {saved_name} --resume {resume}"
+                f"use stagewright study {saved_name} --continue {resume}"
             )
         study = load_study_of_folder(folder)
         check_study_inputs(study)
@@ -91,9 +91,9 @@ def conduct(
 
 
 def _refuse_other_options(context: typer.Context) -> None:
-    """Raise UsageError for options next to --resume: the folder has the options of its study."""
+    """Raise UsageError for options next to --continue: the folder has the options of its study."""
     for parameter in context.command.params:
         name = str(parameter.name)
         source = context.get_parameter_source(name)
         if name not in ("resume", "json") and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"--resume takes all options from its folder: leave {parameter.opts[0]} out")
+            raise UsageError(f"--continue takes all options from its folder: leave {parameter.opts[0]} out")

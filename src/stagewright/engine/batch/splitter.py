@@ -1,4 +1,4 @@
-"""Split batches into micro-batches: every worker gets the whole batch and takes the micro-batches of its replica.
+"""Split batches into micro-batches: every worker gets the whole batch, or the share of its replica.
 
 A smaller batch, such as the last of an epoch, is split into fewer micro-batches of about the usual size, so that batch
 norm, whose statistics depend on the micro-batch size, behaves the same.
@@ -6,7 +6,7 @@ norm, whose statistics depend on the micro-batch size, behaves the same.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,23 @@ def count_microbatches(num_samples: int, plan: Plan) -> int:
     return max(1, num)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaShare:
+    """A replica's part of a batch, where each replica reads only its own samples."""
+
+    batch: Batch
+    replica: int
+    num_samples: int
+    """Samples of the whole batch, at least one for each replica."""
+
+
+def share_bounds(num_samples: int, plan: Plan, replica: int) -> tuple[int, int]:
+    """Return the first sample of a replica's part of a batch, and the one after its last."""
+    sizes = split_sizes(num_samples, plan.mesh.data)
+    first = sum(sizes[:replica])
+    return first, first + sizes[replica]
+
+
 class BatchSplitter:
     """Splits batches of a model into the micro-batches of a plan."""
 
@@ -43,23 +60,30 @@ class BatchSplitter:
         self._input_dims = graph.input_batch_dims()
         self._target_dims = find_batch_dims(model.example(2).target, model.example(3).target)
 
-    def count_samples(self, batch: Batch) -> int:
-        """Return the number of samples in a batch."""
+    def count_samples(self, batch: Batch | ReplicaShare) -> int:
+        """Return the number of samples in a whole batch."""
+        if isinstance(batch, ReplicaShare):
+            return batch.num_samples
         return self.graph.batch_size_of(batch.args, batch.kwargs)
 
-    def split(self, batch: Batch, device: torch.device, replica: int | None = None) -> list[MicroBatch]:
+    def split(self, batch: Batch | ReplicaShare, device: torch.device, replica: int | None = None) -> list[MicroBatch]:
         """Return the micro-batches of one replica, or of all replicas in order, with their tensors on a device."""
         num_samples = self.count_samples(batch)
         num = count_microbatches(num_samples, self.plan)
+        first, held = 0, num_samples
+        if isinstance(batch, ReplicaShare):
+            assert replica == batch.replica
+            first, end = share_bounds(num_samples, self.plan, replica)
+            batch, held = batch.batch, end - first
         kwargs = {name: batch.kwargs[name] for name in self._keywords}
-        slice_inputs = make_slicer((batch.args, kwargs), self._input_dims, batch=num_samples)
+        slice_inputs = make_slicer((batch.args, kwargs), self._input_dims, batch=held)
         slice_target = None  # a batch to predict with has no target
         if batch.target is not None:
-            slice_target = make_slicer(batch.target, self._target_dims, batch=num_samples)
+            slice_target = make_slicer(batch.target, self._target_dims, batch=held)
         microbatches = []
         for index in range(self.plan.mesh.data) if replica is None else (replica,):
             for microbatch in microbatch_layout(num_samples, num, data=self.plan.mesh.data, replica=index):
-                bounds = microbatch.first_sample, microbatch.num_samples
+                bounds = microbatch.first_sample - first, microbatch.num_samples
                 tensors = *slice_inputs(*bounds), None if slice_target is None else slice_target(*bounds)
                 if device.type != "cpu":
                     tensors = structure.map_tensors(lambda leaf: leaf.to(device), tensors)

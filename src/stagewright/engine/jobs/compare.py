@@ -21,17 +21,17 @@ from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
-from stagewright.spec.plan import Mesh, Plan
+from stagewright.spec.plan import Plan
+from stagewright.spec.strategy import parse_strategy
 
 Progress = Callable[[str], None]
 
 
 def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
-    """Make one plan per strategy: a name (serial, data, tensor, pipeline) or a mesh such as ``data=2,pipeline=2``."""
+    """Make one plan per strategy: a name (serial, data, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
     plans = []
     for text in strategies:
-        is_name = text in ("data", "tensor", "pipeline")
-        mesh = Mesh.parse("serial" if text == "serial" else f"{text}={num_devices}" if is_name else text)
+        mesh, is_fsdp = parse_strategy(text, num_devices)
         if mesh.num_workers > num_devices:
             raise UsageError(
                 f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
@@ -48,7 +48,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 stages=base.stages if is_pipeline else None,
                 cuts=base.cuts if is_pipeline else (),
                 placement=base.placement if is_pipeline else "auto",
-                shard=base.shard and mesh.data > 1,
+                shard=is_fsdp or (base.shard and mesh.data > 1),
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,
             )

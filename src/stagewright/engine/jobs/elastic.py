@@ -48,10 +48,14 @@ def train_elastic(
     max_restarts: int = 0,
     hang_s: float = HANG_S,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
+    on_folder: Callable[[Path], None] = lambda folder: None,
     note: Callable[[str], None] = lambda text: None,
     job: str = TRAINING_JOB,
 ) -> RunResult:
-    """Train a plan; after a lost worker go on from the last checkpoint, at most ``max_restarts`` times."""
+    """Train a plan; after a lost worker go on from the last checkpoint, at most ``max_restarts`` times.
+
+    ``on_folder`` is called with each new run folder, ``progress`` with each new metrics line.
+    """
     checkpoint = None if options.checkpoint is None else Path(options.checkpoint)
     before = _Attempt(checkpoint=checkpoint)
     for restart in range(max_restarts + 1):
@@ -59,6 +63,7 @@ def train_elastic(
 
         def created(folder: RunFolder, attempt: _Attempt = attempt) -> None:
             attempt.folder = folder
+            on_folder(folder.path)
 
         try:
             return train(plan, root, options=options, progress=progress, hang_s=hang_s, job=job, created=created)

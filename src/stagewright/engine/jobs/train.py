@@ -83,7 +83,7 @@ def load_training_model(plan: Plan, context: WorkerContext, options: TrainingOpt
     assert plan.task is not None
     model = load_model(plan, context)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
-    return with_samples(model, task.dataset(task.splits[0]), context.torch_device), task
+    return with_samples(replace(model, loss=task.loss), task.dataset(task.splits[0]), context.torch_device), task
 
 
 def with_samples(model: Model, samples: Samples, device: torch.device) -> Model:
@@ -195,7 +195,12 @@ def find_checkpoint(root: str | Path, plan: Plan) -> Path | None:
 
 def write_options(run_folder: RunFolder, options: TrainingOptions) -> None:
     """Save the options for the workers."""
-    save_text(json.dumps(asdict(options), indent=2) + "\n", options_file(run_folder))
+    save_text(options_to_json(options), options_file(run_folder))
+
+
+def options_to_json(options: TrainingOptions) -> str:
+    """Return the content of the options' file."""
+    return json.dumps(asdict(options), indent=2) + "\n"
 
 
 def options_file(run_folder: RunFolder) -> Path:

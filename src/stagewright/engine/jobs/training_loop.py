@@ -3,9 +3,9 @@
     epoch e: samples shuffled by (seed, e) ─► batches of the plan's size, the last one smaller ─► step, step, … ─►
     evaluation on the other split ─► next epoch;    a checkpoint every N steps and at the end
 
-Every worker iterates over the same batches in the same order under any plan, so losses match the single-device
-baseline. A checkpoint includes the counters and running sums of the epoch: a resumed run continues exactly where the
-interrupted one stopped, also under another plan.
+Batches and their order are the same under any plan, so losses match the single-device baseline. A replica reads only
+its own samples of each. A checkpoint includes the counters and running sums of the epoch: a resumed run continues
+exactly where the interrupted one stopped, also under another plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from stagewright.engine.batch.splitter import ReplicaShare, share_bounds
+from stagewright.engine.jobs.learning_rate import learning_rate
 from stagewright.engine.parallel.trainer import Trainer
 from stagewright.engine.state.checkpoint import checkpoint_name, prune
 from stagewright.engine.worker.broadcast import gather_ragged
@@ -34,6 +36,7 @@ from stagewright.files.atomic import save_text
 from stagewright.files.json_values import from_json
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
+from stagewright.zoo.model import Batch
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples
@@ -74,6 +77,7 @@ class TrainingLoop:
         self.progress = Progress()
         self.steps_in_run = 0
         self._order: tuple[int, Any] = (-1, None)
+        self._reader: tuple[tuple[int, int], Iterator[Batch | ReplicaShare]] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -115,13 +119,13 @@ class TrainingLoop:
                 save_text(json.dumps(result, indent=2) + "\n", self.folder.path / "result.json")
 
     def step(self) -> None:
-        progress, size = self.progress, self.plan.batch
+        progress = self.progress
         epoch, index = divmod(progress.step, self.steps_per_epoch)
         start = time.perf_counter()
         activity.begin("read batch", step=progress.step)
         with self.observed():
-            indices = self.order(epoch)[index * size : (index + 1) * size]
-            result = self.trainer.step(self.samples.batch(indices.tolist()))
+            rate = self.set_learning_rate()
+            result = self.trainer.step(self.next_batch(epoch, index))
         elapsed_s = time.perf_counter() - start
         progress.step = result.step
         progress.samples += result.num_samples
@@ -137,7 +141,41 @@ class TrainingLoop:
             waited_s=result.waited_s,
             memory_bytes=held_bytes(self.trainer.context.torch_device),
             **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
+            **({} if rate is None else {"learning_rate": rate}),
         )
+
+    def set_learning_rate(self) -> float | None:
+        """Set the learning rate of this step and return it; None where the plan keeps it constant."""
+        spec = self.plan.optimizer
+        if spec.lr_schedule == "constant" and not spec.lr_warmup_steps:
+            return None
+        rate = learning_rate(spec, self.progress.step, self.num_steps)
+        for group in self.trainer.optimizer.param_groups if self.trainer.optimizer is not None else ():
+            group["lr"] = rate
+        return rate
+
+    def next_batch(self, epoch: int, index: int) -> Batch | ReplicaShare:
+        """Read this replica's part of a batch; the rest of the epoch is read ahead where the task can."""
+        if self._reader is None or self._reader[0] != (epoch, index):
+            order, size = self.order(epoch), self.plan.batch
+            starts = range(index * size, len(order), size)
+            self._reader = (epoch, index), self.read(self.samples, [order[start : start + size] for start in starts])
+        self._reader = (epoch, index + 1), self._reader[1]
+        return next(self._reader[1])
+
+    def read(self, samples: Samples, batches: Sequence[Any]) -> Iterator[Batch | ReplicaShare]:
+        """Yield the batches with these indices; only this replica's samples of each are read."""
+        replica, plan = self.trainer.context.data, self.plan
+        is_shared = plan.mesh.data > 1
+        parts = []
+        for indices in batches:  # a batch with fewer samples than replicas is read whole
+            bounds = share_bounds(len(indices), plan, replica) if len(indices) >= plan.mesh.data else (0, len(indices))
+            parts.append([int(number) for number in indices[slice(*bounds)]])
+        for indices, batch in zip(batches, samples.stream(parts), strict=True):
+            if is_shared and len(indices) >= plan.mesh.data:
+                yield ReplicaShare(batch=batch, replica=replica, num_samples=len(indices))
+            else:
+                yield batch
 
     @contextmanager
     def observed(self) -> Iterator[None]:
@@ -172,13 +210,19 @@ class TrainingLoop:
         """Return loss and metric over a whole split, the same on every worker."""
         total = 0.0
         predicted, true = [], []
-        for batch in samples.batches(self.plan.batch):
+        size = self.plan.batch
+        order = [range(start, min(start + size, len(samples))) for start in range(0, len(samples), size)]
+        for batch in self.read(samples, order):
             result = self.trainer.evaluate(batch)
             total += result.loss * result.num_samples
+            if self.task.metric is None:
+                continue
             for output, target in zip(result.outputs, result.targets, strict=True):
                 predictions, labels = self.task.predictions(output, target)
                 predicted.append(predictions)
                 true.append(labels)
+        if self.task.metric is None:
+            return total / len(samples), total / len(samples)
         context = self.trainer.context
         columns = np.zeros((2, 0), dtype=np.int64)
         if predicted and context.tensor == 0:

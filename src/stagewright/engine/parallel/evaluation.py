@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.batch.splitter import ReplicaShare
 from stagewright.engine.parallel.model import cut_indices
 from stagewright.engine.parallel.step_runner import ActivityHooks, StepRunner
 from stagewright.engine.pipeline.executor import PipelineExecutor
@@ -69,8 +70,8 @@ class Evaluator:
         config = replace(runner.config, links=Links.of(graph, cuts), unflatten=graph.unflatten)
         self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner))
 
-    def evaluate(self, batch: Batch) -> Evaluation:
-        """Run forward and loss of one batch; every worker gets the whole batch."""
+    def evaluate(self, batch: Batch | ReplicaShare) -> Evaluation:
+        """Run forward and loss of one batch; every worker gets the whole batch, or its replica's share."""
         microbatches = self._runner.split(batch, self._graph)
         with in_eval_mode(self._runner.model.module):
             result = self._executor.evaluate(microbatches)

@@ -1,8 +1,4 @@
-"""The optimizer of a plan.
-
-To add one, also name it in ``OptimizerSpec`` (`spec.plan`), ``OPTIMIZERS`` (`spec.plan_rules`) and, with its states per
-parameter, in `simulator.memory`.
-"""
+"""The optimizer of a plan, by the table of `spec.optimizers`."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec
 
 MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -20,8 +17,7 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """Make the plan's optimizer for this worker's parameters."""
-    rate, decay = spec.learning_rate, spec.weight_decay
-    if spec.name == "sgd":
-        return torch.optim.SGD(parameters, lr=rate, momentum=spec.momentum, weight_decay=decay)
-    kinds: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return kinds[spec.name](parameters, lr=rate, weight_decay=decay)
+    rule = OPTIMIZERS[spec.name]
+    momentum = {"momentum": spec.momentum} if rule.has_momentum else {}
+    make: MakeOptimizer = getattr(torch.optim, rule.torch_name)
+    return make(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, **momentum)  # type: ignore[call-arg]

@@ -2,7 +2,7 @@
 
     batch ─► this replica's micro-batches ─► PipelineExecutor ─► gradient all-reduce ─► optimizer step
 
-Every worker gets the same whole batch and takes its share of it.
+Every worker gets the same whole batch and takes its share of it, or its replica's share alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stagewright.engine.batch.random_key import (
     preserve_generators,
     set_key,
 )
-from stagewright.engine.batch.splitter import BatchSplitter
+from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare
 from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
 from stagewright.engine.parallel.gradient_sync import GradientSync
 from stagewright.engine.parallel.model_part import ModelPart
@@ -68,7 +68,7 @@ class StepRunner:
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
 
-    def train_step(self, batch: Batch, *, keep_outputs: bool = False) -> PipelineResult:
+    def train_step(self, batch: Batch | ReplicaShare, *, keep_outputs: bool = False) -> PipelineResult:
         """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next."""
         microbatches = self.split(batch)
         assert isinstance(self._hooks, TrainingHooks), "the plan is for inference"
@@ -119,7 +119,7 @@ class StepRunner:
             recorder.add("collective", start, num_bytes=total.element_size(), note="loss")
         return float(total)
 
-    def split(self, batch: Batch, evaluation_graph: UnitGraph | None = None) -> list[MicroBatch]:
+    def split(self, batch: Batch | ReplicaShare, evaluation_graph: UnitGraph | None = None) -> list[MicroBatch]:
         """Return the micro-batches of this worker's replica, ready for the executor."""
         device, graph = self.context.torch_device, evaluation_graph or self.part.graph
         microbatches = self.splitter.split(batch, device, self.context.data)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from stagewright.engine.batch.splitter import ReplicaShare
 from stagewright.engine.parallel.distributed_state import DistributedState
 from stagewright.engine.parallel.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
@@ -121,10 +122,10 @@ class Trainer:
         return self.runner.part.stage_workers[-1] == self.context.pipeline
 
     @_report_faults
-    def step(self, batch: Batch | Sequence[Any]) -> StepResult:
+    def step(self, batch: Batch | ReplicaShare | Sequence[Any]) -> StepResult:
         """Run forward, backward and the optimizer step on one batch, which may be smaller than the others."""
         start = time.perf_counter()
-        whole_batch = as_batch(batch)
+        whole_batch = batch if isinstance(batch, ReplicaShare) else as_batch(batch)
         self.runner.part.zero_gradients()
         with self.runner.memory.explain_oom():
             result = self.runner.train_step(whole_batch)
@@ -140,10 +141,10 @@ class Trainer:
         )
 
     @_report_faults
-    def evaluate(self, batch: Batch | Sequence[Any]) -> Evaluation:
+    def evaluate(self, batch: Batch | ReplicaShare | Sequence[Any]) -> Evaluation:
         """Return loss and outputs of one batch in eval mode; changes nothing."""
         with self.runner.memory.explain_oom():
-            return self._evaluator.evaluate(as_batch(batch))
+            return self._evaluator.evaluate(batch if isinstance(batch, ReplicaShare) else as_batch(batch))
 
     def predict(self, batches: Iterable[Batch | Sequence[Any]]) -> Iterator[list[Any]]:
         """Yield the model's outputs for a stream of batches in eval mode, which may be endless; changes nothing.

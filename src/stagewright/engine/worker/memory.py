@@ -219,7 +219,7 @@ class MemoryTracker:
         use = _use(self._updated, self._new_gradients, self._saved_bytes)
         return RunError(
             f"worker {self.worker} is out of memory: {needed}; {f'{use}; ' if use.total_bytes else ''}"
-            "use more micro-batches, recomputation or more stages"
+            "use more micro-batches, activation checkpointing (--recompute always) or more stages"
         )
 
     @contextmanager

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from stagewright.engine.worker.process import call_before_sigterm, end_with_agen
 from stagewright.engine.worker.store import agree_on_folder, connect_store, gather_files
 from stagewright.engine.worker.watchdog import HANG_S, StoreWatchdog
 from stagewright.errors import StagewrightError, UsageError
+from stagewright.files.atomic import save_text
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.host_memory_check import check_host_memory
@@ -50,10 +51,12 @@ def run_launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> No
     start_worker(Path(plan), Path(run_folder), job, float(hang_s))
 
 
-def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: float | None) -> None:
+def start_worker(
+    plan: Path, run_folder: Path | None, job: str | None, hang_s: float, files: Mapping[str, str] | None = None
+) -> None:
     """Run this worker; any failure ends the process with one message."""
     try:
-        run_worker(plan, run_folder, job=job, hang_s=HANG_S if hang_s is None else hang_s, end=end_process)
+        run_worker(plan, run_folder, job=job, hang_s=hang_s, files=files, end=end_process)
     except StagewrightError as error:
         end_process(error)
 
@@ -71,9 +74,13 @@ def run_worker(
     *,
     job: str | None = None,
     hang_s: float = HANG_S,
+    files: Mapping[str, str] | None = None,
     end: Callable[[StagewrightError], None],
 ) -> None:
-    """Run this worker's part of a plan; ``end`` must end the process at once (it is called from another thread)."""
+    """Run this worker's part of a plan; ``end`` must end the process at once (it is called from another thread).
+
+    ``files``: the job's options, by file name, for a run folder that has none yet.
+    """
     placement = RankPlacement.from_environment(os.environ)
     end_with_agent(has_agent=placement.store is not None)
     with record_faults(placement) as record:
@@ -95,6 +102,9 @@ def run_worker(
         folder = RunFolder(run_folder)
         if placement.local_rank == 0 and not (run_folder / "plan.toml").exists():
             folder.write_plan(plan)
+        for name, content in (files or {}).items() if placement.local_rank == 0 else ():
+            if not (run_folder / name).exists():
+                save_text(content, run_folder / name)
         watchdog = None
         if placement.store is not None and placement.launcher is None:
             watchdog = record.watchdog = StoreWatchdog(

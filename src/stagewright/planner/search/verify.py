@@ -14,7 +14,7 @@ from typing import Any
 
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
-from stagewright.machine.machine import default_devices
+from stagewright.machine.machine import default_devices, num_gpus
 from stagewright.planner.calibration.calibrate import load_calibration
 from stagewright.planner.search.result import RankedPlan
 
@@ -87,6 +87,8 @@ def verify(
     for place, candidate in enumerate(ranked[:count], start=1):
         plan, forecast = candidate.plan, candidate.forecast
         try:
+            if 0 < num_gpus() < plan.mesh.num_workers:
+                raise UsageError(f"{plan.mesh.num_workers} workers, but torch sees {num_gpus()} GPUs here")
             devices = default_devices(plan.mesh.num_workers)
             report(f"running plan {place}: {plan.mesh}, {plan.microbatches} micro-batches …")
             result = run_plan(replace(plan, devices=devices), root)

@@ -9,8 +9,8 @@ from typing import Any
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.spec.activation_checkpointing import checkpoint_by_block
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.spec.plan_rules import OPTIMIZERS
 from stagewright.studies.framework.options import Note, option, parse_words, setting, show_bytes
 from stagewright.studies.parts.devices import choose_devices, devices_option
 
@@ -28,7 +28,9 @@ class Options:
         "gpt-layers:6", "A model family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:2"
     )
     quick: bool = setting(False)
-    strategies: tuple[str, ...] = option(STRATEGIES, "Strategies to compare with one device.", parse=parse_words)
+    strategies: tuple[str, ...] = option(
+        STRATEGIES, "Strategies to compare with one device.", parse=parse_words, flag="--strategy"
+    )
     sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=32)
     batch: int = option(8, "Samples per step.", minimum=1, on_gpus=16, quick=4)
     microbatches: int = option(4, "Micro-batches of the pipeline.", minimum=1)
@@ -56,7 +58,7 @@ class Options:
         default_text="all; quick: two",
     )
     """None: every strategy with and without activation checkpointing; quick: two of them."""
-    optimizer: str = option("adamw", "sgd, adam or adamw.", quick="sgd")
+    optimizer: str = option("adamw", " | ".join(OPTIMIZERS), quick="sgd")
     seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
 
     def __post_init__(self) -> None:
@@ -123,7 +125,7 @@ class Options:
             microbatches=self.microbatches if mesh.pipeline > 1 else 1,
             cuts=cuts,
             devices=self.devices[: mesh.num_workers],
-            optimizer=OptimizerSpec(name=self.optimizer),  # type: ignore[arg-type]
+            optimizer=OptimizerSpec(name=self.optimizer),
             seed=self.seed,
             steps=self.steps,
             warmup=self.warmup,

@@ -175,4 +175,5 @@ class _Trainer:
                 predictions, target = self.task.predictions(outputs, self._to_device(batch.target))
                 predicted.append(predictions)
                 true.append(target)
+        assert self.task.metric is not None
         return float(self.task.metric(np.concatenate(predicted), np.concatenate(true)))

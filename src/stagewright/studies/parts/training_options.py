@@ -48,11 +48,12 @@ class TrainingOptions:
         ("digits",),
         "cifar10, rte, cola or digits, each with its own backbone.",
         parse=parse_words,
-        default_text="the tasks found in --data, else digits",
+        default_text="the tasks found in --data-dir, else digits",
     )
     data: str | None = option(
         None,
         "Folder with cifar10/, glue/rte/ … as parquet files.",
+        flag="--data-dir",
         metavar="DIR",
         default_text="$STAGEWRIGHT_DATA, else the embedded digits",
     )
@@ -118,5 +119,5 @@ def choose_tasks(
     tasks = tasks_in(folder, wanted)
     if tasks == ("digits",):
         reason = f"{folder} has none of {', '.join(wanted)}" if folder is not None else "no data was given"
-        note(f"{reason}: training digits-vit on the embedded digits instead (--data DIR names a folder with data sets)")
+        note(f"{reason}: training digits-vit on the embedded digits instead (--data-dir DIR names another folder)")
     return folder, tasks

@@ -1,6 +1,6 @@
 """How a study trains a task: the backbone, its size and batch, and where data and weights come from.
 
---data DIR       cifar10/, glue/rte/ … as `stagewright train` finds them; without it, the embedded digits
+--data-dir DIR       cifar10/, glue/rte/ … as `stagewright train` finds them; without it, the embedded digits
 --weights DIR    a config.json of the backbone's model type, in DIR or in one of its folders; else next to the data
 """
 
@@ -93,8 +93,8 @@ def choose_recipe(
     folder = tasks.entry(task).folder
     if folder and data is None:
         raise UsageError(
-            f"the task {task!r} needs its data: give --data DIR with {folder}/ in it, or leave --tasks out to train on "
-            "the embedded digits"
+            f"the task {task!r} needs its data: give --data-dir DIR with {folder}/ in it, or leave --tasks out: "
+            "then it trains on the embedded digits"
         )
     if folder and data is not None and not _has_data(data, task):
         looked = repr(str(_data_folders(data, task)[0]))
@@ -114,7 +114,9 @@ def data_folder(path: str | Path | None) -> str | None:
     """Resolve the folder of data sets: the given one, else STAGEWRIGHT_DATA, else None."""
     text = str(path) if path is not None else os.environ.get("STAGEWRIGHT_DATA") or None
     if text is not None and not Path(text).expanduser().is_dir():
-        raise DataMissing(f"the data folder {text!r} does not exist: give --data DIR with cifar10/ or glue/rte/ in it")
+        raise DataMissing(
+            f"the data folder {text!r} does not exist: give --data-dir DIR with cifar10/ or glue/rte/ in it"
+        )
     return None if text is None else str(Path(text).expanduser().resolve())
 
 

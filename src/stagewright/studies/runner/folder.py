@@ -78,8 +78,8 @@ class StudyFolder:
         folder = cls(Path(path))
         if not (folder.path / "study.json").is_file():
             raise UsageError(
-                f"{path} is not a study's folder: it has no study.json; name one below studies/, or leave --resume out "
-                "to start a study"
+                f"{path} is not a study's folder: it has no study.json; name one below studies/, or "
+                "leave --continue out to start a study"
             )
         folder.about()
         return folder

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stagewright.errors import UnknownName
+from stagewright.plugins import plugins
+from stagewright.user_code import is_user_defined
 
 DEFAULT_TASK = "digits"
 
@@ -112,9 +114,16 @@ def describe() -> dict[str, str]:
     return {entry.name: entry.description for entry in ENTRIES}
 
 
+def own_data(name: str) -> str | None:
+    """Return `package.module:name` of a user's task or a plug-in's; None for a name of the catalog."""
+    if name in _BY_NAME:
+        return None
+    return name if is_user_defined(name) else plugins("tasks").get(name)
+
+
 def entry(name: str) -> Entry:
     """Return the entry of that name; raise UnknownName with the closest names."""
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise UnknownName("task", name, _BY_NAME) from None
+        raise UnknownName("task", name, [*_BY_NAME, *plugins("tasks")]) from None

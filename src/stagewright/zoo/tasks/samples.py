@@ -30,6 +30,10 @@ class Samples(abc.ABC):
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples at `indices` as one batch."""
 
+    def stream(self, batches: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield the batches with these indices, one after another."""
+        return map(self.batch, batches)
+
     def batches(self, batch_size: int, *, shuffle_seed: int | None = None, drop_last: bool = False) -> Iterator[Batch]:
         """Yield every sample once, in order or shuffled by a seed; the last batch may be smaller."""
         if batch_size < 1:

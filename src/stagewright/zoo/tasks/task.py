@@ -12,12 +12,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from stagewright.errors import DataMissing, UnknownName, UsageError
+from stagewright.user_code import check_module
 from stagewright.zoo.blueprint import Blueprint
 from stagewright.zoo.loss import logits_of
 from stagewright.zoo.model import ImageInput, Loss, Model, Objective, TextInput
 from stagewright.zoo.named import catalog as models
 from stagewright.zoo.sources.factory import describe_arguments, find_factory
-from stagewright.zoo.tasks import catalog, dataset_files, image, sentence
+from stagewright.zoo.tasks import catalog, dataset_files, image, sentence, user_task
 from stagewright.zoo.tasks.metric import METRICS
 from stagewright.zoo.tasks.samples import Samples
 from stagewright.zoo.tasks.synthetic import Synthetic
@@ -33,8 +34,8 @@ class Task:
     """Number of classes; None for next-token prediction."""
     loss: Loss
     """`loss(output, target)`, a scalar."""
-    metric: Callable[[ArrayLike, ArrayLike], float]
-    """`metric(predictions, labels)` of predicted and true classes; higher is better."""
+    metric: Callable[[ArrayLike, ArrayLike], float] | None
+    """`metric(predictions, labels)` of predicted and true classes; None: the evaluation loss."""
     metric_name: str
     """Name of the metric in tables."""
     splits: tuple[str, str]
@@ -68,6 +69,8 @@ def load_task(
 
     `data_dir` is a folder of parquet files (default: STAGEWRIGHT_DATA), `tokenizer` a folder with tokenizer.json.
     """
+    if (source := catalog.own_data(name)) is not None:
+        return _user_task(source, model)
     entry = catalog.entry(name)
     check_compatible(entry, model.name, model)
     inputs = model.inputs
@@ -103,8 +106,33 @@ def load_task(
     )
 
 
+def _user_task(name: str, model: Model) -> Task:
+    """Load a user's task, `package.module:name`."""
+    data = user_task.find_data(name, model)
+    evaluation = data.train if data.evaluation is None else data.evaluation
+    sources = {"train": data.train, "evaluation": evaluation}
+    target = user_task.DatasetSamples(name, data.train, model).batch([0]).target
+    metric_name, metric = user_task.choose_metric(data, target)
+    return Task(
+        name=name,
+        description="",
+        num_classes=model.num_classes,
+        loss=user_task.choose_loss(data, model, target),
+        metric=metric,
+        metric_name=metric_name,
+        splits=("train", "evaluation"),
+        objective=model.objective,
+        make_samples=lambda split: user_task.DatasetSamples(name, sources[split], model),
+    )
+
+
 def check_task(name: str, model: str, about: Model | Blueprint, *, data_dir: str | Path | None = None) -> None:
     """Raise UsageError if the model can't learn the task or its files are missing, without reading them."""
+    if (source := catalog.own_data(name)) is not None:
+        check_module(source, "task", "task")
+        if data_dir is not None:
+            raise UsageError(f"--data-dir {data_dir} is for built-in tasks; {name} reads its own data: leave it out")
+        return
     entry = catalog.entry(name)
     check_compatible(entry, model, about)
     folder = Path(data_dir).expanduser() if data_dir is not None else None

@@ -1,6 +1,6 @@
 """The command that reproduces a run, from its resolved plan alone.
 
-Options of `compare` express most plans; others (codecs, a non-default optimizer, custom placement) run from their file.
+Options of `compare` express most plans; others (codecs, another learning rate, custom placement) run from their file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from stagewright.files.json_values import read_object_or_empty
 from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.spec.plan import OptimizerSpec, Plan
 
 
@@ -23,7 +24,7 @@ def reproduce_command(folder: RunFolder, plan: Plan) -> str:
     words = _compare_words(plan)
     if words is not None:
         return _join(words)
-    return _join(["torchrun", "--nproc-per-node", plan.mesh.num_workers, "-m", "stagewright", "worker", file])
+    return _join(["stagewright", "run", file])
 
 
 def _training_options(folder: RunFolder) -> list[object]:
@@ -38,7 +39,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     pipelined = plan.mesh.pipeline > 1
     default = replace(plan, placement="auto", stages=None)
     is_expressible = (
-        plan.optimizer == OptimizerSpec()
+        plan.optimizer == OptimizerSpec(name=plan.optimizer.name)
         and plan.clip is None
         and plan.model.padded is None
         and not plan.has_codecs
@@ -51,7 +52,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     )
     if not is_expressible:
         return None
-    words: list[object] = ["stagewright", "compare", plan.model.name, "--strategies", str(plan.mesh)]
+    words: list[object] = ["stagewright", "compare", plan.model.name, "--strategy", str(plan.mesh)]
     words += ["--devices", ",".join(plan.devices) if plan.devices else plan.mesh.num_workers]
     words += ["--batch", plan.batch, "--steps", plan.steps, "--warmup", plan.warmup]
     if pipelined:
@@ -60,6 +61,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         words += ["--cut", cut]
     given: dict[str, tuple[object, object]] = {
         "--policy": (plan.split, "optimal"),
+        "--optimizer": (plan.optimizer.name, DEFAULT_OPTIMIZER),
         "--recompute": (plan.recompute, "none"),
         "--dtype": (plan.dtype, "float32"),
         "--batch-norm": (plan.batch_norm, "plain"),

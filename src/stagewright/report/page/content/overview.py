@@ -81,7 +81,7 @@ def compare_section(runs: Sequence[RunData]) -> Section | None:
     if all(run.baseline_s is None for run in timed):
         remarks.append(
             "No speed-up: there is no single-device baseline of the same batch on this page or in the folder of these "
-            f"runs. To run one: stagewright compare {timed[0].plan.model.name} --strategies serial "
+            f"runs. To run one: stagewright compare {timed[0].plan.model.name} --strategy serial "
             f"--batch {timed[0].plan.batch}"
         )
     named = f", {baselines[0]}" if len(baselines) == 1 else ""

@@ -86,7 +86,7 @@ def headline(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     if fastest.speedup is None:
         return (
             f"{_capitalize(fastest.name)} is fastest: {fastest.result.samples_per_s:.1f} samples/s on "
-            f"{fastest.result.workers} devices; add serial to --strategies to see the speed-up.",
+            f"{fastest.result.workers} devices; add serial to --strategy to see the speed-up.",
         )
     if fastest.speedup < _MIN_GAIN:
         return (

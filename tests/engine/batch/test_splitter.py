@@ -59,7 +59,7 @@ def test_a_share_is_split_like_the_whole_batch() -> None:
     def example(size: int) -> Batch:
         return Batch(args=(torch.ones(size, 3),), target=torch.zeros(size))
 
-    module = nn.Linear(3, 2)
+    module = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     model = Model(
         name="m", module=module, args=(torch.ones(4, 3),), loss=default_loss, batch_size=4, make_example=example
     )

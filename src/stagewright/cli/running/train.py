@@ -100,12 +100,12 @@ def train(
     options: PlanOptions,
     devices: opt.Devices = None,
     max_restarts: Annotated[
-        int, opt.run_option("--max-restarts", min=0, help="After a lost worker, go on from the last checkpoint.")
+        int, opt.run_option("--max-restarts", min=0, help="Go on after a lost worker.")
     ] = 0,
     hang_s: opt.Timeout = 300.0,
     seeds: Annotated[
         str | None,
-        _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0, or the plan's]"),
+        _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0]"),
     ] = None,
     resume: Annotated[
         bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint under --root.")

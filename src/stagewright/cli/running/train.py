@@ -30,8 +30,7 @@ class PlanOptions:
     strategy: Annotated[
         str | None,
         opt.run_option(
-            metavar="NAME|MESH",
-            help="serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), or a mesh: dp=2,pp=2. \\[default: serial]",
+            metavar="NAME|MESH", help="serial, ddp, fsdp, tensor, pipeline, or a mesh: dp=2,pp=2. \\[default: serial]"
         ),
     ] = None
     microbatches: Annotated[int | None, opt.microbatches_option("4 in a pipeline")] = None
@@ -99,13 +98,10 @@ def train(
     *,
     options: PlanOptions,
     devices: opt.Devices = None,
-    max_restarts: Annotated[
-        int, opt.run_option("--max-restarts", min=0, help="Go on after a lost worker.")
-    ] = 0,
+    max_restarts: Annotated[int, opt.run_option("--max-restarts", min=0, help="Go on after a lost worker.")] = 0,
     hang_s: opt.Timeout = 300.0,
     seeds: Annotated[
-        str | None,
-        _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0]"),
+        str | None, _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0]")
     ] = None,
     resume: Annotated[
         bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint under --root.")

@@ -70,7 +70,7 @@ def test_two_tasks_of_slurm_train_and_resume(tmp_path: Path) -> None:
             )
             for rank in range(2)
         ]
-        errors = [task.communicate(timeout=120)[1] for task in tasks]
+        errors = [task.communicate(timeout=400)[1] for task in tasks]
         assert [task.returncode for task in tasks] == [0, 0], errors
         names = list_runs(tmp_path / "runs")
         assert len(names) == attempt

@@ -36,7 +36,7 @@ def data(): return DataLoader(Points(64, 0), batch_size=16), Points(20, 1)
 
 @pytest.mark.slow
 def test_data_parallel_training_is_that_of_one_device(tmp_path: Path) -> None:
-    losses = {}
+    losses, reads = {}, {}
     for strategy, devices in (("serial", "cpu:0"), ("dp=2", "cpu:0,cpu:0")):
         folder = tmp_path / strategy
         folder.mkdir()
@@ -55,9 +55,7 @@ def test_data_parallel_training_is_that_of_one_device(tmp_path: Path) -> None:
         assert [float(row["learning_rate"]) for row in rows if row["loss"]] == pytest.approx(
             [0.05 * (8 - step) / 8 for step in range(8)]
         )
-        reads = sorted(len(path.read_text().splitlines()) for path in folder.glob("reads-*.txt"))
-        if strategy == "dp=2":  # 2 epochs of 64 and 2 evaluations of 20 samples, and a few for the example
-            whole = 2 * (64 + 20)
-            assert all(whole / 2 <= count < whole * 0.75 for count in reads[-2:]), reads
+        reads[strategy] = max(len(path.read_text().splitlines()) for path in folder.glob("reads-*.txt"))
     assert losses["dp=2"] == pytest.approx(losses["serial"], rel=1e-5)
     assert losses["serial"][-1] < losses["serial"][0]
+    assert reads["dp=2"] < reads["serial"] - 60  # of 2 × (64 + 20) samples it reads half; both also read examples

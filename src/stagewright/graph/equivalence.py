@@ -1,4 +1,9 @@
-"""Compare a captured graph with its model: run both from the same state and seed, and compare results bit by bit."""
+"""Compare a captured graph with its model: run both from the same state and seed, and compare the results.
+
+On one device with deterministic kernels they are equal bit by bit. Where two runs of the model itself differ (fused
+attention on a GPU adds in no fixed order), the graph may differ by a multiple of that noise: at least by rounding, and
+never by more than ``MAX_NOISE``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,13 @@ from torch import nn
 from stagewright import structure
 from stagewright.graph.preserve import preserved
 
+MAX_NOISE = 0.1
+"""Largest relative difference between two runs of a model that counts as noise, and between model and graph."""
+NOISE_FACTOR = 4
+"""Allowed difference over the measured one between runs of the model."""
+_REPEATS = 2
+_ROUNDINGS = 4  # units in the last place that are allowed where kernels are not deterministic
+
 
 def find_difference(
     model: nn.Module,
@@ -22,8 +34,8 @@ def find_difference(
 ) -> str | None:
     """Describe how results, buffers or gradients of ``run`` differ from the model's; ``None`` if all are equal.
 
-    Also ``None`` where no comparison is possible: the model raises an error, or two runs of the model itself differ (it
-    draws from its own random generator).
+    Also ``None`` where no comparison is possible: the model raises an error, or two runs of the model itself differ by
+    more than ``MAX_NOISE`` (it draws from its own random generator).
     """
 
     def outcome(function: Callable[..., Any]) -> dict[str, Any]:
@@ -37,10 +49,17 @@ def find_difference(
         actual = outcome(run)
     except Exception as error:
         return f"it raises {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    problem = _compare(expected, actual)
-    if problem is not None and _compare(expected, outcome(model)) is not None:
+    if _compare(expected, actual) is None:
         return None
-    return problem
+    noise = 0.0
+    for _ in range(_REPEATS):
+        repeated = outcome(model)
+        if _compare(expected, repeated, MAX_NOISE) is not None:
+            return None
+        noise = max(noise, _largest_difference(expected, repeated))
+    if noise or any(isinstance(value, torch.Tensor) and value.is_cuda for value in expected.values()):
+        return _compare(expected, actual, min(MAX_NOISE, NOISE_FACTOR * noise), rounding=True)
+    return _compare(expected, actual)
 
 
 def mix_samples(arguments: tuple[tuple[Any, ...], dict[str, Any]], dim: int, leaves: Sequence[int]) -> Any:
@@ -63,7 +82,7 @@ def is_repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             results.append({str(index): _copy(leaf) for index, leaf in enumerate(leaves)})
             for name, value in model.named_buffers():
                 value.copy_(buffers[name])
-    return _compare(*results) is None
+    return _compare(results[0], results[1]) is None
 
 
 def _outcome(
@@ -98,7 +117,10 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str | None:
+def _compare(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], tolerance: float = 0.0, *, rounding: bool = False
+) -> str | None:
+    """Describe the first difference above a relative tolerance; ``rounding``: allow some of the dtype's too."""
     if expected.keys() != actual.keys():
         return f"it returns {len(actual)} values instead of {len(expected)}"
     for name, model_value in expected.items():
@@ -111,5 +133,32 @@ def _compare(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> str | No
                 f"{name} is {list(value.shape)} {value.dtype} instead of {list(model_value.shape)} {model_value.dtype}"
             )
         elif not torch.equal(torch.nan_to_num(model_value), torch.nan_to_num(value)):
-            return f"{name} is off by {float((model_value.double() - value.double()).abs().max()):.2g}"
+            is_float = value.is_floating_point()
+            allowed = max(tolerance, _ROUNDINGS * torch.finfo(value.dtype).eps if rounding and is_float else 0.0)
+            if not is_float or not _relative_difference(model_value, value) <= allowed:
+                off_by = f"is off by {float((model_value.double() - value.double()).abs().max()):.2g}"
+                return f"{name} {off_by}" + (
+                    f", more than the allowed {allowed:.2g} of its largest value" if allowed else ""
+                )
     return None
+
+
+def _largest_difference(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> float:
+    """Return the largest relative difference of any floating-point tensor."""
+    pairs = [(value, actual[name]) for name, value in expected.items()]
+    differences = [
+        _relative_difference(first, second)
+        for first, second in pairs
+        if isinstance(first, torch.Tensor) and first.is_floating_point()
+    ]
+    return max(differences, default=0.0)
+
+
+def _relative_difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """Return the largest difference over the largest expected value; infinite if only one value is NaN."""
+    if not expected.numel():
+        return 0.0
+    first, second = torch.nan_to_num(expected.double()), torch.nan_to_num(actual.double())
+    if not torch.equal(expected.isnan(), actual.isnan()):
+        return float("inf")
+    return float((first - second).abs().max() / first.abs().max().clamp_min(1e-30))

@@ -14,6 +14,7 @@ from stagewright.api.analytic import forecast_analytic
 from stagewright.api.inputs import check_names, load_cluster, load_plan
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
+from stagewright.cluster.device import Device
 from stagewright.errors import UsageError
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import load_calibration
@@ -110,7 +111,8 @@ def measure_plan(
         if cluster.num_devices < plan.mesh.num_workers:
             Topology(mesh=plan.mesh, cluster=cluster)  # raises an error with both numbers
         check_kind(plan.devices[0] if plan.devices else default_devices(1)[0], cluster, measuring.rescale)
-    calibration = load_calibration(measuring.cache_folder, progress=progress.note)
+    devices = plan.devices if plan.devices and Device.parse(plan.devices[0]).kind == "cuda" else ()
+    calibration = load_calibration(measuring.cache_folder, devices=devices, progress=progress.note)
     measured = measuring.measure(plan, max(plan_microbatch_sizes(plan)) if all_schedules else None, progress)
     if cluster is None:
         cluster = calibration.cluster(plan.mesh.num_workers)

@@ -110,17 +110,21 @@ class Calibration:
 def load_calibration(
     cache: str | Path | None = None,
     *,
+    devices: Sequence[str] = (),
     fresh: bool = False,
     if_slower: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Return this machine's calibration, cached or measured now (about 20 s).
 
-    It is measured again if `fresh`, if the machine is faster than it was, or with `if_slower` slower.
+    It is measured again if `fresh`, if the machine is faster than it was, or with `if_slower` slower. ``devices``: one
+    or two that a plan uses; by default two of this machine's, or its only GPU.
     """
-    devices = default_devices(2, share=True)
+    devices = tuple(devices[:2]) or _default_pair()
     hardware = _hardware(devices[0])
-    path = (default_cache_folder() if cache is None else Path(cache)) / "calibration.json"
+    kind = Device.parse(devices[0]).kind
+    name = "calibration.json" if kind == "cpu" else f"calibration-{kind}-{len(devices)}.json"
+    path = (default_cache_folder() if cache is None else Path(cache)) / name
     reason = ""
     if not fresh and path.is_file():
         try:
@@ -139,6 +143,12 @@ def load_calibration(
     path.parent.mkdir(parents=True, exist_ok=True)
     save_text(json.dumps(measured.to_dict(), indent=2) + "\n", path)
     return measured
+
+
+def _default_pair() -> tuple[str, ...]:
+    """Return two devices of the kind that runs use by default; one if there is only one GPU."""
+    one, two = default_devices(1), default_devices(2, share=True)
+    return two if Device.parse(one[0]).kind == Device.parse(two[0]).kind else one
 
 
 def _hardware(device: str) -> str:

@@ -95,7 +95,7 @@ def large_search() -> Callable[[], Any]:
             inter_host=Link(bandwidth_bytes_per_s=25e9, latency_s=1e-5),
         ),
     )
-    base = Plan(model=ModelSpec(name="gpt-175b"), batch=2048, dtype="bfloat16", optimizer=OptimizerSpec(name="adamw"))
+    base = Plan(model=ModelSpec(name="gpt-175b"), batch=2048, precision="bf16", optimizer=OptimizerSpec(name="adamw"))
 
     def call() -> Any:
         source = AnalyticModel(name="gpt-175b", shape=shape, peak=device_peak(cluster))

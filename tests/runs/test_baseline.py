@@ -13,7 +13,7 @@ def test_the_serial_run_of_the_same_comparison_is_found(tmp_path: Path) -> None:
     assert find_baseline(early) is None
     make_run(tmp_path, number=0)
     own = make_run(tmp_path, number=1)
-    make_run(tmp_path, dtype="bfloat16", number=2)
+    make_run(tmp_path, precision="bf16", number=2)
     make_run(tmp_path, name="mlp-mnist", number=3)
     failed = make_run(tmp_path, number=4)
     failed.finish("failed", {"error": "killed"})

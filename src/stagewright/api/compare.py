@@ -29,7 +29,7 @@ class Comparison(Displayed):
     """The runs of several strategies, each verified against the single-device baseline."""
 
     plan: Plan
-    """What all runs share: model, batch, dtype, devices."""
+    """What all runs share: model, batch, precision, devices."""
     rows: tuple[RunResult, ...]
     """One result a strategy, also where it was refused or failed."""
 
@@ -72,7 +72,8 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``codec``, ``optimizer``, ``training``, ``dtype``, ``steps``, …).
+            (``schedule``, ``recompute``, ``shard``, ``codec``, ``optimizer``, ``training``, ``precision``,
+            ``compile``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)

@@ -94,7 +94,7 @@ def fit(
         cache: The cache folder of profiles; True: the user's.
         root: Where run folders of `check` go.
         progress: Receives notes while the model is measured.
-        options: Options of the model (``image_size``, …) and of the plan (``dtype``, ``units``).
+        options: Options of the model (``image_size``, …) and of the plan (``precision``, ``units``).
 
     Example:
         print(sw.fit("gpt-layers", "1GiB", devices=2, sequence_length=32))

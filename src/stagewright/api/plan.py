@@ -33,7 +33,7 @@ from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
-from stagewright.spec.plan_rules import DTYPES, RECOMPUTES
+from stagewright.spec.plan_rules import PRECISIONS, RECOMPUTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class PlanResult(Displayed):
     """The best plans of a search, with the baseline and plain data parallelism beside them."""
 
     base: Plan
-    """What all plans share: model, batch, dtype, optimizer."""
+    """What all plans share: model, batch, precision, optimizer."""
     cluster: Cluster
     search: SearchResult
     verified: VerifiedPlans | None = None
@@ -91,7 +91,7 @@ class PlanResult(Displayed):
         return {
             "model": self.base.model.name,
             "batch": self.base.batch,
-            "dtype": self.base.dtype,
+            "precision": self.base.precision,
             "optimizer": self.base.optimizer.name,
             "best": [_row(ranked) for ranked in result.best],
             "serial": _row(result.serial),
@@ -113,7 +113,7 @@ def plan(
     batch: int = 256,
     verify: bool = False,
     optimizer: str = DEFAULT_OPTIMIZER,
-    dtype: str = "float32",
+    precision: str = "float32",
     root: str | Path = "runs",
     progress: Progress = SILENT,
     **options: Any,
@@ -126,7 +126,7 @@ def plan(
         batch: Global batch.
         verify: Whether to run the best plans on this machine.
         optimizer: adamw, adam, sgd or rmsprop.
-        dtype: float32 or bfloat16.
+        precision: float32, bf16, bf16-mixed or fp16-mixed.
         root: Where run folders of `verify` go.
         progress: Receives notes while the model is measured.
         options: Options of the model (``image_size``, …), of the search (``top``, ``schedules``, ``recompute``,
@@ -143,11 +143,11 @@ def plan(
     measuring = {name: options.pop(name) for name in list(options) if name in measures}
     about, rest = split_options(options)
     check_names("optimizer", [optimizer], OPTIMIZERS)
-    check_names("dtype", [dtype], DTYPES)
+    check_names("precision", [precision], PRECISIONS)
     base = Plan(
         model=ModelSpec(name=model, **about),
         batch=batch,
-        dtype=dtype,  # type: ignore[arg-type]  # checked above
+        precision=precision,  # type: ignore[arg-type]  # checked above
         optimizer=OptimizerSpec(name=optimizer),
         **rest,
     )
@@ -229,7 +229,7 @@ def _link_codecs(names: Iterable[str], source: CostSource, base: Plan) -> dict[s
     if isinstance(source, AnalyticModel):
         return {name: source.codec(name) for name in names}
     kind = source.model(1, 1).profile.device.partition(":")[0]
-    return {name: measure_link_codec(name, base.dtype, 1 << 20, kind) for name in names}
+    return {name: measure_link_codec(name, base.compute_dtype, 1 << 20, kind) for name in names}
 
 
 def _measured_source(

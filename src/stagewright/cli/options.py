@@ -17,7 +17,7 @@ from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
-from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, RECOMPUTES, check_choice
+from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, PRECISIONS, RECOMPUTES, check_choice
 from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
@@ -75,11 +75,15 @@ Weights = Annotated[str | None, _model_option(metavar="DIR", help="A folder of s
 ImageSize = Annotated[int | None, _model_option(min=1, help="Image height and width in pixels.")]
 SequenceLength = Annotated[int | None, _model_option(min=1, help="Tokens per sample.")]
 NumClasses = Annotated[int | None, _model_option(min=1, help="Number of classes.")]
-Dtype = Annotated[
-    str | None, choice("dtype", (*DTYPES, "float16", "float64"), _model_option, help="Data type.", show_default=False)
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+Dtype = Annotated[str | None, choice("dtype", _DTYPES, _model_option, help="Data type.", show_default=False)]
+Precision = Annotated[
+    str | None,
+    choice("precision", PRECISIONS, _model_option, help="Mixed: autocast. \\[default: float32]", show_default=False),
 ]
-RunDtype = Annotated[
-    str | None, choice("dtype", DTYPES, _model_option, help="Data type. \\[default: float32]", show_default=False)
+Compile = Annotated[
+    str | None,
+    choice("compile mode", COMPILES, run_option, help="With torch.compile. \\[default: none]", show_default=False),
 ]
 Seed = Annotated[int, _model_option(help="Seed of random weights and the example batch.")]
 Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from stagewright import structure
+from stagewright.graph.compilation import backend_name
 from stagewright.machine.cpu_offload import is_offloaded
 from stagewright.machine.machine import installed_versions
 
@@ -44,9 +45,15 @@ def profile_key(
     repeats: int,
     training: bool,
     part: str = "whole layers",
+    compile: str = "none",
+    autocast: torch.dtype | None = None,
 ) -> dict[str, str]:
     """Return everything that the profile depends on; `part` says which part of its layers the model holds."""
+    compiled = {} if compile == "none" else {"compile": f"{compile} with {backend_name()}"}
+    mixed = {} if autocast is None else {"autocast": str(autocast)}
     return {
+        **compiled,
+        **mixed,
         "model": name,
         "structure": structure_digest(graph.model),
         "mode": "train" if graph.model.training else "eval",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +25,14 @@ from torch import nn
 
 from stagewright.cluster.device import Device
 from stagewright.errors import ModelError, UsageError
+from stagewright.graph.compilation import compile_stage, compiled_units
 from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
-from stagewright.profiler.replay import Replay, Stopwatch, add_times
+from stagewright.profiler.replay import Replay, Stopwatch, add_times, scale_time
 from stagewright.profiler.saved_activations import SavedActivations, measure_saved_activations
 from stagewright.profiler.storage import model_storages, tensors_in
 
@@ -52,6 +54,8 @@ def profile(
     cache: bool | str | Path = True,
     fresh: bool = False,
     part: str = "whole layers",
+    compile: str = "none",
+    autocast: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Measure what every unit of the captured model costs on a device, or read it from the cache.
@@ -71,6 +75,9 @@ def profile(
         cache: A folder, True for the default one, or False.
         fresh: Whether to measure again and replace the cached profile.
         part: Which part of its layers the model holds, for the cache.
+        compile: What runs compiled: none, units, or stages; for stages, the times of all units are scaled so that they
+            add up to the time of the whole model as one compiled stage.
+        autocast: The dtype of autocast operations; None: no autocast.
         progress: Called with ``(done, total, name)`` before each step of the measurement and once at its end.
 
     Example:
@@ -88,24 +95,39 @@ def profile(
         if unreadable is not None:
             store, source = None, f"measured: not cached, because the source of {unreadable} can't be read; give a name"
     if store is not None:
-        key = profile_key(graph, args, kwargs, name=name, device=device, repeats=repeats, training=training, part=part)
+        key = profile_key(
+            graph,
+            args,
+            kwargs,
+            name=name,
+            device=device,
+            repeats=repeats,
+            training=training,
+            part=part,
+            compile=compile,
+            autocast=autocast,
+        )
         cached, reason = (None, "") if fresh else store.profile(key)
         if cached is not None:
             # Another core or GPU of the same kind costs the same.
             return replace(cached, device=device.text)
         source = f"measured: {reason}" if reason else source
         store.check_writable()
-    measured = _measure(
-        graph,
-        args,
-        kwargs,
-        name=name,
-        device=device,
-        repeats=repeats,
-        training=training,
-        source=source,
-        progress=progress or (lambda done, total, step: None),
-    )
+    target = device.torch_device().type
+    is_mixed = autocast is not None
+    with torch.autocast(target, dtype=autocast, enabled=is_mixed, cache_enabled=False) if is_mixed else nullcontext():
+        measured = _measure(
+            graph,
+            args,
+            kwargs,
+            name=name,
+            device=device,
+            repeats=repeats,
+            training=training,
+            compile=compile,
+            source=source,
+            progress=progress or (lambda done, total, step: None),
+        )
     if store is not None:
         store.save_profile(key, measured)
     return measured
@@ -161,6 +183,7 @@ def _measure(
     device: Device,
     repeats: int,
     training: bool,
+    compile: str,
     source: str,
     progress: Progress,
 ) -> Profile:
@@ -178,41 +201,80 @@ def _measure(
                 if training
                 else tuple(SavedActivations(saved_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
             )
-            whole = Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
+            whole = _whole_replay(graph, args, kwargs, training=training, as_stage=compile == "stages")
             replays = _replays(graph, args, kwargs, saved, steps, training=training)
             glue = [] if on_host else _glue_replays(graph, args, kwargs, training=training)
         steps.more((repeats + 1) * len(glue))
-        with _no_garbage_collection():
-            for current_round in range(repeats + 1):
-                for replay in (*(() if on_host else (whole,)), *replays, *(segment for _, segment in glue)):
-                    steps.next(replay.name)
-                    with resident(replay.module, torch_device):
-                        if current_round:
-                            replay.sample(stopwatch)
-                        else:
-                            replay.warm_up(stopwatch)
-        working = []
-        for replay in replays:
-            with resident(replay.module, torch_device):
-                working.append(replay.working_bytes(torch_device))
+        with nullcontext() if compile == "none" else compiled_units(graph.module(call) for call in graph.calls):
+            if training and compile != "none" and not on_host:
+                saved = measure_saved_activations(graph, args, kwargs)
+            with _no_garbage_collection():
+                for current_round in range(repeats + 1):
+                    for replay in (*(() if on_host else (whole,)), *replays, *(segment for _, segment in glue)):
+                        steps.next(replay.name)
+                        with resident(replay.module, torch_device):
+                            if current_round:
+                                replay.sample(stopwatch)
+                            else:
+                                replay.warm_up(stopwatch)
+            working = []
+            for replay in replays:
+                with resident(replay.module, torch_device):
+                    working.append(replay.working_bytes(torch_device))
         storages = model_storages(graph.model)
         recompute_saved = [replay.input_bytes(storages) if training else 0 for replay in replays]
     steps.finish(name)
-    whole_forward, _, whole_backward = whole.times()
     batch_size = graph.batch_size_of(tuple(args), kwargs)
+    whole_forward, _, whole_backward = whole.times()
+    units = _units(graph, batch_size, replays, glue, saved, recompute_saved, working)
+    if compile == "stages" and not on_host:
+        units = _scaled(units, whole_forward.median_s, whole_backward.median_s)
     return Profile(
         model=name,
         device=device.text,
         dtype=_dtype(graph, args, kwargs),
         batch_size=batch_size,
         training=training,
-        units=_units(graph, batch_size, replays, glue, saved, recompute_saved, working),
+        units=units,
         whole_forward=whole_forward,
         whole_backward=whole_backward,
         whole_macs=whole_macs,
         versions=library_versions(),
         source=source,
     )
+
+
+def _whole_replay(
+    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool, as_stage: bool
+) -> Replay:
+    """Return the whole model, or the whole graph as one compiled stage."""
+    if not as_stage:
+        return Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
+    stage = graph.stage(0, len(graph.calls) - 1)
+    values = graph.flatten(tuple(args), dict(kwargs))
+    replay = Replay("whole model", stage, values, {}, training=training, is_whole=True)  # inspects the eager stage
+    compile_stage(stage)
+    return replay
+
+
+def _scaled(units: tuple[UnitProfile, ...], forward_s: float, backward_s: float) -> tuple[UnitProfile, ...]:
+    """Scale the times of all units so that they add up to those of one compiled stage."""
+    forward = _ratio(forward_s, sum(unit.forward.median_s for unit in units))
+    sums = (unit.backward_input.median_s + unit.backward_weight.median_s for unit in units)
+    backward = _ratio(backward_s, sum(sums))
+    return tuple(
+        replace(
+            unit,
+            forward=scale_time(unit.forward, forward),
+            backward_input=scale_time(unit.backward_input, backward),
+            backward_weight=scale_time(unit.backward_weight, backward),
+        )
+        for unit in units
+    )
+
+
+def _ratio(actual: float, total: float) -> float:
+    return actual / total if actual and total else 1.0
 
 
 def _replays(

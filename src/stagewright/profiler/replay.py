@@ -56,6 +56,11 @@ def add_times(first: Time, second: Time) -> Time:
     return Time(median_s=first.median_s + second.median_s, spread_s=first.spread_s + second.spread_s)
 
 
+def scale_time(time: Time, factor: float) -> Time:
+    """Return a time multiplied by a factor."""
+    return Time(median_s=time.median_s * factor, spread_s=time.spread_s * factor)
+
+
 class Stopwatch:
     """A timer of calls on a device: the clock on a CPU, events on CUDA."""
 

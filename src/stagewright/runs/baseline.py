@@ -21,7 +21,7 @@ from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
-_EQUAL_FIELDS = ("model", "batch", "dtype", "training", "optimizer")
+_EQUAL_FIELDS = ("model", "batch", "precision", "compile", "training", "optimizer")
 
 Name = TypeVar("Name", bound=Hashable)
 

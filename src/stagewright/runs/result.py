@@ -78,6 +78,22 @@ class WholeBatchLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileReport:
+    """What ``torch.compile`` did in a run, over all workers."""
+
+    mode: str
+    """What was compiled: stages or units."""
+    reason: str = ""
+    """Why units were compiled although the plan says stages."""
+    graphs: int = 0
+    """Compiled graphs."""
+    graph_breaks: int = 0
+    """Places where a forward leaves its compiled graph."""
+    break_reasons: tuple[str, ...] = ()
+    """The most frequent reasons of graph breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
     """Bytes of a worker's tensors at one moment, by category."""
 
@@ -193,6 +209,8 @@ class RunResult:
     loss_source: str | None = None
     """Whose loss was used: the model's, the task's or a stand-in."""
     whole_batch: WholeBatchLoss | None = None
+    compiled: CompileReport | None = None
+    """What was compiled; None without compilation."""
     peak_memory_bytes: tuple[int, ...] = ()
     """Peak memory of each worker."""
     process_peak_bytes: tuple[int | None, ...] = ()

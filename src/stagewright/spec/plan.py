@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
 AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
+Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
+Compile: TypeAlias = Literal["none", "stages", "units"]
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
+
+
+AUTOCAST_DTYPES: dict[str, Literal["bfloat16", "float16"]] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +183,12 @@ class Plan:
     "auto" (chosen on the first batch by measured benefit), or one per cut."""
     codec_backward: str | tuple[str, ...] | None = None
     """Compression of gradients between stages; None: same as `codec`."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of parameters and activations."""
+    precision: Precision = "float32"
+    """float32; bf16: parameters and activations in bfloat16; bf16-mixed, fp16-mixed: autocast, with float32 parameters,
+    gradients and optimizer states. fp16-mixed scales the loss."""
+    compile: Compile = "none"
+    """What `torch.compile` compiles: none, stages or units. Stages are compiled unit by unit where replicas or
+    tensor-parallel workers communicate between units, or where units draw random numbers."""
     batch_norm: Literal["plain", "deferred"] = "plain"
     """Batch norm's running statistics: per micro-batch (plain), or of the full batch (deferred)."""
     training: bool = True
@@ -221,6 +230,21 @@ class Plan:
     @staticmethod
     def _files() -> Any:
         return import_module("stagewright.spec.plan_file")  # it imports this module
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """Data type of parameters, gradients and optimizer states."""
+        return "bfloat16" if self.precision == "bf16" else "float32"
+
+    @property
+    def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
+        """Data type of autocast operations; None without autocast."""
+        return AUTOCAST_DTYPES.get(self.precision)
+
+    @property
+    def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Data type of most operations."""
+        return self.autocast_dtype or self.dtype
 
     @property
     def resolved_placement(self) -> Placement:

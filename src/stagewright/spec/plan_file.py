@@ -37,7 +37,7 @@ from stagewright.files.toml_table import (
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.spec.plan_rules import BATCH_NORMS, DTYPES, LR_SCHEDULES, RECOMPUTES, check_plan
+from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, LR_SCHEDULES, PRECISIONS, RECOMPUTES, check_plan
 
 _MODEL: dict[str, Reader] = {
     "name": text,
@@ -70,7 +70,8 @@ _PLAN: dict[str, Reader] = {
     "shard": flag,
     "codec": either(text, list_of(text)),
     "codec_backward": either(text, list_of(text)),
-    "dtype": choice(*DTYPES),
+    "precision": choice(*PRECISIONS),
+    "compile": choice(*COMPILES),
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,
     "devices": list_of(text),
@@ -107,7 +108,7 @@ def plan_to_toml(plan: Plan) -> str:
 
 def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     """Build and check a plan from a TOML or JSON table; error messages start with `where`."""
-    values = read_table(table, _PLAN, where, required=["batch = 32", "[model]"])
+    values = read_table(_without_dtype(table), _PLAN, where, required=["batch = 32", "[model]"])
     if "memory" in values:
         values["memory_bytes"] = values.pop("memory")
     plan = Plan(**values)
@@ -116,6 +117,14 @@ def plan_from_table(table: Mapping[str, Any], where: str = "the plan") -> Plan:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     return plan
+
+
+def _without_dtype(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Read `dtype`, which plans had before `precision`."""
+    known = {"float32": "float32", "bfloat16": "bf16"}
+    if "precision" in table or table.get("dtype") not in known:
+        return table
+    return {"precision": known[table["dtype"]], **{key: value for key, value in table.items() if key != "dtype"}}
 
 
 def plan_to_table(plan: Plan) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
-DTYPES = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bf16", "bf16-mixed", "fp16-mixed")
+COMPILES = ("none", "stages", "units")
 BATCH_NORMS = ("plain", "deferred")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 RECOMPUTES = ("none", "always", "except-last")
@@ -50,7 +51,8 @@ def _check_names(plan: Plan) -> None:
     if not plan.cuts:
         _check_policy(plan.split)
     check_choice("placement", plan.placement, ("auto", *PLACEMENTS))
-    check_choice("dtype", plan.dtype, DTYPES)
+    check_choice("precision", plan.precision, PRECISIONS)
+    check_choice("compile mode", plan.compile, COMPILES)
     check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
     if isinstance(plan.recompute, str):
         check_choice("recompute mode", plan.recompute, RECOMPUTES)

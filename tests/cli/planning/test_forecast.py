@@ -132,7 +132,7 @@ def test_a_large_model_without_weights(folder: Path) -> None:
         '[[devices]]\nkind = "cuda"\ncount = 8\nhosts = 2\nmemory = "40GiB"\nhardware = "A100"\n'
         '[links.intra_host]\nbandwidth = "250GB/s"\n[links.inter_host]\nbandwidth = "25GB/s"\n'
     )
-    words = ("plan", "hf:large", "--analytic", "--cluster", "gpus.toml", "--batch", "64", "--dtype", "bfloat16")
+    words = ("plan", "hf:large", "--analytic", "--cluster", "gpus.toml", "--batch", "64", "--precision", "bf16")
     data = json.loads(run(folder, *words, "--schedules", "1f1b", "--json").stdout)
     assert data["serial"]["microbatches"] == 4, "one device holds no more, and adds up their gradients"
     assert 1 < data["best"][0]["speedup"] < 16.1

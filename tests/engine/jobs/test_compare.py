@@ -105,7 +105,7 @@ def test_unusual_models(name: str, mesh: str, options: dict[str, Any], tmp_path:
 @pytest.mark.long
 def test_tensor_parallel_bfloat16_is_within_rounding(tmp_path: Path) -> None:
     """Query gradients result from cancellation: floating-point reordering changes them by more than 2e-2."""
-    row = run_plan(on("tensor=2", dtype="bfloat16", steps=1), tmp_path)
+    row = run_plan(on("tensor=2", precision="bf16", steps=1), tmp_path)
     assert row.equal, row.parity
     assert 2e-2 < row.parity.tolerance < 0.15
 

@@ -159,7 +159,7 @@ def test_times_go_with_device_and_samples() -> None:
 
 def test_an_efficiency_that_is_stated(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **FAMILIES["gpt2"]}))
-    plan = Plan(model=ModelSpec(name=f"hf:{tmp_path}"), batch=2, dtype="bfloat16")
+    plan = Plan(model=ModelSpec(name=f"hf:{tmp_path}"), batch=2, precision="bf16")
     assert analytic_source(plan, named_cluster("8xa100"), 0.3).device.matmul_share == 0.3
     assert analytic_source(plan, named_cluster("8xa100")).device == A100
 

@@ -261,15 +261,15 @@ def test_timelines_share_the_room_for_events(page: Page) -> None:
 
 
 def test_rates_of_other_batches_are_other_charts(tmp_path: Path) -> None:
-    for number, (mesh, dtype) in enumerate(
-        [("serial", "float32"), ("data=2", "float32"), ("serial", "bfloat16"), ("data=2", "bfloat16")]
+    for number, (mesh, precision) in enumerate(
+        [("serial", "float32"), ("data=2", "float32"), ("serial", "bf16"), ("data=2", "bf16")]
     ):
-        make_run(tmp_path, mesh, dtype=dtype, number=number)
+        make_run(tmp_path, mesh, precision=precision, number=number)
     page = build_report([tmp_path]).page
     charts = [one for one in section(page, "speed").items if isinstance(one, BarChart)]
     assert [one.title for one in charts] == [
         "digits-vit, float32: throughput (samples/s)",
-        "digits-vit, bfloat16: throughput (samples/s)",
+        "digits-vit, bf16: throughput (samples/s)",
         "Speed-up over the single-device baseline",
     ]
     assert [len(one.bars) for one in charts] == [2, 2, 4]

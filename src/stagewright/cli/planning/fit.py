@@ -37,7 +37,7 @@ def fit(
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,
     num_classes: opt.NumClasses = None,
-    dtype: opt.RunDtype = None,
+    precision: opt.Precision = "float32",
     seed: opt.Seed = 0,
     units: opt.Units = "auto",
     cache_dir: opt.CacheDir = None,
@@ -66,7 +66,7 @@ def fit(
         num_classes=num_classes,
         seed=seed,
         units=units,
-        dtype=dtype or "float32",
+        precision=precision,
     )
     if json:
         print_json(result.to_dict())

@@ -51,7 +51,8 @@ def plan(
         str, _search_option(metavar="NAMES", help="Codecs on links, with commas; all but none change values.")
     ] = "none",
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
-    dtype: opt.RunDtype = None,
+    precision: opt.Precision = None,
+    compile: opt.Compile = None,
     analytic: Annotated[
         bool, _search_option("--analytic", help="By formulas and the hardware's peak; measures nothing.")
     ] = False,
@@ -88,7 +89,8 @@ def plan(
         batch=batch,
         verify=verify,
         optimizer=optimizer,
-        dtype=dtype or "float32",
+        precision=precision or "float32",
+        compile=compile or "none",
         root=root,
         progress=SCREEN,
         image_size=image_size,

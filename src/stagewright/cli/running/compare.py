@@ -56,7 +56,8 @@ def compare(
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,
     num_classes: opt.NumClasses = None,
-    dtype: opt.RunDtype = None,
+    precision: opt.Precision = None,
+    compile: opt.Compile = None,
     seed: opt.Seed = 0,
     units: opt.Units = "auto",
 ) -> None:
@@ -103,7 +104,8 @@ def compare(
         steps=steps,
         warmup=warmup,
         batch_norm=batch_norm,
-        dtype=dtype or "float32",
+        precision=precision or "float32",
+        compile=compile or "none",
     )
     rows = comparison.rows
     if json:

@@ -47,7 +47,8 @@ class PlanOptions:
         str | None, opt.run_option(metavar="NAME", help="On a pipeline's links: a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
-    dtype: opt.RunDtype = None
+    precision: opt.Precision = None
+    compile: opt.Compile = None
     batch_norm: Annotated[
         str | None,
         opt.choice(

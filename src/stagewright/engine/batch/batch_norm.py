@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from stagewright.engine.batch.random_key import current_key
 from stagewright.errors import UsageError
+from stagewright.graph.compilation import keep_eager
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 _frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -121,12 +122,13 @@ class DeferredBatchNorm:
     def __exit__(self, *exception: object) -> None:
         self.remove()
 
-    def install(self) -> None:
-        """Make forwards in training mode collect their statistics."""
+    def install(self, *, compiled: bool = False) -> None:
+        """Make forwards in training mode collect their statistics; in compiled units they stay eager."""
         for norm in self.norms:
             if norm not in self._original_forwards:
                 self._original_forwards[norm] = norm.__dict__.get("forward")
-                norm.__dict__["forward"] = self._make_forward(norm, norm.forward)
+                forward = self._make_forward(norm, norm.forward)
+                norm.__dict__["forward"] = keep_eager(forward) if compiled else forward
 
     def remove(self) -> None:
         """Restore the modules; drop the statistics of an unfinished step."""

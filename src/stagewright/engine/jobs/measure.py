@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -32,7 +33,8 @@ from stagewright.engine.worker.memory import MemoryReport, held_bytes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import to_json
-from stagewright.runs.result import RunResult
+from stagewright.graph.compilation import compile_counts
+from stagewright.runs.result import CompileReport, RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.bubble_bound import bubble_bound
 from stagewright.spec.plan import Plan
@@ -71,6 +73,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         measure = _measure_training if plan.training else _measure_inference
         seconds, sent, memory = measure(runner, batch, folder)
         result |= {"step_s": seconds, "sent_bytes": {str(cut): count for cut, count in sent.items()}}
+        result |= {"compiled": to_json(_compile_report(runner))}
         result |= {"collective_bytes": _collective_bytes(runner), "memory": memory.to_dict()}
         folder.write_events(recorder.rows())
         folder.write_memory(runner.memory.rows)
@@ -155,6 +158,29 @@ def _measure_inference(runner: StepRunner, batch: Batch, folder: Any) -> _Measur
     return seconds, runner.infer(batch).sent_bytes, memory
 
 
+def _compile_report(runner: StepRunner) -> CompileReport | None:
+    """Return what was compiled on this worker."""
+    if runner.part.compile_mode == "none":
+        return None
+    counts = compile_counts()
+    return CompileReport(
+        mode=runner.part.compile_mode,
+        reason=runner.part.compile_reason,
+        graphs=counts.graphs,
+        graph_breaks=counts.graph_breaks,
+        break_reasons=counts.reasons,
+    )
+
+
+def _merge_compiled(workers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Add up the graphs and graph breaks of all workers."""
+    reports = [worker["compiled"] for worker in workers if worker["compiled"] is not None]
+    if not reports:
+        return None
+    worst = max(reports, key=lambda report: int(report["graph_breaks"]))
+    return {**worst, **{name: sum(report[name] for report in reports) for name in ("graphs", "graph_breaks")}}
+
+
 def _reset_traffic(runner: StepRunner) -> None:
     """Reset the byte counters before a step."""
     for axis in (runner.part.tensor_axis, runner.sync.data_axis):
@@ -195,6 +221,7 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> RunResult:
     measured = RunResult.from_dict(
         {
             **{name: workers[0][name] for name in ("equality", "loss_source", "whole_batch")},
+            "compiled": _merge_compiled(workers),
             "peak_memory_bytes": [worker["memory"]["peak_memory_bytes"] for worker in workers],
             "process_peak_bytes": [worker["memory"]["process_peak_bytes"] for worker in workers],
             "memory": [worker["memory"]["peak"] for worker in workers],
@@ -212,6 +239,7 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> RunResult:
         parity=measured.parity,
         loss_source=measured.loss_source,
         whole_batch=measured.whole_batch,
+        compiled=measured.compiled,
         peak_memory_bytes=measured.peak_memory_bytes,
         process_peak_bytes=measured.process_peak_bytes,
         memory=measured.memory,

@@ -35,7 +35,7 @@ class GradientSync:
         self._part = part
         self._norms = DeferredBatchNorm(part.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
-            self._norms.install()
+            self._norms.install(compiled=plan.compile != "none")
         with part.memory.explain_oom():
             self.data_axis = self._make_data_axis()
         """The data-parallel replica; None with one replica."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from stagewright import structure
 from stagewright.engine.batch.microbatch import find_batch_dims
+from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import CaptureError, UnknownName, UsageError
@@ -55,17 +56,25 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
     if plan.training:
         _reject_sparse_embeddings(model.module)
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
-    try:
-        graph = _capture(model, units)
-    except CaptureError as error:
-        if plan.num_stages > 1 or plan.mesh.tensor > 1:
-            raise _suggest_uncut(error, plan) from error
-        return _as_whole(model, str(error))
-    if plan.mesh.tensor > 1 and units == "auto":
-        regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
-        whole_modules = modules_to_keep_whole(regions, [call.target for call in graph.calls])
-        return _capture(model, whole_modules) if whole_modules else graph
+    with autocast_of(plan, example_device(model)):  # the dtypes of crossings are those of autocast
+        try:
+            graph = _capture(model, units)
+        except CaptureError as error:
+            if plan.num_stages > 1 or plan.mesh.tensor > 1:
+                raise _suggest_uncut(error, plan) from error
+            return _as_whole(model, str(error))
+        if plan.mesh.tensor > 1 and units == "auto":
+            regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+            whole_modules = modules_to_keep_whole(regions, [call.target for call in graph.calls])
+            return _capture(model, whole_modules) if whole_modules else graph
     return graph
+
+
+def example_device(model: Model) -> torch.device:
+    """Return the device of a model's example batch."""
+    leaves = structure.leaves((model.args, model.kwargs))
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return devices[0] if devices else torch.device("cpu")
 
 
 def _suggest_uncut(error: CaptureError, plan: Plan) -> CaptureError:
@@ -81,9 +90,7 @@ def _as_whole(model: Model, reason: str) -> WholeModel:
 
 def _capture(model: Model, units: str | list[str]) -> UnitGraph:
     if model.batch_size > CAPTURED_SAMPLES:
-        leaves = structure.leaves((model.args, model.kwargs))
-        devices = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        small_batch = move_batch(model.example(CAPTURED_SAMPLES), devices[0] if devices else torch.device("cpu"))
+        small_batch = move_batch(model.example(CAPTURED_SAMPLES), example_device(model))
         graph = capture(model.module, small_batch.args, small_batch.kwargs, units)
         if graph.dynamic:
             return graph

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stagewright.engine.batch.batch_norm import check_split_norms
+from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.pipeline.links import Links
@@ -42,6 +43,8 @@ class ModelPart:
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         # While the model is whole: a tensor-parallel shard is another tensor.
         self._first_names = first_names(model.module.named_parameters(remove_duplicate=False))
+        self.compile_mode, self.compile_reason = choose_compile_mode(plan, model, self.graph, context.torch_device)
+        """What is compiled, and why that differs from the plan."""
         self.tensor_axis: TensorAxis | None = None
         if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
             regions = plan_tensor_parallel(model.module, plan.mesh.tensor)

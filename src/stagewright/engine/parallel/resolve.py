@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 from stagewright.cluster.device import Device
 from stagewright.engine.batch.microbatch import split_sizes
+from stagewright.engine.batch.precision import torch_autocast_dtype
 from stagewright.engine.parallel.codec_choice import choose_codecs
+from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices, move_batch
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
@@ -25,7 +27,7 @@ from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
 from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.local_check import check_on_this_machine
-from stagewright.spec.plan import Plan
+from stagewright.spec.plan import Compile, Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo.model import Batch, Model
 
@@ -45,7 +47,8 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     device = Device.parse(plan.devices[0])
     model = model.to(device.torch_device(), plan.memory_bytes)
     graph = capture_for(plan, model)
-    cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, progress)
+    mode, _ = choose_compile_mode(plan, model, graph, device.torch_device())
+    cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, mode, progress)
     del model, graph
     device.release_memory()  # workers need the memory
     return replace(plan, cuts=cuts)
@@ -90,8 +93,9 @@ def _agree_on_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerCo
         batch = Batch(args=model.args, kwargs=model.kwargs)
         if graph.dynamic:
             batch = move_batch(model.example(_microbatch_size(plan)), context.torch_device)
+        mode, _ = choose_compile_mode(plan, model, graph, context.torch_device)
         names = _choose_cuts(
-            plan, graph, batch, context.device, lambda done, total, unit: activity.begin(f"profile {unit}")
+            plan, graph, batch, context.device, mode, lambda done, total, unit: activity.begin(f"profile {unit}")
         )
         indices.copy_(torch.tensor(cut_indices(graph, names)))
     if plan.mesh.num_workers > 1:
@@ -100,13 +104,26 @@ def _agree_on_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerCo
 
 
 def _choose_cuts(
-    plan: Plan, graph: UnitGraph, batch: Batch, device: Device, progress: Callable[[int, int, str], None] | None
+    plan: Plan,
+    graph: UnitGraph,
+    batch: Batch,
+    device: Device,
+    mode: Compile,
+    progress: Callable[[int, int, str], None] | None,
 ) -> tuple[str, ...]:
     """Profile the model on a device and return the cuts of the plan's split policy."""
     from stagewright.profiler.measure import profile as measure_profile
 
     profile = measure_profile(
-        graph, batch.args, batch.kwargs, name=plan.model.name, device=device, training=plan.training, progress=progress
+        graph,
+        batch.args,
+        batch.kwargs,
+        name=plan.model.name,
+        device=device,
+        training=plan.training,
+        compile=mode,
+        autocast=torch_autocast_dtype(plan),
+        progress=progress,
     )
     conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
     return split_by(profile, plan.num_stages, plan.split, conditions).cut_names

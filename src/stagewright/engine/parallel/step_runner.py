@@ -7,6 +7,7 @@ Every worker gets the same whole batch and takes its share of it, or its replica
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.engine.batch.microbatch import MicroBatch
+from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.random_key import (
     RandomKey,
     device_generators,
@@ -26,7 +28,9 @@ from stagewright.engine.batch.random_key import (
 )
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare
 from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
+from stagewright.engine.parallel.compilation import compile_part
 from stagewright.engine.parallel.gradient_sync import GradientSync
+from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
@@ -54,6 +58,10 @@ class StepRunner:
         self.splitter = BatchSplitter(plan, model, self.part.graph)
         self.sync = GradientSync(self.part)
         self.codecs = make_link_codecs(plan)
+        self.scaler: LossScaler | None = None
+        """The loss scale of fp16-mixed training."""
+        if plan.training and plan.precision == "fp16-mixed":
+            self.scaler = LossScaler(plan.mesh.num_workers, context.torch_device)
         self.step_number = 0
         self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self)
         self.config = PipelineConfig(
@@ -64,9 +72,13 @@ class StepRunner:
             codecs=self.codecs,
             unflatten=self.part.graph.unflatten,
             loss=model.loss if self.sync.wrapper is None else keep_loss_differentiable(model.loss),
+            autocast=functools.partial(autocast_of, plan, context.torch_device),
+            whole_backward=self.part.compile_mode != "none",
+            loss_scale=lambda: 1.0 if self.scaler is None else self.scaler.scale,
         )
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
+        compile_part(self.part.stages, self.part.graph, self.part.compile_mode)
 
     def train_step(self, batch: Batch | ReplicaShare, *, keep_outputs: bool = False) -> PipelineResult:
         """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next."""
@@ -78,19 +90,25 @@ class StepRunner:
         activity.begin("gradient all-reduce", step=self.step_number)
         self.memory.note("gradient all-reduce")
         self.sync.finish_step(sum(microbatch.weight for microbatch in microbatches))
+        if self.scaler is not None:
+            self.scaler.unscale(self.part.module.parameters())
         self.step_number += 1
         return result
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer | None) -> torch.Tensor | None:
         """Clip the gradients if the plan says so, and step the optimizer; return the norm before clipping.
 
+        A step whose fp16 gradients overflowed is skipped.
         Every worker must call this, also one without trainable parameters.
         """
         activity.begin("optimizer", step=self.step_number - 1)
         self.memory.note("optimizer")
         start = recorder.now()
         norm = None if self.sync.clipper is None else self.sync.clipper.apply()
-        if optimizer is not None:
+        is_skipped = self.scaler is not None and self.scaler.overflowed
+        if self.scaler is not None:
+            self.scaler.update()
+        if optimizer is not None and not is_skipped:
             optimizer.step()
             recorder.add("optimizer", start)
         return norm

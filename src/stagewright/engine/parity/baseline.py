@@ -7,7 +7,7 @@ equals the gradient of the full batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -66,12 +66,15 @@ def make_baseline(
     links: Sequence[tuple[str, str]] = (),
     plain_attention: bool = False,
     perturbation: float = 0.0,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    loss_scale: float = 1.0,
 ) -> Baseline:
     """Run one step with the plain model on a single device; the model is left unchanged.
 
     ``links``: for each of the ``cuts``, the codecs of both directions. If there is one, the model runs through its
     graph with quantized activations and gradients at the cuts. ``plain_attention``: use no fused kernels, which draw
     dropout masks that can't be sharded. ``perturbation``: relative size of a perturbation of what crosses the cuts.
+    ``autocast``: the context of forward and loss. ``loss_scale``: scale the loss for backward, as the plan does.
     """
     model = graph.model
     baseline = Baseline()
@@ -88,7 +91,7 @@ def make_baseline(
             local = [microbatch for microbatch in microbatches if microbatch.replica == replica]
             with preserved(model):
                 for microbatch in local:
-                    _add_microbatch(baseline, microbatch, run, loss, training, plain_attention)
+                    _add_microbatch(baseline, microbatch, run, loss, training, plain_attention, autocast, loss_scale)
                 buffers.append((sum(microbatch.weight for microbatch in local), _copy_buffers(model)))
         baseline.buffers = _average_buffers(buffers, running_statistics(model))
         if norms is not None:  # deferred batch norms update their statistics once, from all replicas
@@ -104,22 +107,30 @@ def make_baseline(
     )
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            baseline.gradients[name] = parameter.grad
+            baseline.gradients[name] = parameter.grad / loss_scale if loss_scale != 1 else parameter.grad
             parameter.grad = None
     return baseline
 
 
 def _add_microbatch(
-    baseline: Baseline, microbatch: MicroBatch, run: _Runner, loss: _Loss, training: bool, plain_attention: bool
+    baseline: Baseline,
+    microbatch: MicroBatch,
+    run: _Runner,
+    loss: _Loss,
+    training: bool,
+    plain_attention: bool,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    loss_scale: float,
 ) -> None:
     """Run forward and backward of one micro-batch and add its loss and outputs."""
     attention = sdpa_kernel(SDPBackend.MATH) if plain_attention else nullcontext()
     with torch.set_grad_enabled(training), attention:
-        output, value = run(microbatch)
+        with autocast():
+            output, value = run(microbatch)
         baseline.loss_source = loss_source(loss, output)
         value = value * microbatch.weight
     if training and value.requires_grad:
-        value.backward()
+        value.backward(torch.full_like(value, loss_scale))
     baseline.loss += float(value.detach())
     baseline.loss_scale += abs(float(value.detach()))
     tensors = structure.tensors(output)

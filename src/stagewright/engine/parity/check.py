@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 from stagewright import structure
+from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.splitter import BatchSplitter
+from stagewright.engine.parallel.loss_scale import INITIAL_SCALE, PARITY_SCALE
 from stagewright.engine.parallel.model import cut_indices
 from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.engine.parallel.step_runner import StepRunner
@@ -22,7 +25,14 @@ from stagewright.engine.parity.baseline import Baseline, make_baseline, running_
 from stagewright.engine.parity.comparison import compare_with_baseline
 from stagewright.engine.parity.optimizer_step import compare_optimizer_step
 from stagewright.engine.parity.relative_error import equal_or_nan
-from stagewright.engine.parity.rounding import TOLERANCES, choose_perturbation, full_precision, measure_sensitivity
+from stagewright.engine.parity.rounding import (
+    TOLERANCES,
+    choose_perturbation,
+    full_precision,
+    is_nondeterministic,
+    measure_noise,
+    measure_sensitivity,
+)
 from stagewright.engine.parity.whole_batch import compare_whole_batch
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.pipeline.link_codec import fake_link_codecs
@@ -49,12 +59,18 @@ def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerConte
         device=context.torch_device,
         deferred=plan.batch_norm == "deferred",
         plain_attention=plan.mesh.tensor > 1,
+        autocast=functools.partial(autocast_of, plan, context.torch_device),
+        loss_scale=PARITY_SCALE if plan.training and plan.precision == "fp16-mixed" else 1.0,
     )
     with offloaded(model.module, context.torch_device), full_precision():
         baseline = make(cuts=cuts, links=links)
+        allowed: Counter[str] = Counter()
+        if is_nondeterministic(context.torch_device):
+            allowed.update(measure_noise(make(cuts=cuts, links=links), baseline))
         perturbed = choose_perturbation(plan, model, graph, links, cuts)
         if perturbed is not None:
-            baseline.rounding_sensitivity = measure_sensitivity(make(**perturbed), baseline)
+            allowed.update(measure_sensitivity(make(**perturbed), baseline))
+        baseline.rounding_sensitivity = dict(allowed)
     return baseline
 
 
@@ -73,14 +89,14 @@ def whole_batch_of(
     undivided = dataclasses.replace(plan, mesh=Mesh(), microbatches=1)
     (whole,) = BatchSplitter(undivided, model, graph).split(_example(model), device)
     coded = any(codec != "none" for link in fake_link_codecs(plan) for codec in link)
-    with offloaded(model.module, device), full_precision():
+    with offloaded(model.module, device), full_precision(), autocast_of(plan, device):
         return compare_whole_batch(
             model.module,
             microbatches,
             whole,
             model.loss,
             known_loss=None if coded else baseline.loss,
-            dtype=plan.dtype,
+            dtype=plan.compute_dtype,
             device=device,
             memory_bytes=plan.memory_bytes,
         )
@@ -109,6 +125,8 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
             return runner.train_step(batch, keep_outputs=True) if plan.training else runner.infer(batch)
 
     runner.step_number = 0
+    if runner.scaler is not None:
+        runner.scaler.scale = PARITY_SCALE
     if device.type == "cuda" and plan.mesh.pipeline > 1:
         step()  # the first step goes through host memory, unlike all later ones
         restore()
@@ -125,7 +143,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
             gradients=runner.part.full_gradients() if plan.training else {},
             buffers=buffers if shared is None else {name: buffers[name] for name in buffers if name in shared},
             outputs=_by_microbatch(runner, outputs),
-            tolerance=TOLERANCES[plan.dtype],
+            tolerance=TOLERANCES[plan.compute_dtype],
             device=device,
             trained=runner.part.trainable_parameters() if plan.training else (),
         )
@@ -153,6 +171,8 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
         for index in range(rounds):
             reports.append(compare(loss, outputs[index * size : (index + 1) * size]))
         restore()
+    if runner.scaler is not None:
+        runner.scaler.scale = INITIAL_SCALE
     worst = max(reports, key=lambda row: (not row.equal, row.loss, row.outputs, row.gradients, row.buffers))
     return dataclasses.replace(worst, updates=max(report.updates for report in reports))
 

@@ -1,10 +1,14 @@
-"""Tolerances of the parity check, and how sensitive a model is to rounding.
+"""Tolerances of the parity check: rounding, run-to-run noise, and how sensitive a model is to rounding.
 
-Floating-point reordering changes a value by its rounding error, and some models amplify that: a codec rounds to the
-next quantization step, 16-bit sums lose low bits, batch norm divides by a small variance. For such models the baseline
-runs a second time with a perturbation of that size at codecs, or at the output of every unit. A tensor that exceeds the
-tolerance is then allowed the change that the perturbation caused (``Baseline.rounding_sensitivity``), up to
-``MAX_SENSITIVITY``.
+    allowed error = max(tolerance of the dtype, min(noise + rounding sensitivity, MAX_SENSITIVITY)), for each tensor
+
+Noise: kernels that add in no fixed order (the backward of fused attention on a GPU) change results from run to run. The
+baseline runs the same step twice, and a tensor is allowed a multiple of the difference.
+
+Rounding sensitivity: floating-point reordering changes a value by its rounding error, and some models amplify that: a
+codec rounds to the next quantization step, 16-bit sums lose low bits, batch norm divides by a small variance, compiled
+kernels round less often. For such plans the baseline runs once more with a perturbation of that size at codecs, or at
+the output of every unit, and a tensor is allowed a multiple of the change that it caused.
 """
 
 from __future__ import annotations
@@ -26,8 +30,10 @@ MAX_SENSITIVITY = 0.1
 """Upper bound of the relative error allowed for rounding: a larger one would make the check meaningless."""
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 5e-3, "float64": 1e-10}
 """Largest relative error that counts as equal, by dtype: what floating-point reordering may cause."""
-UNIT_ROUNDING = {"float32": 2**-21, "bfloat16": 2**-9}
+UNIT_ROUNDING = {"float32": 2**-21, "bfloat16": 2**-9, "float16": 2**-12}
 """Rounding error of one unit's output, relative to its largest value."""
+NOISE_FACTOR = 4
+"""Allowed error over the measured difference between two runs."""
 REORDERING = 0.1
 """Share of the tolerance that floating-point reordering reaches at most; 0.07 was measured."""
 
@@ -70,25 +76,42 @@ def choose_perturbation(
 ) -> dict[str, Any] | None:
     """Return the arguments of ``make_baseline`` for the perturbed run; None if the plan needs none."""
     coded = plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link)
-    reduced_in_16_bits = plan.mesh.tensor > 1 and plan.dtype != "float32"
+    in_16_bits = plan.compute_dtype != "float32" and (plan.mesh.tensor > 1 or plan.compile != "none")
+    is_compiled = plan.compile != "none"
     has_batch_norm = plan.training and plan.mesh.num_workers > 1 and bool(find_tracked_norms(model.module))
-    only_coded = coded and not reduced_in_16_bits
-    perturbation = REORDERING * TOLERANCES[plan.dtype] if only_coded else UNIT_ROUNDING[plan.dtype]
-    if reduced_in_16_bits or has_batch_norm:
+    only_coded = coded and not in_16_bits
+    dtype = plan.compute_dtype
+    perturbation = REORDERING * TOLERANCES[dtype] if only_coded else UNIT_ROUNDING[dtype]
+    if in_16_bits or has_batch_norm or is_compiled:
         by_cut, all_cuts = dict(zip(cuts, links, strict=True)), range(len(graph.calls) - 1)
         all_links = [by_cut.get(cut, ("none", "none")) for cut in all_cuts]
         return {"cuts": all_cuts, "links": all_links, "perturbation": perturbation}
     return {"cuts": cuts, "links": links, "perturbation": perturbation} if coded else None
 
 
+def is_nondeterministic(device: torch.device) -> bool:
+    """Return whether two runs of the same step on a device may differ; one CPU thread repeats itself exactly."""
+    return device.type == "cuda" or torch.get_num_threads() > 1
+
+
+def measure_noise(repeated: Baseline, baseline: Baseline) -> dict[str, float]:
+    """Return four times the relative difference between two runs of the same step: they are two samples of many."""
+    return {name: NOISE_FACTOR * change for name, change in _relative_changes(repeated, baseline).items()}
+
+
 def measure_sensitivity(perturbed: Baseline, baseline: Baseline) -> dict[str, float]:
     """Return twice the relative change of each tensor and of the loss: the perturbation is one sample of many."""
-    changes = {"loss": abs(perturbed.loss - baseline.loss) / max(baseline.loss_scale, SMALLEST)}
+    return {name: 2 * change for name, change in _relative_changes(perturbed, baseline).items()}
+
+
+def _relative_changes(other: Baseline, baseline: Baseline) -> dict[str, float]:
+    """Return the relative difference of each tensor and of the loss."""
+    changes = {"loss": abs(other.loss - baseline.loss) / max(baseline.loss_scale, SMALLEST)}
     for kind, values, expected in (
-        ("gradients", perturbed.gradients, baseline.gradients),
-        ("buffers", perturbed.buffers, baseline.buffers),
-        ("outputs", name_outputs(dict(enumerate(perturbed.outputs))), name_outputs(dict(enumerate(baseline.outputs)))),
+        ("gradients", other.gradients, baseline.gradients),
+        ("buffers", other.buffers, baseline.buffers),
+        ("outputs", name_outputs(dict(enumerate(other.outputs))), name_outputs(dict(enumerate(baseline.outputs)))),
     ):
         sizes = scales(expected, by_module=kind == "gradients")
         changes |= {label(kind, name): relative_error(values[name], expected[name], sizes[name]) for name in expected}
-    return {name: 2 * change for name, change in changes.items()}
+    return changes

@@ -34,6 +34,12 @@ class PipelineConfig:
     """Builds the model's output from the outputs of the last stage."""
     loss: Callable[[Any, Any], torch.Tensor]
     """``loss(output, target)``: the mean over the samples of a micro-batch."""
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """The context of every forward and loss."""
+    loss_scale: Callable[[], float] = lambda: 1.0
+    """The factor of all gradients in this step (loss scaling)."""
+    whole_backward: bool = False
+    """Whether B of a split backward computes the weight gradients too, because stages are compiled."""
 
 
 class PipelineHooks:

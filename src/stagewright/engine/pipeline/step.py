@@ -69,7 +69,7 @@ class PipelineStep:
         self.config, self.hooks, self.context = worker.config, worker.hooks, worker.context
         self.worker, self.batch, self.actions = worker, batch, actions
         self.training, self.keep_outputs, self.with_loss = training, keep_outputs, with_loss
-        self.splits_backward = SCHEDULES[self.config.schedule].splits_backward
+        self.splits_backward = SCHEDULES[self.config.schedule].splits_backward and not self.config.whole_backward
         self.last_stage = len(self.config.stage_workers) - 1
         self.backward_states: dict[tuple[int, int], BackwardState] = {}
         self.local_tensors: dict[Transfer, list[torch.Tensor | None]] = {}
@@ -154,7 +154,8 @@ class PipelineStep:
             inputs = received
         start = recorder.now()
         forward = self.hooks.forwards.get(stage) if self.training else None
-        outputs = self.worker.stages[stage](*inputs) if forward is None else forward(tuple(inputs), number)
+        with self.config.autocast():
+            outputs = self.worker.stages[stage](*inputs) if forward is None else forward(tuple(inputs), number)
         recorder.add("forward", start)
         is_recomputed = isinstance(forward, CheckpointedForward) and forward.will_recompute
         if stage == self.last_stage:
@@ -184,7 +185,8 @@ class PipelineStep:
         output = self.config.unflatten(outputs)
         if self.with_loss:
             start = recorder.now()
-            loss = self.config.loss(output, microbatch.target) * microbatch.weight
+            with self.config.autocast():
+                loss = self.config.loss(output, microbatch.target) * microbatch.weight
             recorder.add("forward", start, note="loss")
             total = loss.detach()
             self.result.loss = total if self.result.loss is None else self.result.loss + total
@@ -201,7 +203,8 @@ class PipelineStep:
         state = self.backward_states[stage, number]
         gradients: list[torch.Tensor | None] = []
         if stage == self.last_stage:
-            gradients = [None if loss is None else torch.ones_like(loss) for loss in state.outputs]
+            scale = self.config.loss_scale()
+            gradients = [None if loss is None else torch.full_like(loss, scale) for loss in state.outputs]
         elif any(needs_gradient[stage]):
             gradients = self._receive(Transfer(stage, number, True), workers[stage + 1])
         start = recorder.now()
@@ -209,7 +212,8 @@ class PipelineStep:
             input_gradients = run_backward(state, gradients)
             recorder.add("backward", start)
             del self.backward_states[stage, number]
-        elif state.is_recomputed and state.inputs:  # recompute once, for the weights too, and hold nothing until then
+        elif (state.is_recomputed or self.config.whole_backward) and state.inputs:
+            # Recompute once, for the weights too, and hold nothing until then; a compiled graph has one backward.
             input_gradients = run_backward(state, gradients)
             state.outputs, state.inputs = [], []
             recorder.add("backward-input", start, note="whole")

@@ -26,7 +26,7 @@ def link_codecs(plan: Plan, profile: Profile, cuts: Sequence[int]) -> tuple[Link
     for index, cut in enumerate(cuts):
         measured = [
             measure_link_codec(
-                plan.codec_of(index, backward=backward), plan.dtype, profile.units[cut].crossing_bytes, device
+                plan.codec_of(index, backward=backward), plan.compute_dtype, profile.units[cut].crossing_bytes, device
             )
             for backward in ((False, True) if plan.training else (False,))
         ]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from stagewright.cluster.device import Device
 from stagewright.engine.batch.microbatch import microbatch_sizes, split_sizes
+from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
+from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.tensor.apply import plan_tensor_parallel
 from stagewright.errors import UsageError
@@ -20,7 +22,7 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine import cpu_offload
 from stagewright.machine.machine import default_devices
 from stagewright.planner.costs.overheads_cache import CachedOverheads, OverheadsCache
-from stagewright.planner.costs.split_backward import measure_split_backward
+from stagewright.planner.costs.split_backward import measure_split_backward, whole_backward_cost
 from stagewright.planner.costs.tensor_shard import record_traffic, shard_alone
 from stagewright.planner.costs.training_overheads import measure_training_overheads, workspace_bytes
 from stagewright.profiler.identity import profile_key
@@ -29,7 +31,7 @@ from stagewright.profiler.profile import Profile
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
-from stagewright.spec.plan import Plan
+from stagewright.spec.plan import Compile, Plan
 from stagewright.zoo.model import Model
 
 Progress = Callable[[int, int, str], None]
@@ -85,6 +87,7 @@ def _measure(
     progress: Progress | None,
 ) -> ModelCosts:
     model, graph = load_captured(plan, device, size)
+    mode, _ = choose_compile_mode(plan, model, graph, device.torch_device())
 
     def measure_profile(part: str, progress: Progress | None) -> Profile:
         return measure_units(
@@ -98,6 +101,8 @@ def _measure(
             cache=cache,
             fresh=fresh,
             part=part,
+            compile=mode,
+            autocast=torch_autocast_dtype(plan),
             progress=progress,
         )
 
@@ -111,7 +116,7 @@ def _measure(
         # A size is given when many plans are compared, with any schedule.
         split = size is not None or SCHEDULES[plan.schedule].splits_backward
         overheads = _load_or_measure_overheads(
-            plan, model, graph, profile, device, part=part, split=split, cache=cache, repeats=repeats
+            plan, model, graph, profile, device, part=part, mode=mode, split=split, cache=cache, repeats=repeats
         )
     else:
         with device.pinned():
@@ -137,6 +142,7 @@ def _load_or_measure_overheads(
     device: Device,
     *,
     part: str,
+    mode: Compile,
     split: bool,
     cache: str | Path | bool,
     repeats: int,
@@ -148,20 +154,33 @@ def _load_or_measure_overheads(
     if store is not None:
         name, loss = plan.model.name, getattr(model.loss, "__qualname__", type(model.loss).__qualname__)
         key = profile_key(
-            graph, model.args, model.kwargs, name=name, device=device, repeats=repeats, training=True, part=part
+            graph,
+            model.args,
+            model.kwargs,
+            name=name,
+            device=device,
+            repeats=repeats,
+            training=True,
+            part=part,
+            compile=mode,
+            autocast=torch_autocast_dtype(plan),
         )
         key |= {"optimizer": repr(plan.optimizer), "loss": f"{model.loss.__module__}.{loss}"}
         # Overheads cached with an older profile do not match newly measured units.
         cached = store.load_overheads(key) if profile.source == "cache" else None
     torch_device = device.torch_device()
-    with device.pinned(), preserved(graph.model):
+    with device.pinned(), preserved(graph.model), autocast_of(plan, torch_device):
         known = cached
         if known is None:
             measured = measure_training_overheads(graph, model, plan, repeats, torch_device)
             known = CachedOverheads(overheads=measured, has_split=False)
         # An offloaded model is never on the device as a whole, so its backward can't be split there.
         if split and not known.has_split and not cpu_offload.is_offloaded(graph.model, torch_device):
-            cost = measure_split_backward(graph, model, profile, repeats)
+            cost = (
+                measure_split_backward(graph, model, profile, repeats)
+                if plan.compile == "none"
+                else whole_backward_cost(profile)
+            )
             overheads = dataclasses.replace(
                 known.overheads, split_input=cost.inputs, split_weight=cost.weights, split_held_share=cost.held_share
             )

@@ -34,7 +34,7 @@ class MeasuredCostSource:
     """A model that is measured on demand."""
 
     plan: Plan
-    """A plan with the model, its dtype, its optimizer and a device."""
+    """A plan with the model, its precision, its optimizer and a device."""
     small: int
     """The first measured micro-batch size."""
     large: int

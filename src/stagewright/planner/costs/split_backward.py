@@ -59,6 +59,13 @@ def measure_split_backward(graph: UnitGraph, model: Model, profile: Profile, rou
     return SplitBackwardCost(*_factors([times[:3] for times in measured], inputs_s, weights_s), held)
 
 
+def whole_backward_cost(profile: Profile) -> SplitBackwardCost:
+    """Return the cost of compiled stages, whose input-gradient half computes the weight gradients too."""
+    inputs_s = sum(unit.backward_input.median_s for unit in profile.units)
+    weights_s = sum(unit.backward_weight.median_s for unit in profile.units)
+    return SplitBackwardCost(inputs=1 + weights_s / inputs_s, weights=0.0) if inputs_s else SplitBackwardCost()
+
+
 def _factors(measured: Sequence[tuple[float, ...]], inputs_s: float, weights_s: float) -> tuple[float, float]:
     """Return the slowdowns from rounds of (unsplit, first half, second half) and the profile's times."""
     whole_s, first_s, second_s = (min(times) for times in zip(*measured, strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.tables.notes import loss_notes, parity_note
-from stagewright.runs.result import RunResult
+from stagewright.runs.result import CompileReport, RunResult
 from stagewright.table import Cell, Table, number_columns, text_columns
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ def comparison_table(comparison: Comparison) -> Table:
     """Tabulate the result of `stagewright.compare`."""
     plan = comparison.plan
     mode = "training" if plan.training else "inference"
-    return compare_table(comparison.rows, f"{plan.model.name}: {mode}, {plan.dtype}, devices {', '.join(plan.devices)}")
+    return compare_table(
+        comparison.rows, f"{plan.model.name}: {mode}, {plan.precision}, devices {', '.join(plan.devices)}"
+    )
 
 
 def run_table(run: Run) -> Table:
@@ -112,7 +114,19 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
         traffic += [f"{size} in {collective_label(axis)}" for axis, size in _format_sizes(row.axis_bytes).items()]
         sent = f"; traffic per step {', '.join(traffic)}" if traffic else ""
         lines.append(f"{label}: {match}; peak memory per worker {memory}{sent}")
+        if row.compiled is not None:
+            lines.append(f"{label}: {_compile_remark(row.compiled)}")
     return lines + [f"note: {line}" for line in (*loss_notes(rows), *_batch_size_notes(rows))]
+
+
+def _compile_remark(compiled: CompileReport) -> str:
+    """Describe what was compiled: ``stages compiled: 2 graphs, no graph breaks``."""
+    because = f" (not stages: {compiled.reason})" if compiled.reason else ""
+    graphs = f"{compiled.graphs} graph{'s' if compiled.graphs != 1 else ''}"
+    if not compiled.graph_breaks:
+        return f"{compiled.mode} compiled{because}: {graphs}, no graph breaks"
+    breaks = f"{compiled.graph_breaks} graph break{'s' if compiled.graph_breaks != 1 else ''}"
+    return f"{compiled.mode} compiled{because}: {graphs}, {breaks} ({'; '.join(compiled.break_reasons)})"
 
 
 def _batch_size_notes(rows: Sequence[RunResult]) -> list[str]:

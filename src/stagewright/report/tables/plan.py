@@ -24,7 +24,7 @@ def plan_result_table(result: PlanResult) -> Table:
     """Tabulate the result of `stagewright.plan`."""
     base = result.base
     devices = f"{result.cluster.num_devices} devices"
-    title = f"{base.model.name}: batch {base.batch}, {base.dtype}, {base.optimizer.name}, {devices}, forecast"
+    title = f"{base.model.name}: batch {base.batch}, {base.precision}, {base.optimizer.name}, {devices}, forecast"
     return plan_table(result.search, title)
 
 

@@ -72,8 +72,8 @@ def test_each_run_is_set_against_its_own_comparison(tmp_path: Path) -> None:
         make_run(tmp_path, "pipeline=2", step_s=0.08, number=1),
         make_run(tmp_path, step_s=0.2, number=2),
         make_run(tmp_path, "pipeline=2", step_s=0.08, number=3),
-        make_run(tmp_path, step_s=0.4, dtype="bfloat16", number=4),
-        make_run(tmp_path, "pipeline=2", step_s=0.1, dtype="bfloat16", number=5),
+        make_run(tmp_path, step_s=0.4, precision="bf16", number=4),
+        make_run(tmp_path, "pipeline=2", step_s=0.1, precision="bf16", number=5),
     ]
     read = read_runs(runs)
     assert [run.speedup for run in read] == pytest.approx([1.0, 1.25, 1.0, 2.5, 1.0, 4.0])

@@ -18,7 +18,7 @@ def overview_section(runs: Sequence[RunData]) -> Section:
     for run in runs:
         plan = run.plan
         batch = f"{plan.batch} in {plan.microbatches}" if plan.microbatches > 1 else str(plan.batch)
-        mode = f"{'training' if plan.training else 'inference'}, {plan.dtype}"
+        mode = f"{'training' if plan.training else 'inference'}, {plan.precision}"
         rows.append(
             (
                 run.label,

@@ -109,7 +109,7 @@ def _group_name(run: RunData, groups: Sequence[Sequence[RunData]]) -> str:
     device = plan.devices[0].partition(":")[0] if plan.devices else ""
     words = {
         f"batch {plan.batch}": any(other.batch != plan.batch for other in plans),
-        plan.dtype: any(other.dtype != plan.dtype for other in plans),
+        plan.precision: any(other.precision != plan.precision for other in plans),
         "training" if plan.training else "inference": any(other.training != plan.training for other in plans),
         device: any(other.devices and other.devices[0].partition(":")[0] != device for other in plans),
     }

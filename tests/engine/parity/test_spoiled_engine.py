@@ -1,0 +1,80 @@
+"""A spoiled engine is caught in 16 bits too, even where noise and rounding raise every tolerance to the cap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from stagewright.cluster.device import Device
+from stagewright.engine.parallel.model import capture_for, load_model
+from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parity.check import baseline_of, check_parity
+from stagewright.engine.worker.context import make_context
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.zoo.model import Batch
+
+PLAN = Plan(model=ModelSpec(name="digits-vit"), batch=4, microbatches=2, devices=("cpu:0",))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def drop_gradient(runner: StepRunner) -> None:
+    train_step = runner.train_step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        result = train_step(*args, **kwargs)
+        next(iter(runner.part.trainable_parameters().values())).grad = None
+        return result
+
+    runner.train_step = step  # type: ignore[method-assign]
+
+
+def swap_microbatches(runner: StepRunner) -> None:
+    split = runner.split
+
+    def swapped(*args: Any, **kwargs: Any) -> Any:
+        first, second = split(*args, **kwargs)
+        return [replace(first, inputs=second.inputs), replace(second, inputs=first.inputs)]
+
+    runner.split = swapped  # type: ignore[method-assign]
+
+
+def change_scale(runner: StepRunner) -> None:
+    split = runner.split
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        return [replace(microbatch, weight=1.25 * microbatch.weight) for microbatch in split(*args, **kwargs)]
+
+    runner.split = scaled  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16-mixed"])
+@pytest.mark.parametrize(
+    ("spoil", "equal"),
+    [(lambda runner: None, True), (drop_gradient, False), (swap_microbatches, False), (change_scale, False)],
+)
+def test_spoiled_engine_is_caught(
+    precision: Any, spoil: Callable[[StepRunner], None], equal: bool, alone: None
+) -> None:
+    plan = replace(PLAN, precision=precision)
+    context = make_context(Mesh(), 0, Device.parse("cpu:0"))
+    model = load_model(plan, context)
+    graph = capture_for(plan, model)
+    baseline = baseline_of(plan, model, graph, context)
+    labels = ["loss", *(f"gradient of {name}" for name in baseline.gradients), "output 0 of micro-batch 0"]
+    baseline.rounding_sensitivity = dict.fromkeys([*labels, "output 0 of micro-batch 1"], 1.0)
+    runner = StepRunner(plan, model, context, graph)
+    spoil(runner)
+    report = check_parity(runner, Batch(args=model.args, kwargs=model.kwargs, target=model.target), baseline)
+    assert report.equal is equal, report
+    assert report.tolerance <= 0.1

@@ -25,16 +25,17 @@ from torch import nn
 
 from stagewright.cluster.device import Device
 from stagewright.errors import ModelError, UsageError
-from stagewright.graph.compilation import compile_stage, compiled_units
+from stagewright.graph.compilation import compiled_units
 from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
-from stagewright.profiler.replay import Replay, Stopwatch, add_times, scale_time
+from stagewright.profiler.replay import Replay, Stopwatch, add_times
 from stagewright.profiler.saved_activations import SavedActivations, measure_saved_activations
 from stagewright.profiler.storage import model_storages, tensors_in
+from stagewright.profiler.whole_model import scale_units, whole_replay
 
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
@@ -201,7 +202,7 @@ def _measure(
                 if training
                 else tuple(SavedActivations(saved_bytes=Amount(total=0), needs_gradient=()) for _ in graph.calls)
             )
-            whole = _whole_replay(graph, args, kwargs, training=training, as_stage=compile == "stages")
+            whole = whole_replay(graph, args, kwargs, training=training, as_stage=compile == "stages")
             replays = _replays(graph, args, kwargs, saved, steps, training=training)
             glue = [] if on_host else _glue_replays(graph, args, kwargs, training=training)
         steps.more((repeats + 1) * len(glue))
@@ -228,7 +229,7 @@ def _measure(
     whole_forward, _, whole_backward = whole.times()
     units = _units(graph, batch_size, replays, glue, saved, recompute_saved, working)
     if compile == "stages" and not on_host:
-        units = _scaled(units, whole_forward.median_s, whole_backward.median_s)
+        units = scale_units(units, whole_forward.median_s, whole_backward.median_s)
     return Profile(
         model=name,
         device=device.text,
@@ -242,39 +243,6 @@ def _measure(
         versions=library_versions(),
         source=source,
     )
-
-
-def _whole_replay(
-    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool, as_stage: bool
-) -> Replay:
-    """Return the whole model, or the whole graph as one compiled stage."""
-    if not as_stage:
-        return Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
-    stage = graph.stage(0, len(graph.calls) - 1)
-    values = graph.flatten(tuple(args), dict(kwargs))
-    replay = Replay("whole model", stage, values, {}, training=training, is_whole=True)  # inspects the eager stage
-    compile_stage(stage)
-    return replay
-
-
-def _scaled(units: tuple[UnitProfile, ...], forward_s: float, backward_s: float) -> tuple[UnitProfile, ...]:
-    """Scale the times of all units so that they add up to those of one compiled stage."""
-    forward = _ratio(forward_s, sum(unit.forward.median_s for unit in units))
-    sums = (unit.backward_input.median_s + unit.backward_weight.median_s for unit in units)
-    backward = _ratio(backward_s, sum(sums))
-    return tuple(
-        replace(
-            unit,
-            forward=scale_time(unit.forward, forward),
-            backward_input=scale_time(unit.backward_input, backward),
-            backward_weight=scale_time(unit.backward_weight, backward),
-        )
-        for unit in units
-    )
-
-
-def _ratio(actual: float, total: float) -> float:
-    return actual / total if actual and total else 1.0
 
 
 def _replays(

@@ -51,7 +51,9 @@ def plans(draw: st.DrawFn) -> Plan:
         schedule=schedule,
         units=draw(words),
         shard=mesh.data > 1 and mesh.pipeline == 1 and training and draw(st.booleans()),
-        precision=draw(st.sampled_from(["float32", "bf16", "bf16-mixed", "fp16-mixed"])),
+        precision=draw(
+            st.sampled_from(["float32", "bf16", *(["bf16-mixed", "fp16-mixed"] if mesh.tensor == 1 else [])])
+        ),
         compile=draw(st.sampled_from(["none", "stages", "units"])),
         batch_norm=draw(st.sampled_from(["plain", "deferred"])),
         training=training,

@@ -243,11 +243,6 @@ def _check_microbatches(plan: Plan) -> None:
 
 
 def _check_features(plan: Plan) -> None:
-    if plan.mesh.tensor > 1 and plan.autocast_dtype is not None:
-        raise UsageError(
-            f"precision {plan.precision!r} uses autocast, which tensor parallelism does not support: use precision "
-            '"bf16" or "float32", or data or pipeline parallelism'
-        )
     if plan.shard and plan.mesh.data == 1:
         raise UsageError(
             "shard (FSDP) shards parameters over replicas, and there is only one: use a mesh with data=2 or more"

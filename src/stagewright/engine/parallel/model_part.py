@@ -5,6 +5,7 @@ plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stage
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -47,6 +48,7 @@ class ModelPart:
         """What is compiled, and why that differs from the plan."""
         self.tensor_axis: TensorAxis | None = None
         if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
+            gc.collect()  # a dead autograd graph of capture would keep the gradient shape of a whole weight
             regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
             require_whole_regions(regions, [call.target for call in self.graph.calls])
             self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)

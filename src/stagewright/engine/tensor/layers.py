@@ -118,7 +118,8 @@ class _Row(nn.Module):
         # Conv1D stores its weight transposed.
         partial = torch.mm(rows, self.weight) if self._transposed else functional.linear(rows, self.weight)
         total = self._region.axis.reduce_from_region(partial)
-        return (total if self.bias is None else total + self.bias).view(*x.shape[:-1], total.size(-1))
+        bias = None if self.bias is None else self.bias.to(total.dtype)  # as autocast does in an unsharded layer
+        return (total if bias is None else total + bias).view(*x.shape[:-1], total.size(-1))
 
 
 class _Shared(nn.Module):

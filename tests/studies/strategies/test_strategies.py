@@ -114,15 +114,18 @@ def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
     assert "pipeline, client/server 1.70 ×" in text
 
 
-def test_accuracy_is_the_same_within_the_spread() -> None:
-    assert "within two standard deviations over seeds: no significant difference" in answer_to(
-        concluded(strategies_parts()), "accuracy"
-    )
-    worse = strategies_parts(accuracy={"pipeline-2-4-even": (90.0, 90.1)})
-    text = answer_to(concluded(worse), "accuracy")
-    assert "More than two standard deviations over seeds apart: pipeline (4) by −5.9 points" in text
+def test_accuracy_beside_its_interval_and_chance() -> None:
+    text = answer_to(concluded(strategies_parts()), "accuracy")
+    assert "(guessing reaches 10): data 95.9 ± " in text
+    assert "All intervals (95 %) contain the accuracy of data parallel: no difference can be told." in text
+    worse = strategies_parts(accuracy={"pipeline-2-4-even": (60.0, 60.1)})
+    assert "Below by more than the interval: pipeline (4) −35.9 ±" in answer_to(concluded(worse), "accuracy")
     alone = answer_to(concluded(strategies_parts(), seeds=[0]), "accuracy")
-    assert "With one seed the variation between seeds is unknown." in alone
+    assert "With one seed the variation between seeds is unknown: can't be told." in alone
+    names = ("data-2", "pipeline-2-2-even", "pipeline-2-4-even", "pipeline-2-4-client", "data-4", "pipeline-4-4-even")
+    guesses = answer_to(concluded(strategies_parts(accuracy=dict.fromkeys(names, (10.5, 11.0)))), "accuracy")
+    assert "too little was learned to compare strategies" in guesses
+    assert "interval" not in guesses
 
 
 def test_pieces_cuts_and_workers() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.codecs.measured import BITS, MeasuredCodec, part_name
+from stagewright.studies.codecs.measured import BITS, MeasuredCodec, goal_points, part_name, task_scale
 from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
+from stagewright.studies.framework.accuracy import AccuracyScale
 from stagewright.studies.framework.phrases import joined, percent, signed, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -18,27 +19,23 @@ QUESTIONS = (
     "What crosses the links?",
     "What does each codec cost in accuracy?",
     "How few bytes keep the accuracy?",
-    "Does sort quantization collapse at 4 bits, and do Stagewright's codecs?",
+    "Which codecs collapse: sort quantization at 4 bits, Stagewright's?",
     "What is the compression ratio?",
     "What is the transfer rate, and how does it depend on the size?",
     "On which links does a codec save time?",
 )
 GOAL_RATIO = 0.15
 """Of fp32 bytes."""
-GOAL_POINTS = {"cifar10": 0.5}
-"""Allowed loss of accuracy in points; 1 for other tasks."""
 _COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at least
-_FEW = 0.25  # codecs with at most this share of the fp32 bytes are compared with sort at 4 bits
-_CHANCE = {"cifar10": 10.0, "digits": 10.0, "rte": 52.7, "cola": 0.0}
-"""Metric × 100 of a model that always predicts the most frequent class."""
+_FEW = 0.28  # codecs with at most this share of the fp32 bytes may collapse: 8 bits and fewer
 
 
 def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Answer, ...]:
     replies = (
         _crossing(results, options),
         _accuracy(results, options, codecs),
-        _fewest_bytes(options, codecs),
-        _collapse(options, codecs),
+        _fewest_bytes(results, options, codecs),
+        _collapse(results, options, codecs),
         _ratios(codecs),
         _transfer_rates(results, options, codecs),
         _break_even(options, codecs),
@@ -74,10 +71,14 @@ def _without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
     return next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
 
 
-def _lost_points(codec: MeasuredCodec, reference: MeasuredCodec) -> float:
-    assert codec.mean is not None
-    assert reference.mean is not None
-    return reference.mean - codec.mean
+def _not_judged(scale: AccuracyScale, reference: MeasuredCodec) -> str:
+    """Why no codec can be judged; empty if the training without a codec learned."""
+    if scale.has_learned(reference):
+        return ""
+    return (
+        f"the training without a codec reached {scale.shown(reference)}, guessing reaches {scale.chance:g}: too little "
+        "was learned to judge codecs; use more --epochs or --samples"
+    )
 
 
 def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
@@ -90,21 +91,32 @@ def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
         if reference is None:
             yield f"{name}: unknown, since the training without a codec is missing."
             continue
-        others = [codec for codec in measured if codec.mean is not None and codec is not reference]
-        texts = [f"{codec.codec} {codec.shown} ({signed(-_lost_points(codec, reference))})" for codec in others]
-        yield f"{name}: without a codec {reference.shown}" + (f"; {joined(texts)}." if texts else ".")
-        if reference.deviation is None or not others:
+        scale = task_scale(results, options, task, measured)
+        reason = _not_judged(scale, reference)
+        if reason:
+            yield f"{name}: {reason}."
             continue
-        within = [
-            codec.codec
-            for codec in others
-            if abs(_lost_points(codec, reference)) <= max(reference.deviation, codec.deviation or 0)
-        ]
+        judged = f" on {scale.num_judged} samples" if scale.num_judged else ""
         yield (
-            f"The difference is within the variation between seeds for {joined(within)}."
-            if within
-            else "All of them differ from it by more than seeds differ from each other."
+            f"{name}: without a codec {scale.shown(reference)} (95 % interval{judged}; guessing reaches "
+            f"{scale.chance:g})."
         )
+        limit = goal_points(task)
+        texts: dict[str, list[str]] = {"keeps": [], "loses": [], "unclear": []}
+        for codec in measured:
+            if codec.mean is None or codec is reference or reference.mean is None:
+                continue
+            half = scale.difference_half_width(codec, reference)
+            text = f"{codec.codec} {signed(codec.mean - reference.mean)} ± {half:.1f}"
+            texts[scale.compare(codec, reference, limit)].append(text)
+        points = f"{limit:g} point{'s' if limit != 1 else ''}"
+        if texts["keeps"]:
+            yield f"Within {points} of it, interval included: {joined(texts['keeps'])}."
+        if texts["loses"]:
+            yield f"Below it by more than the interval: {joined(texts['loses'])}."
+        if texts["unclear"]:
+            more = "more seeds" if scale.num_judged is None or scale.num_judged > 5000 else "more --samples and --seeds"
+            yield f"Can't be told, the interval is wider than {points}: {joined(texts['unclear'])}; {more} would tell."
 
 
 def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator[str]:
@@ -121,66 +133,67 @@ def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator
         yield f"Parity check failed, so these results are not reliable: {joined(failed)}."
 
 
-def _fewest_bytes(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
+def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
         reference, name = _without_codec(measured), options["recipes"][task].shown_data
-        goal = GOAL_POINTS.get(task, 1.0)
+        limit = goal_points(task)
         if reference is None:
             continue
-        trained = [codec for codec in measured if codec.mean is not None and codec is not reference and codec.raw_bytes]
-        good = sorted(
-            (codec for codec in trained if _lost_points(codec, reference) <= goal), key=lambda codec: codec.ratio
-        )
-        limit = f"within {goal:g} point{'s' if goal != 1 else ''} of the accuracy without a codec"
-        if not good:
-            yield f"{name}: none of these codecs stays {limit}."
+        scale = task_scale(results, options, task, measured)
+        reason = _not_judged(scale, reference)
+        if reason:
+            yield f"{name}: can't be told: {reason}."
             continue
-        best = good[0]
-        yield (
-            f"{name}: {best.codec} stays {limit} with {percent(best.ratio)} of the bytes ({best.shown} instead of "
-            f"{reference.shown}); the goal of {GOAL_RATIO:g} is {'met' if best.ratio <= GOAL_RATIO else 'missed'}."
-        )
-        deviation = max(best.deviation or 0.0, reference.deviation or 0.0)
-        if deviation > goal:
+        trained = [codec for codec in measured if codec.mean is not None and codec is not reference and codec.raw_bytes]
+        verdicts = {codec.codec: scale.compare(codec, reference, limit) for codec in trained}
+        by_ratio = sorted(trained, key=lambda codec: codec.ratio)
+        good = [codec for codec in by_ratio if verdicts[codec.codec] == "keeps"]
+        unclear = [codec for codec in by_ratio if verdicts[codec.codec] == "unclear"]
+        within = f"within {limit:g} point{'s' if limit != 1 else ''} of the accuracy without a codec"
+        if good:
+            best = good[0]
             yield (
-                f"The standard deviation over seeds, {deviation:.1f} points, is larger than that limit: a conclusion "
-                "needs more seeds."
+                f"{name}: {best.codec} stays {within}, interval included, with {percent(best.ratio)} of the bytes "
+                f"({scale.shown(best)} instead of {scale.shown(reference)}); the goal of {GOAL_RATIO:g} is "
+                f"{'met' if best.ratio <= GOAL_RATIO else 'missed'}."
             )
+        fewer = [codec for codec in unclear if not good or codec.ratio < good[0].ratio]
+        if fewer:
+            texts = joined(f"{codec.codec} ({percent(codec.ratio)} of the bytes)" for codec in fewer)
+            yield f"{name}: can't be told for {texts}: the interval is wider than {limit:g} points."
+        elif not good:
+            yield f"{name}: none of these codecs stays {within}."
 
 
-def _collapse(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
+def _collapse(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
         recipe: TrainingRecipe = options["recipes"][task]
         reference = _without_codec(measured)
         if reference is None or reference.mean is None:
             continue
-        chance = _CHANCE.get(task, 0.0)
-        learned = reference.mean - chance
-        sort = next((codec for codec in measured if codec.codec == "sort3+1" and codec.mean is not None), None)
-        if sort is None:
-            yield f"{recipe.shown_data}: unknown, since sort3+1 was not trained."
+        scale = task_scale(results, options, task, measured)
+        reason = _not_judged(scale, reference)
+        if reason:
+            yield f"{recipe.shown_data}: can't be told: {reason}."
             continue
-        if learned <= 2:
-            yield (
-                f"{recipe.shown_data}: unknown, since training without a codec reached {reference.shown}, no more than "
-                "chance."
+        learned = reference.mean - scale.chance
+        texts: dict[str, list[str]] = {}
+        for codec in measured:
+            if codec.mean is None or codec is reference or codec.ratio > _FEW or not codec.raw_bytes:
+                continue
+            kept, half = (codec.mean - scale.chance) / learned, scale.half_width(codec) / learned
+            verdict = (
+                "collapse" if kept + half < _COLLAPSE else "do not" if kept - half > _COLLAPSE else "can't be told"
             )
+            name = f"{codec.codec} ({BITS[codec.codec]} bits)" if codec.codec in BITS else codec.codec
+            texts.setdefault(verdict, []).append(f"{name} keeps {percent(max(0.0, kept))}")
+        if not texts:
+            yield f"{recipe.shown_data}: unknown, since no codec of 8 bits or fewer was trained."
             continue
-        kept = ((sort.mean or 0.0) - chance) / learned
-        text = f"{recipe.shown_data}: sort at 4 bits reaches {sort.shown} instead of {reference.shown}"
-        text += (
-            f": it loses {percent(min(1.0, 1 - kept))} of the accuracy above chance ({chance:g}), a collapse"
-            if kept < _COLLAPSE
-            else f", {signed(-_lost_points(sort, reference))} points: no collapse"
+        yield (
+            f"{recipe.shown_data}: a codec collapses if less than half of the accuracy above guessing is left. "
+            + " ".join(f"{verdict.capitalize()}: {joined(names)}." for verdict, names in sorted(texts.items()))
         )
-        small = [
-            f"{codec.codec} {codec.shown} (ratio {codec.ratio:.3f})"
-            for codec in measured
-            if codec.mean is not None and codec.codec not in BITS and codec.ratio <= _FEW and codec.raw_bytes
-        ]
-        if small:
-            text += f"; Stagewright's codecs with at most {_FEW:g} of the bytes: {joined(small)}"
-        yield text + "."
 
 
 def _ratios(codecs: Codecs) -> Iterator[str]:

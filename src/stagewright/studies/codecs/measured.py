@@ -6,10 +6,11 @@ A codec is named FORWARD or FORWARD/BACKWARD: its bytes are those of activations
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.rounds import SeedValues, read_values
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
@@ -61,6 +62,19 @@ class MeasuredCodec(SeedValues):
         """Bandwidth in bytes/s below which the codec saves time; 0: never."""
         saved = self.raw_bytes - self.step_bytes
         return 0.0 if saved <= 0 else float("inf") if self.codec_s <= 0 else saved / self.codec_s
+
+
+def goal_points(task: str) -> float:
+    """Allowed loss of accuracy in points."""
+    return 0.5 if task == "cifar10" else 1.0
+
+
+def task_scale(
+    results: Mapping[str, Any], options: Mapping[str, Any], task: str, measured: Sequence[MeasuredCodec]
+) -> AccuracyScale:
+    """How exactly the accuracies of a task are known."""
+    samples = results.get(f"data-{task}") or {}
+    return accuracy_scale(task, options["recipes"][task].metric, measured, samples.get("judged"))
 
 
 def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredCodec]:

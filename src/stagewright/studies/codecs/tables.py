@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.codecs.measured import BITS, PUBLISHED, MeasuredCodec
+from stagewright.studies.codecs.measured import BITS, PUBLISHED, MeasuredCodec, task_scale
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -58,6 +58,7 @@ def _ablation_table(results: Results, options: Mapping[str, Any], codecs: Codecs
     for task, measured in codecs.items():
         recipe: TrainingRecipe = options["recipes"][task]
         crossing = results.get(f"crossing-{task}") or {"shapes": []}
+        scale = task_scale(results, options, task, measured)
         shapes = ", ".join(shown_shape(shape) for row in crossing["shapes"] for shape in row) or "–"
         rows += [
             (
@@ -68,6 +69,8 @@ def _ablation_table(results: Results, options: Mapping[str, Any], codecs: Codecs
                 codec.codec + (f" ({BITS[codec.codec]} bits)" if codec.codec in BITS else ""),
                 f"{codec.ratio:.3f}" if codec.raw_bytes else "–",
                 codec.shown,
+                f"± {scale.half_width(codec):.1f}" if codec.mean is not None else "–",
+                f"{scale.chance:g}",
                 format_bytes(codec.step_bytes) if codec.raw_bytes else "–",
                 shown_rate(codec.rate) if codec.rate is not None else "–",
                 shown_rate(codec.received_rate) if codec.received_rate is not None else "–",
@@ -80,14 +83,25 @@ def _ablation_table(results: Results, options: Mapping[str, Any], codecs: Codecs
     )
     seeds, epochs = len(options["seeds"]), options["epochs"]
     training = (
-        f"Accuracy: mean ± standard deviation over {seeds} seeds, epochs: {epochs}{matthews}."
+        f"Accuracy: mean ± standard deviation over {seeds} seeds, epochs: {epochs}{matthews}; 95 %: half of the "
+        "interval of the mean, from the evaluated samples and the variation between seeds; guessing: always the "
+        "most frequent class."
         if epochs
         else "Nothing was trained."
     )
     columns = ("data set", "backbone", "batch (micro-batches)", "crossing tensors", "codec", "compression ratio")
     return study_table(
         "Codecs",
-        (*columns, "accuracy %", "bytes per step", "transfer rate", "wire rate", "published accuracy"),
+        (
+            *columns,
+            "accuracy %",
+            "95 %",
+            "guessing",
+            "bytes per step",
+            "transfer rate",
+            "wire rate",
+            "published accuracy",
+        ),
         rows,
         f"{training} Compression ratio and bytes: what is sent forward and backward, packed, with headers and scales, "
         "relative to fp32. Transfer rate: bytes/s of the largest tensor of a micro-batch, from the sender's tensor to "

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_DIGITS = (1437, 360)
+"""Training and evaluation samples of the embedded digits."""
+
+
 def samples_part(task: str, data: str | None, num_train: int | None, num_judged: int | None) -> Part:
     """Build the part `data-TASK`: it selects the samples."""
 
@@ -32,7 +36,8 @@ def select_samples(
 
     entry = tasks.entry(task)
     if not entry.folder:
-        return {"kept": False, "train": None, "judged": None, "of": None}
+        train, judged = _DIGITS if task == "digits" else (None, None)
+        return {"kept": False, "train": train, "judged": judged, "of": None}
     is_subset = num_train is not None or num_judged is not None
     counts, sizes = [], []
     for split, wanted in zip(entry.splits, (num_train, num_judged), strict=True):

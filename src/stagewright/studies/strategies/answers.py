@@ -10,7 +10,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
-from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment, forecast_check
+from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment, forecast_check, task_scale
 from stagewright.studies.strategies.tables import data_on_2, large_rows
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
@@ -32,7 +32,7 @@ def answers(results: Results, options: Mapping[str, Any], experiments: Experimen
     replies = (
         _training(results, options),
         _faster(options, experiments),
-        _accuracy(options, experiments),
+        _accuracy(results, options, experiments),
         _microbatches(options, experiments),
         _cuts(results, options, experiments),
         _workers(options, experiments),
@@ -136,23 +136,36 @@ def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     return f"{faster} is faster: the pipeline runs at {times(ratio)} the speed of data parallel."
 
 
-def _accuracy(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+    tasks = {options["recipes"][task].shown_data: task for task in experiments}
     for name, count, data, pipelines in _groups(options, experiments, "mean"):
         assert data.mean is not None
-        texts, different = [], []
+        task = tasks[name]
+        scale = task_scale(results, options, task, experiments[task])
+        head = f"{name}, {count} workers (guessing reaches {scale.chance:g}): data {scale.shown(data)}"
+        if not scale.has_learned(data):
+            yield f"{head}: too little was learned to compare strategies; use more --epochs or --samples."
+            continue
+        texts, below, above = [], [], []
         for row in pipelines:
             assert row.mean is not None
             label = f"{row.experiment.shown} ({row.experiment.microbatches})"
-            texts.append(f"{label} {row.shown}")
-            if abs(row.mean - data.mean) > 2 * max(data.deviation or 0.0, row.deviation or 0.0):
-                different.append(f"{label} by {signed(row.mean - data.mean)}")
-        if data.deviation is None:
-            verdict = "With one seed the variation between seeds is unknown."
-        elif not different:
-            verdict = "All are within two standard deviations over seeds: no significant difference."
-        else:
-            verdict = f"More than two standard deviations over seeds apart: {joined(different)} points."
-        yield f"{name}, {count} workers: data {data.shown}, {joined(texts)}. {verdict}"
+            texts.append(f"{label} {scale.shown(row)}")
+            half = scale.difference_half_width(row, data)
+            if abs(row.mean - data.mean) > half:
+                (below if row.mean < data.mean else above).append(
+                    f"{label} {signed(row.mean - data.mean)} ± {half:.1f}"
+                )
+        verdict = "All intervals (95 %) contain the accuracy of data parallel: no difference can be told."
+        if below or above:
+            verdict = " ".join(
+                f"{word} by more than the interval: {joined(labels)}."
+                for word, labels in (("Below", below), ("Above", above))
+                if labels
+            )
+        if scale.deviation is None:
+            verdict = "With one seed the variation between seeds is unknown: can't be told."
+        yield f"{head}, {joined(texts)}. {verdict}"
 
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:

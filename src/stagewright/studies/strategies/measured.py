@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import SeedValues, median_rate, read_rounds, read_values, speedups_by_round
 
@@ -109,6 +110,14 @@ class MeasuredExperiment(SeedValues):
         """64 (4): batch and micro-batches."""
         microbatches = self.experiment.microbatches
         return f"{self.batch} ({microbatches})" if self.experiment.strategy == "pipeline" else str(self.batch)
+
+
+def task_scale(
+    results: Mapping[str, Any], options: Mapping[str, Any], task: str, measured: Sequence[MeasuredExperiment]
+) -> AccuracyScale:
+    """How exactly the accuracies of a task are known."""
+    samples = results.get(f"data-{task}") or {}
+    return accuracy_scale(task, options["recipes"][task].metric, measured, samples.get("judged"))
 
 
 def forecast_check(measured: Sequence[MeasuredExperiment]) -> ForecastCheck:

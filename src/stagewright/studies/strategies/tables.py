@@ -18,6 +18,7 @@ from stagewright.studies.strategies.measured import (
     PUBLISHED_LARGE,
     MeasuredExperiment,
     forecast_check,
+    task_scale,
 )
 from stagewright.table import Table
 
@@ -75,6 +76,7 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
     for task, measured in experiments.items():
         recipe: TrainingRecipe = options["recipes"][task]
         reference, check = data_on_2(measured), forecast_check(measured)
+        scale = task_scale(results, options, task, measured)
         if any(not row.is_measured and row.forecast is not None for row in measured):
             sentences.append(f"{recipe.shown_data}: {check.sentence}")
         for row in measured:
@@ -92,6 +94,8 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
                     row.shown_batch,
                     f"{row.learning_rate:g}",
                     row.shown,
+                    f"± {scale.half_width(row):.1f}" if row.mean is not None else "–",
+                    f"{scale.chance:g}",
                     f"{row.samples_per_s:.1f}" if row.samples_per_s is not None else "–",
                     f"{row.speedup:.2f}" if row.speedup is not None else "–",
                     over_data,
@@ -103,13 +107,14 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
     columns = ("experiment", "data set", "backbone", "workers", "batch (micro-batches)", "learning rate", "accuracy %")
     return study_table(
         "Pipeline and data parallel",
-        (*columns, "samples/s", "speed-up", "over data on 2", "forecast", "source of speed"),
+        (*columns, "95 %", "guessing", "samples/s", "speed-up", "over data on 2", "forecast", "source of speed"),
         rows,
         f"Accuracy: mean ± standard deviation over {len(options['seeds'])} seeds{metric}, always from real training; "
-        "workers that share a device compute the same. Speed-up: over one device with the same batch, median over "
-        "rounds of the ratio within a round; every plan first passed its parity check. Forecast: the speed-up from the "
-        "profile, made before any run; where there are fewer devices than workers, it replaces the measured speed, as "
-        f"if each worker had its own device. {' '.join(sentences)}{calibration_note(results)}".rstrip(),
+        "95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
+        "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
+        "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
+        "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "
+        f"replaces the measured speed, as if each worker had its own device. {' '.join(sentences)}{calibration_note(results)}".rstrip(),
     )
 
 

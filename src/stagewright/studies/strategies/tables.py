@@ -114,7 +114,8 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
         "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
         "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "
-        f"replaces the measured speed, as if each worker had its own device. {' '.join(sentences)}{calibration_note(results)}".rstrip(),
+        f"replaces the measured speed, as if each worker had its own device. {' '.join(sentences)}"
+        f"{calibration_note(results)}".rstrip(),
     )
 
 

@@ -150,6 +150,15 @@ def memory_parts(
             fits[way] = {"largest": 3, "refused": ""}
         parts[f"executed-{strategy}"] = executed
         if strategy != "serial":
+            parts[f"ideal-{strategy}"] = [
+                {
+                    "round": 1,
+                    "step_s": 1.0,
+                    "free_s": 0.85,
+                    "balanced_s": 0.8,
+                    "endless_s": 0.2 * (strategy != "tensor"),
+                }
+            ]
             parts[f"operators-{strategy}"] = {
                 "is_same": strategy != "pipeline",
                 "sentence": f"workers of {strategy}",

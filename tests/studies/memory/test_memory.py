@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.studies.conftest import answer_to
 from tests.studies.fake_parts import MEMORY_OPTIONS, PEAKS, SPEEDS, memory_parts
 
-from stagewright.errors import UsageError
-from stagewright.studies import Findings, Results
+from made_profiles import profile_of, unit
+from stagewright.errors import RunError, UsageError
+from stagewright.studies import Findings, PartContext, Results
 from stagewright.studies.memory.options import Options
-from stagewright.studies.memory.study import build_study, conclude, next_size
+from stagewright.studies.memory.study import _cuts, build_study, conclude, next_size
 from stagewright.studies.runner.load import choose_study
 
 
@@ -45,10 +47,40 @@ def test_a_slower_strategy_may_save_memory() -> None:
     )
 
 
-def test_the_ideal_is_beside_what_was_measured() -> None:
+def test_the_ideal_is_made_of_the_measured_step() -> None:
     text = answer_to(concluded(memory_parts()), "free communication")
-    assert "Data: 2.00 × with free communication" in text
-    assert "this machine's communication: 1.80 ×; measured: 1.70 ×, 85 % of the ideal" in text
+    assert "Data: measured 1.70 ×; with free communication at most 2.00 × (85 % reached)" in text
+    assert "with perfect balance too 2.12 ×, and on any number of devices 8.50 ×: one sample per device" in text
+    assert "on any number of devices no bound: what is left" in text
+    fast = answer_to(concluded(memory_parts({**SPEEDS, "data": 26.0})), "free communication")
+    assert "Data: measured 2.60 ×; with free communication at most 3.06 × (85 % reached)" in fast, "not 130 % of 2"
+
+
+def test_a_measurement_above_its_ideal_stops_the_page() -> None:
+    parts = memory_parts()
+    parts["ideal-data"] = [{"round": 1, "step_s": 1.0, "free_s": 1.52, "balanced_s": 1.0, "endless_s": 0.5}]
+    with pytest.raises(RunError, match=r"defect: round 1 of data took 1 s, less than its ideal of 1\.52 s"):
+        concluded(parts)
+
+
+def test_the_cut_does_not_follow_noise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two noisy profiles of the same model: the measured times differ, the cut does not."""
+    monkeypatch.setattr("stagewright.planner.costs.layer_scaling.with_num_layers", lambda costs, count: costs)
+    cuts = []
+    for slow in (0, 5):
+        units = [unit(f"h.{index}", 0.5 if index == slow else 0.1, (0.1, 0.1)) for index in range(6)]
+        costs = SimpleNamespace(profile=profile_of(units))
+        monkeypatch.setattr("stagewright.studies.memory.study.load_model_costs", lambda data, costs=costs: costs)
+        context = PartContext(folder=tmp_path, results=Results({"forecast-pipeline": {"measured": {}}}))
+        cuts.append(_cuts(Options(), "pipeline", 6, context))
+    assert cuts == [("h.2",), ("h.2",)]
+
+
+def test_quick_is_a_size_at_which_activations_dominate() -> None:
+    """Width 512: about 16 saved values of that width per token and block, and 12 × 512² parameters per block."""
+    chosen = choose_study("memory", {"devices": ("cpu:0", "cpu:1")}, quick=True).options
+    saved_bytes = 4 * 16 * 512 * chosen["batch"] * chosen["sequence_length"]
+    assert saved_bytes > 2 * 4 * 12 * 512**2 * 0.9, "more than parameters and gradients of a block (SGD)"
 
 
 def test_the_baseline_is_the_fastest_single_device_run() -> None:
@@ -182,7 +214,7 @@ def test_sizes_suit_cores_and_are_larger_on_gpus() -> None:
     gpus = choose_study("memory", {"devices": ("cuda:0", "cuda:1"), "batch": 4}, quick=False)
     assert (cores.options["model"], cores.options["memory_bytes"]) == ("gpt-layers:6", 256 << 20)
     assert (gpus.options["model"], gpus.options["batch"]) == ("gpt-layers:12", 4)
-    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:2"
+    assert choose_study("memory", {"devices": ("cuda:0", "cuda:1")}, quick=True).options["model"] == "gpt-layers:3"
 
 
 def test_what_it_takes_is_known_before_it_begins() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined, percent, spread, times
+from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
-from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, shown_variant
+from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, ideal_speedups, shown_variant
 
 Variants = Mapping[str, MeasuredVariant]
 
@@ -26,7 +26,7 @@ QUESTIONS = (
 def answers(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Answer, ...]:
     replies = (
         _speedups(results, variants),
-        _slow_strategies(results, variants),
+        _slow_strategies(results, options, variants),
         _ideal(results, options, variants),
         _executed(results, options),
         _checkpointing(variants),
@@ -56,7 +56,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
         + (f" ({spread(variant.speedups)})" if len(variant.speedups) > 1 else "")
         for variant in ordered
     )
-    sentences = [f"Speed-up on two devices over one: {rates}."]
+    sentences = [f"Speed-up on two devices over the fastest run on one: {rates}."]
     has_gap = min(best.speedups) > max(worst.speedups)
     is_different = has_gap and (len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0))
     if best is not worst:
@@ -93,11 +93,18 @@ def _largest_loss(results: Results, strategy: str) -> str:
     return f"The largest loss of {strategy} is {largest['name']}: {share} of a step, by forecast."
 
 
-def _slow_strategies(results: Results, variants: Variants) -> tuple[str, ...]:
+_SLOWER = 0.95  # a speed-up below it in every round is a slow-down
+
+
+def _slow_strategies(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[str, ...]:
     parallel = _by_speedup(variants)
     if not parallel:
         return ()
-    slower = [variant for variant in parallel if (variant.speedup or 0.0) < 1]
+    slower = [variant for variant in parallel if max(variant.speedups) < _SLOWER]
+    unclear = [variant for variant in parallel if variant not in slower and min(variant.speedups) < 1 / _SLOWER]
+    if not slower and unclear:
+        names = joined(f"{variant.strategy} ({times(variant.speedup or 0.0)})" for variant in unclear)
+        return (f"Can't be told for {names}: too close to one device for {counted(options['rounds'], 'round')}.",)
     if not slower:
         return ("None of them is slower than one device here.",)
     serial = variants.get("serial")
@@ -120,20 +127,31 @@ def _slow_strategies(results: Results, variants: Variants) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+_ENDLESS = {
+    "data": "one sample per device, while every replica repeats the optimizer step",
+    "tensor": "what is left is the work that every worker repeats",
+    "pipeline": "the largest unit, which can't be split, sets the pace of an endless stream",
+}
+
+
 def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> Iterator[str]:
     for strategy in options["strategies"]:
-        forecast = (results.get(f"forecast-{strategy}") or {}).get(strategy)
-        if forecast is None:
-            yield f"{strategy.capitalize()}: unknown, since it was not forecast."
-            continue
         measured = variants.get(strategy)
-        text = ""
-        if measured is not None and measured.speedup is not None:
-            share = percent(measured.speedup / forecast["free_speedup"])
-            text = f"; measured: {times(measured.speedup)}, {share} of the ideal"
+        ideal = ideal_speedups(results, measured)
+        if ideal is None or measured is None or measured.speedup is None:
+            yield f"{strategy.capitalize()}: unknown, since its steps were not measured and recorded."
+            continue
+        endless = "no bound" if ideal.endless is None else times(ideal.endless)
         yield (
-            f"{strategy.capitalize()}: {times(forecast['free_speedup'])} with free communication; forecast with this "
-            f"machine's communication: {times(forecast['speedup'])}{text}."
+            f"{strategy.capitalize()}: measured {times(measured.speedup)}; with free communication at most "
+            f"{times(ideal.free)} ({percent(measured.speedup / ideal.free)} reached), with perfect balance too "
+            f"{times(ideal.balanced)}, and on any number of devices {endless}: {_ENDLESS[strategy]}."
+        )
+    if any(f"ideal-{strategy}" in results for strategy in options["strategies"]):
+        yield (
+            "Each ideal repeats the measured compute of the same steps without messages, waits and gaps, so no run can "
+            "beat it. What is left between it and the number of devices is work that is repeated, slowed down by the "
+            "other core, or less efficient in smaller pieces."
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stagewright.studies.framework.rounds import choose_baseline, median_rate, read_rounds, speedups_by_round
+from stagewright.trace.ideal import IdealStep, check_ideal
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
 
@@ -49,6 +50,36 @@ class MeasuredVariant:
     def peak(self) -> int:
         """Peak memory of the worker with the most."""
         return max(self.peak_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdealSpeedups:
+    """What a strategy's own measured compute would reach: median over rounds of speed-ups over the baseline."""
+
+    free: float
+    """With free communication."""
+    balanced: float
+    """And with perfect balance, without a pipeline bubble."""
+    endless: float | None
+    """And on any number of devices; None: no bound."""
+
+
+def ideal_speedups(results: Mapping[str, Any], variant: MeasuredVariant | None) -> IdealSpeedups | None:
+    """Return the ideals of a strategy, at least its measured speed-up; RunError if a round beats one."""
+    rounds = [] if variant is None else results.get(f"ideal-{variant.strategy}") or []
+    if variant is None or variant.speedup is None or not rounds:
+        return None
+    for row in rounds:
+        bounds = {name: row[name] for name in ("step_s", "free_s", "balanced_s", "endless_s")}
+        check_ideal(IdealStep(**bounds), f"round {row['round']} of {variant.strategy}")
+
+    def speedup(name: str) -> float:
+        return (variant.speedup or 0.0) * statistics.median(row["step_s"] / row[name] for row in rounds)
+
+    is_bounded = all(row["endless_s"] > 0 for row in rounds)
+    return IdealSpeedups(
+        free=speedup("free_s"), balanced=speedup("balanced_s"), endless=speedup("endless_s") if is_bounded else None
+    )
 
 
 def baseline_variant(results: Mapping[str, Any], options: Mapping[str, Any]) -> str:

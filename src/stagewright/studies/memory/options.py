@@ -25,14 +25,14 @@ class Options:
     # GPUs have larger defaults: at the sizes for CPU cores they would measure kernel launches and library workspaces.
 
     model: str = option(
-        "gpt-layers:6", "A model family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:2"
+        "gpt-layers:6", "A model family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:3"
     )
     quick: bool = setting(False)
     strategies: tuple[str, ...] = option(
         STRATEGIES, "Strategies to compare with one device.", parse=parse_words, flag="--strategy"
     )
-    sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=32)
-    batch: int = option(8, "Samples per step.", minimum=1, on_gpus=16, quick=4)
+    sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=96)
+    batch: int = option(8, "Samples per step.", minimum=1, on_gpus=16, quick=8)
     microbatches: int = option(4, "Micro-batches of the pipeline.", minimum=1)
     rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")
     steps: int = option(3, "Timed steps per run.", minimum=1, on_gpus=5, quick=2, panel="Execution")
@@ -49,7 +49,7 @@ class Options:
         parse=parse_bytes,
         show=show_bytes,
         on_gpus=2**30,
-        quick=88 * 2**20,
+        quick=128 * 2**20,
     )
     fits: tuple[str, ...] | None = option(
         None,

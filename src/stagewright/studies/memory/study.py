@@ -20,7 +20,7 @@ from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
 from stagewright.studies.memory.answers import QUESTIONS, answers
-from stagewright.studies.memory.measured import measured_variants, shown_variant
+from stagewright.studies.memory.measured import baseline_variant, measured_variants, shown_variant
 from stagewright.studies.memory.options import Options
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
@@ -76,6 +76,12 @@ def _parts(options: Options) -> Iterator[Part]:
             needs=(f"run-{strategy}-1", f"run-{strategy}+recompute-1"),
         )
     for strategy in options.strategies:
+        yield Part(
+            name=f"ideal-{strategy}",
+            about=f"compute the ideal systems of {strategy} from its recorded steps",
+            run=partial(_ideal, options, strategy),
+            needs=("forecast-serial", f"run-{strategy}-1"),
+        )
         yield Part(
             name=f"operators-{strategy}",
             about=f"compare the operators of the workers of {strategy}",
@@ -139,7 +145,10 @@ def _forecast(options: Options, strategy: str, context: PartContext) -> dict[str
 
 
 def _cuts(options: Options, variant: str, num_layers: int, context: PartContext) -> tuple[str, ...]:
-    """Return the optimal cuts of a pipeline with this many layers; () for other strategies."""
+    """Return the cuts of a pipeline with this many layers; () for other strategies.
+
+    Cut by MACs, which are exact: a cut by measured times would follow their noise from one study to the next.
+    """
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.split import split
     from stagewright.planner.costs.layer_scaling import with_num_layers
@@ -148,7 +157,7 @@ def _cuts(options: Options, variant: str, num_layers: int, context: PartContext)
         return ()
     measured = with_num_layers(load_model_costs(context.results["forecast-pipeline"]["measured"]), num_layers)
     conditions = Conditions(num_microbatches=options.microbatches, recompute="+" in variant)
-    return split(measured.profile, 2, "optimal", conditions).cut_names
+    return split(measured.profile, 2, "macs", conditions).cut_names
 
 
 def _run(options: Options, variant: str, context: PartContext) -> dict[str, Any]:
@@ -161,6 +170,26 @@ def _executed(strategy: str, context: PartContext) -> dict[str, Any]:
 
     variants = (strategy, f"{strategy}+recompute")
     return {variant: read_counts(context.folder / context.results[f"run-{variant}-1"]["run"]) for variant in variants}
+
+
+def _ideal(options: Options, strategy: str, context: PartContext) -> list[dict[str, Any]]:
+    """Compute the ideal systems of every round from its own trace."""
+    from stagewright.studies.parts.traces import read_ideal
+
+    units = load_model_costs(context.results["forecast-serial"]["measured"]).profile.units
+    largest = max(unit.total_s for unit in units) / sum(unit.total_s for unit in units)
+    baseline = baseline_variant(context.results, asdict(options))
+    rounds = []
+    for number in range(1, options.rounds + 1):
+        row = context.results.get(f"run-{strategy}-{number}")
+        single = context.results.get(f"run-{baseline}-{number}")
+        if row is not None:
+            baseline_s = single["latency_s"] if single is not None else None
+            found = read_ideal(
+                context.folder / row["run"], batch=options.batch, largest_unit=largest, baseline_s=baseline_s
+            )
+            rounds.append({"round": number, **found})
+    return rounds
 
 
 def _operators(strategy: str, context: PartContext) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent, spread
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
-from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, baseline_variant, shown_variant
+from stagewright.studies.memory.measured import (
+    STRATEGIES,
+    MeasuredVariant,
+    baseline_variant,
+    ideal_speedups,
+    shown_variant,
+)
 from stagewright.studies.parts.measurements import calibration_note
 from stagewright.table import Table
 
@@ -43,6 +49,7 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
     rows = []
     for variant, measured in variants.items():
         forecast = (results.get(f"forecast-{measured.strategy}") or {}).get(variant)
+        ideal = ideal_speedups(results, variants.get(measured.strategy))
         rows.append(
             (
                 shown_variant(measured.strategy),
@@ -51,7 +58,7 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
                 f"{measured.speedup:.2f}" if measured.speedup is not None else "–",
                 spread(measured.speedups) if measured.equal else "parity check failed",
                 f"{forecast['speedup']:.2f}" if forecast is not None else "–",
-                f"{forecast['free_speedup']:.2f}" if forecast is not None else "–",
+                f"{ideal.free:.2f}" if ideal is not None and not measured.recompute else "–",
                 ", ".join(format_bytes(size) for size in measured.peak_bytes),
                 format_bytes(measured.memory["activations"]),
                 format_bytes(measured.sent_bytes) if measured.sent_bytes else "–",
@@ -63,9 +70,9 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
         (*columns, "peak memory of each worker", "activations", "communication"),
         rows,
         f"Speed-up: over the fastest single-device run of the same batch ({shown_variant(baseline)}), median over "
-        "rounds of the ratio within a round; each run first passed its parity check. Ideal: forecast with free "
-        "communication. Peak memory: the workers' tensors on a CPU, the allocator's peak on CUDA. "
-        f"Activations: of the worker with the most memory.{calibration_note(results)}",
+        "rounds of the ratio within a round; each run first passed its parity check. Ideal: the measured "
+        "compute of the same steps with free communication. Peak memory: the workers' tensors on a CPU, the "
+        f"allocator's peak on CUDA. Activations: of the worker with the most memory.{calibration_note(results)}",
     )
 
 

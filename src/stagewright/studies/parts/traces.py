@@ -17,6 +17,15 @@ def read_breakdown(run: str | Path) -> list[dict[str, Any]]:
     return [share.to_dict() for share in breakdown(trace, trace.median_step)]
 
 
+def read_ideal(run: str | Path, *, batch: int, largest_unit: float, baseline_s: float | None) -> dict[str, Any]:
+    """Compute the ideal systems of a run's median step from its own events."""
+    from stagewright.trace.ideal import ideal_step
+
+    trace = read_trace(RunFolder.open(run))
+    found = ideal_step(trace, trace.median_step, batch=batch, largest_unit=largest_unit, baseline_s=baseline_s)
+    return found.to_dict()
+
+
 def read_counts(run: str | Path) -> list[dict[str, Any]]:
     """Count each worker's actions by kind, with their seconds and bytes."""
     trace = read_trace(RunFolder.open(run))

@@ -9,6 +9,7 @@
     │   ├── DataMissing          a data set or weights are not on this machine; says how to get them
     │   └── CacheError           a cache file can't be read or written
     └── RunError                 the input was valid, the run failed                       exit code 1
+        ├── RunTerminated        a signal such as SIGTERM ended the run
         └── CorruptMessage       received bytes are not the expected message
 
 A message says what was wrong, with both values, where, and a fix to paste.
@@ -76,6 +77,10 @@ class CacheError(UsageError):
 
 class RunError(StagewrightError):
     """The input was valid, but the run failed."""
+
+
+class RunTerminated(RunError):
+    """A signal such as SIGTERM ended the run."""
 
 
 class CorruptMessage(RunError):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.fabric.lab.kernel import check_root, drop_filter
+from stagewright.fabric.lab.kernel import _missing_capabilities, check_root, drop_filter
 from stagewright.fabric.lab.network import LabNetwork, parse_loss
 from stagewright.fabric.lab.session import LabView, current_lab, remove_orphans
 from stagewright.fabric.trials import TrialTable, row_type
@@ -202,3 +202,12 @@ def test_networks_are_values() -> None:
     one = LabNetwork.parse(hosts=2)
     assert replace(one, mtu=9000).mtu == 9000
     assert one.address(1) == "198.18.0.2"
+
+
+def test_root_of_a_container_lacks_capabilities(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nCapEff:\t00000000a80425fb\n")  # of a container that is not privileged
+    assert _missing_capabilities(str(status)) == ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]
+    status.write_text("CapEff:\t000001ffffffffff\n")
+    assert _missing_capabilities(str(status)) == []
+    assert _missing_capabilities(str(tmp_path / "none")) == []

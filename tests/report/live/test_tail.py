@@ -227,3 +227,11 @@ def test_values_that_no_run_writes_are_ignored(make_run: Callable[..., Any], lin
 def test_a_plan_of_too_many_workers_is_named(make_run: Callable[..., Any]) -> None:
     run = make_run(Plan.of("digits-vit", 99999, "data=99999"))
     assert "data=99999 has more workers than can be followed: at most 4096" in str(RunTail(run.path).poll().damaged)
+
+
+def test_a_study_is_followed_by_its_newest_run(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("{}")
+    for name in ("2026-11-15-031502-a", "2026-11-15-031503-b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "plan.toml").write_text("")
+    assert newest_run(tmp_path) == tmp_path / "runs" / "2026-11-15-031503-b"

@@ -55,7 +55,9 @@ def test_buckets() -> None:
 
 
 def test_without_root_it_is_told() -> None:
-    assert "The lab needs root" in answer_to(concluded(fabric_parts(), where="loopback"), "What is sent")
+    assert "The lab needs root with CAP_NET_ADMIN" in answer_to(
+        concluded(fabric_parts(), where="loopback"), "What is sent"
+    )
 
 
 def test_figures(tmp_path: Path) -> None:

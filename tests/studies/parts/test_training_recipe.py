@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from stagewright.errors import DataMissing, UsageError
 from stagewright.studies.parts.samples import select_samples
+from stagewright.studies.parts.training_options import TrainingOptions, choose_tasks
 from stagewright.studies.parts.training_recipe import choose_recipe, data_folder, tasks_in
 
 
@@ -97,3 +98,25 @@ def test_what_is_not_there_is_told_in_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=text) as raised:
             choose_recipe("cifar10", quick=True, **given)
         assert "\n" not in str(raised.value)
+
+
+def test_a_folder_one_level_too_high_is_found_or_refused(tmp_path: Path) -> None:
+    told: list[str] = []
+    cifar(tmp_path / "up" / "data")
+    found = choose_tasks(None, str(tmp_path / "up"), ("cifar10", "rte"), told.append)
+    assert found == (str(tmp_path / "up" / "data"), ("cifar10",))
+    assert "but data in it has: using" in told[0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataMissing, match="has none of cifar10, rte: name the folder with cifar10/"):
+        choose_tasks(None, str(tmp_path / "empty"), ("cifar10", "rte"), told.append)
+    cifar(tmp_path / "up" / "other")
+    with pytest.raises(DataMissing, match="name the folder"):
+        choose_tasks(None, str(tmp_path / "up"), ("cifar10",), told.append)
+
+
+def test_quick_trains_what_it_can_learn(tmp_path: Path) -> None:
+    told: list[str] = []
+    chosen = TrainingOptions.machine_defaults({"data": str(cifar(tmp_path))}, quick=True, note=told.append)
+    assert chosen["tasks"] == ("digits",)
+    full = TrainingOptions.machine_defaults({"data": str(tmp_path)}, quick=False, note=told.append)
+    assert full["tasks"] == ("cifar10",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from tests.studies.conftest import small_study
 
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.studies import PartContext, Study, run_study
+from stagewright.studies.runner.check import check_study_inputs
 from stagewright.studies.runner.folder import StudyFolder
-from stagewright.studies.runner.run import MISSING
+from stagewright.studies.runner.load import choose_study
+from stagewright.studies.runner.neighbors import announced, find_neighbors
+from stagewright.studies.runner.run import ALONE, MISSING
 
 NewFolder = Callable[[Study], StudyFolder]
 
@@ -53,7 +57,7 @@ def test_an_interrupted_study_goes_on_with_what_is_missing(new_folder: NewFolder
     folder = new_folder(study)
     with pytest.raises(KeyboardInterrupt):
         run_study(study, folder)
-    assert folder.about()["status"] == "running"
+    assert folder.about()["status"] == "interrupted"
     assert not (folder.path / "answers.md").exists()
     assert StudyFolder.unfinished(tmp_path, study) == folder
     assert StudyFolder.unfinished(tmp_path, small_study(interrupted, {"model": "other"})) is None
@@ -134,3 +138,60 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text("{")
     with pytest.raises(UsageError, match="is not JSON"):
         StudyFolder.open(tmp_path)
+
+
+def test_sigterm_ends_a_study_resumably(new_folder: NewFolder, tmp_path: Path) -> None:
+    """In a part of its own, and in a run, whose launcher turns the signal into an error."""
+    ran: list[str] = []
+
+    def terminated(name: str, context: PartContext) -> str:
+        ran.append(name)
+        if ran == ["one"]:
+            signal.raise_signal(signal.SIGTERM)
+        if ran == ["one", "one", "two"]:
+            raise RunTerminated("the run was ended by SIGTERM")
+        return name
+
+    study = small_study(terminated)
+    folder = new_folder(study)
+    before = signal.getsignal(signal.SIGTERM)
+    for parts in (["one"], ["one", "one", "two"]):
+        with pytest.raises(RunTerminated):
+            run_study(study, folder)
+        assert ran == parts, "no later part runs"
+        assert folder.about()["status"] == "interrupted"
+        assert StudyFolder.unfinished(tmp_path, study) == folder
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert run_study(study, folder).is_complete
+
+
+def test_two_studies_on_the_same_cores_warn_each_other(new_folder: NewFolder, tmp_path: Path) -> None:
+    first, second, other = (tmp_path / name for name in ("a", "b", "c"))
+    registry = tmp_path / "registry"
+    with announced(first, ("cpu:0", "cpu:1"), registry):
+        (registry / "1.json").write_text(json.dumps({"folder": str(other), "devices": ["cpu:0-1"]}))
+        (registry / "999999999.json").write_text(json.dumps({"folder": "/gone", "devices": ["cpu:0"]}))
+        assert find_neighbors(first, ("cpu:1",), registry) == [str(other)]
+        assert find_neighbors(second, ("cpu:0",), registry) == [str(other), str(first)]
+        (registry / "1.json").write_text(json.dumps({"folder": str(other), "devices": ["cpu:1"]}))
+        assert find_neighbors(first, ("cpu:0",), registry) == []
+        (registry / "1.json").write_text(json.dumps({"folder": str(other), "devices": ["cpu:0"]}))
+    assert find_neighbors(second, ("cpu:0",), registry) == [str(other)]
+
+
+def test_a_warned_study_says_so(new_folder: NewFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stagewright.studies.runner.run.find_neighbors", lambda folder, devices: ["/x/studies/other"])
+    told = []
+    study = small_study(lambda name, context: name)
+    folder = new_folder(study)
+    outcome = run_study(study, folder, note=lambda part, text: told.append(text))
+    assert sum("another study is timing the same devices" in text for text in told) == 1
+    assert outcome.findings.answers[0].question == ALONE
+    assert "No: other timed the same devices meanwhile." in outcome.findings.answers[0].sentences[0]
+
+
+@pytest.mark.parametrize("name", ["memory", "strategies"])
+def test_a_memory_limit_that_nothing_fits_is_refused_before_anything_runs(name: str) -> None:
+    study = choose_study(name, {"devices": ("cpu:0", "cpu:1"), "memory_bytes": 10**4}, quick=True)
+    with pytest.raises(UsageError, match=r"--memory 9\.77 KiB: no strategy fits .* use more than that"):
+        check_study_inputs(study)

@@ -30,7 +30,8 @@ def watch(
     run: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="A run folder, the beginning of its name, or a folder of runs: follows the newest."
+            metavar="RUN",
+            help="A run folder, the beginning of its name, or a folder of runs or of a study: follows the newest.",
         ),
     ] = Path("runs"),
     terminal: Annotated[
@@ -71,7 +72,7 @@ def watch(
         if terminal:
             watcher.start()
             try:
-                _show(watcher, stop, speed=speed, stay=False)
+                _show(watcher, stop, speed=speed, stay=False, study=run if (run / "study.json").is_file() else None)
             finally:
                 watcher.close()
             return
@@ -135,8 +136,8 @@ def _until_interrupted() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> None:
-    """Draw the state until the run or its replay has ended, or until Ctrl-C."""
+def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool, study: Path | None = None) -> None:
+    """Draw the state until the run, its replay or the study that it belongs to has ended, or until Ctrl-C."""
     from rich.live import Live
 
     from stagewright.report.live.terminal import live_line, live_view
@@ -154,7 +155,7 @@ def _show(watcher: Watcher, stop: _Stop, *, speed: float | None, stay: bool) -> 
             elif time.monotonic() - last_line_s >= _LINE_S:
                 last_line_s = time.monotonic()
                 note(live_line(shown))
-            if ended and not stay:
+            if ended and not stay and not (study is not None and _is_studying(study)):
                 return
 
 
@@ -170,6 +171,13 @@ def _states(watcher: Watcher, stop: _Stop, speed: float | None) -> Iterator[dict
     while not stop.is_set():
         yield watcher.current()[1]
         stop.wait(_VIEW_S)
+
+
+def _is_studying(folder: Path) -> bool:
+    """Whether a study may still start runs."""
+    from stagewright.files.json_values import read_object_or_empty
+
+    return read_object_or_empty(folder / "study.json").get("status") == "running"
 
 
 def _is_unfinished(replay: dict[str, float]) -> bool:

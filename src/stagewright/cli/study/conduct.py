@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from stagewright.cli.screen import note, print_json, screen
-from stagewright.errors import UsageError
+from stagewright.errors import RunTerminated, UsageError
 
 SLOW_CORES = 2.5  # a slow core takes this many times the expected duration
 
@@ -70,9 +70,11 @@ def conduct(
             note=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}"),
             fresh=fresh,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RunTerminated) as error:
         note(f"finished parts are saved: the same command continues in {folder.path}")
-        raise
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise typer.Exit(130) from None
     if json:
         print_json(outcome.to_dict())
     else:

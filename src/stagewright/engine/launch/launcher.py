@@ -24,7 +24,7 @@ from stagewright.engine.launch.fork_server import replaced_handlers
 from stagewright.engine.worker.faults import root_cause, worker_folder
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.engine.worker.worker import DEFAULT_JOB, run_launched_worker
-from stagewright.errors import RunError, StagewrightError
+from stagewright.errors import RunTerminated, StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
@@ -78,7 +78,7 @@ def launch(
         except SignalException as interruption:
             if interruption.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise RunError(f"the run was ended by {interruption.sigval.name}") from None
+            raise RunTerminated(f"the run was ended by {interruption.sigval.name}") from None
         finally:
             agent.close()
     if agent.verdict is None and result.is_failed():

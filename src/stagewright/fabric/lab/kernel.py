@@ -29,9 +29,25 @@ def check_root() -> None:
         raise UsageError("a lab needs Linux: it consists of network namespaces")
     if os.geteuid() != 0:
         raise UsageError("a lab needs root to create network namespaces: run the command with sudo")
+    missing = _missing_capabilities()
+    if missing:
+        raise UsageError(
+            f"a lab needs {' and '.join(missing)}, which this container's root lacks: start it with --privileged"
+        )
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise UsageError(f"a lab needs {tool!r}, which is not installed: install iproute2")
+
+
+def _missing_capabilities(status: str = "/proc/self/status") -> list[str]:
+    """Return the capabilities that a lab needs and this process lacks: a container's root often lacks both."""
+    try:
+        with open(status, encoding="ascii") as lines:
+            effective = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), -1)
+    except (OSError, ValueError, IndexError):
+        return []  # unknown: creating the lab will tell
+    needed = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+    return [name for name, bit in needed.items() if not effective >> bit & 1]
 
 
 def run_tool(arguments: Sequence[str], batch: str | None = None) -> None:

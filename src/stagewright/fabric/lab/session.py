@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.fabric.lab.kernel import (
     check_root,
     die_with_parent,
@@ -267,7 +267,7 @@ def open_lab(network: LabNetwork) -> Iterator[Lab]:
     remove_orphans()
 
     def end(number: int, frame: object) -> None:
-        raise RunError(f"the lab was stopped by {signal.Signals(number).name}")
+        raise RunTerminated(f"the lab was stopped by {signal.Signals(number).name}")
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

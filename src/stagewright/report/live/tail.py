@@ -242,10 +242,12 @@ class RunTail:
 
 
 def newest_run(path: Path) -> Path | None:
-    """Return a run folder itself, or the newest run of a folder of runs; None if it has none yet.
+    """Return a run folder itself, or the newest run of a folder of runs or of a study; None if it has none yet.
 
     Names start with the time, so the last name is the newest.
     """
+    if (path / "study.json").is_file():
+        path = path / "runs"
     if (path / "plan.toml").is_file() or (path / "workers").is_dir():
         return path
     try:

@@ -52,8 +52,8 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield (
-            "The lab needs root, so everything was sent over this host's loopback: these numbers are what the host "
-            "itself costs, and slow or lossy links could not be emulated."
+            "The lab needs root with CAP_NET_ADMIN and CAP_SYS_ADMIN, so everything was sent over this host's loopback: "
+            "these numbers are what the host itself costs. Slow and lossy links, and their tails, can't be shown there."
         )
 
 

@@ -97,8 +97,9 @@ class Options:
     @classmethod
     def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
         """Use the loopback where this process can't create a lab."""
-        if given.get("where") is None and not has_lab():
-            note("the lab needs root (put sudo before the command): using this host's loopback instead")
+        reason = why_no_lab() if given.get("where") is None else ""
+        if reason:
+            note(f"{reason}; using this host's loopback instead, which can't show slow or lossy links")
             return {"where": "loopback"}
         return {}
 
@@ -113,12 +114,12 @@ class Options:
         return tuple(name for name in wanted if self.where == "lab" or name in _ON_LOOPBACK)
 
 
-def has_lab() -> bool:
-    """Whether this process can create a lab."""
+def why_no_lab() -> str:
+    """Why this process can't create a lab; empty if it can."""
     from stagewright.fabric.lab.kernel import check_root
 
     try:
         check_root()
-    except UsageError:
-        return False
-    return True
+    except UsageError as error:
+        return str(error)
+    return ""

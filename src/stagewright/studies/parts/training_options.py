@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stagewright.errors import UsageError
+from stagewright.errors import DataMissing, UsageError
 from stagewright.studies.framework.options import Note, option, parse_numbers, parse_words, setting
 from stagewright.studies.parts.devices import choose_devices, devices_option
 from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe, data_folder, tasks_in
@@ -120,6 +120,18 @@ def choose_tasks(
     if named is not None:
         return folder, named
     tasks = tasks_in(folder, wanted)
+    if tasks == ("digits",) and folder is not None:
+        # A folder one level too high is a slip, not a wish for other data.
+        below = [child for child in sorted(Path(folder).iterdir()) if child.is_dir()]
+        found = [child for child in below if tasks_in(str(child), wanted) != ("digits",)]
+        if len(found) == 1:
+            note(f"{folder} has none of {', '.join(wanted)}, but {found[0].name} in it has: using {found[0]}")
+            return str(found[0]), tasks_in(str(found[0]), wanted)
+        if data is not None:
+            raise DataMissing(
+                f"--data {data} has none of {', '.join(wanted)}: name the folder with cifar10/ or glue/rte/ in it, or "
+                "leave --data out and add --tasks digits to train on the embedded digits"
+            )
     if tasks == ("digits",):
         reason = f"{folder} has none of {', '.join(wanted)}" if folder is not None else "no data was given"
         note(f"{reason}: training digits-vit on the embedded digits instead (--data-dir DIR names another folder)")

@@ -25,6 +25,7 @@ def check_study_inputs(study: Study) -> None:
     for seed in chosen.get("seeds") or ([chosen["seed"]] if "seed" in chosen else []):
         if not 0 <= seed < 2**32:
             raise UsageError(f"--seed {seed}: must be from 0 to {2**32 - 1}")
+    _check_memory(study)
     check_devices(tuple(chosen.get("devices") or ()))
     for name in chosen.get("policies") or ():
         find_policy(name)
@@ -33,3 +34,32 @@ def check_study_inputs(study: Study) -> None:
             read_cluster(chosen["cluster"])
         except UsageError as error:
             raise UsageError(f"--cluster: {error}") from None
+
+
+def _check_memory(study: Study) -> None:
+    """Refuse a memory limit that not even half of the smallest model's weights and gradients fit into."""
+    limit = study.options.get("memory_bytes")
+    if limit is None:
+        return
+    from stagewright.quantity import format_bytes
+    from stagewright.spec.plan import ModelSpec
+
+    if study.name == "memory":
+        spec = ModelSpec(name="gpt-layers:1", sequence_length=study.options["sequence_length"])
+    else:
+        from stagewright.studies.runner.load import options_class
+
+        chosen = options_class(study.name)(**{key: _as_tuple(value) for key, value in study.options.items()})
+        spec = chosen.recipe(chosen.tasks[0]).model_spec(0)
+    model = spec.load(batch=2)
+    # Two devices share them at best: half of the weights and half of the gradients on each.
+    needed = sum(value.numel() * value.element_size() for value in model.module.parameters())
+    if limit < needed:
+        raise UsageError(
+            f"--memory {format_bytes(limit)}: no strategy fits {spec.name!r} into it on two devices, half of its "
+            f"weights and gradients take {format_bytes(needed)}; use more than that"
+        )
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

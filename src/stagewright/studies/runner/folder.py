@@ -6,8 +6,8 @@
       runs/…              a run folder for every plan that was run
       table.md  answers.md  figures/NAME.svg, NAME.png  report.html       written at the end
 
-`status` is running until every part has run or failed, then done or incomplete. A folder whose status is running and
-which no process has locked was interrupted: the same study continues there.
+`status` is running until every part has run or failed, then done or incomplete; interrupted after Ctrl-C or SIGTERM. A
+folder whose status is running and which no process has locked was interrupted too: the same study continues there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -98,7 +98,7 @@ class StudyFolder:
             except UsageError:
                 continue  # unreadable, or not a study: it must not prevent a new one
             is_same = about.get("study") == study.name and about.get("options") == wanted
-            if is_same and about.get("status") == "running" and not folder.is_held():
+            if is_same and about.get("status") in ("running", "interrupted") and not folder.is_held():
                 return folder
         return None
 
@@ -140,9 +140,13 @@ class StudyFolder:
         self._write({**self.about(), "command": command, "ended": None, "status": "running"})
 
     def ended(self, status: str) -> None:
-        """Record that every part has run or failed."""
+        """Record that every part has run or failed, or that the study was interrupted."""
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         self._write({**self.about(), "ended": now, "status": status})
+
+    def record_neighbors(self, folders: Sequence[str]) -> None:
+        """Record the folders of other studies that timed the same devices."""
+        self._write({**self.about(), "neighbors": list(folders)})
 
     def save_part(self, name: str, *, seconds: float, data: Any = None, error: str | None = None) -> None:
         """Save the data or the error of a part, atomically."""

@@ -2,24 +2,31 @@
 
 for each part:  saved already? ─► next      needs a failed part? ─► skipped, with that reason
                 run ─► parts/NAME.json      raises ─► the reason is saved, and the next part runs
+                                            Ctrl-C, SIGTERM ─► the study is interrupted, and can be resumed
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stagewright.errors import StagewrightError
+from stagewright.errors import RunTerminated, StagewrightError
 from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
 from stagewright.studies.framework.tables import table_to_dict
 from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.runner.neighbors import announced, find_neighbors
 from stagewright.studies.runner.write import write_findings, write_page
 
 MISSING = "Which parts failed?"
 """The question whose answer lists the failed parts."""
+ALONE = "Were the devices used by this study alone?"
+"""Asked only if they were not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +76,20 @@ def run_study(
     fresh: bool = False,
 ) -> Outcome:
     """Run the parts that the folder lacks, and write the findings; `fresh` repeats what is cached for this machine."""
-    with folder.held():
-        for part in study.parts:
-            saved = folder.part(part.name)
-            if saved is None or "data" not in saved:
-                _run(part, folder, folder.results(study), note, fresh=fresh)
+    devices = tuple(study.options.get("devices") or ())
+    with folder.held(), announced(folder.path, devices):
+        try:
+            with _sigterm_raises():
+                for part in study.parts:
+                    saved = folder.part(part.name)
+                    if saved is None or "data" not in saved:
+                        _warn_of_neighbors(part, folder, devices, note)
+                        _run(part, folder, folder.results(study), note, fresh=fresh)
+        except (KeyboardInterrupt, RunTerminated):
+            folder.ended("interrupted")
+            raise
         results = folder.results(study)
-        findings = _with_failures(study.conclude(results), study, results)
+        findings = _with_neighbors(_with_failures(study.conclude(results), study, results), folder)
         write_findings(findings, study, folder)
         folder.ended("incomplete" if results.failures else "done")
         write_page(folder.path, study.title)
@@ -94,6 +108,8 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
         context = PartContext(folder=folder.path, results=results, note=lambda text: note(part, text), fresh=fresh)
         data = part.run(context)
         folder.save_part(part.name, seconds=time.monotonic() - start, data=data)
+    except RunTerminated:
+        raise
     except StagewrightError as error:
         reason = str(error)
     except Exception as error:  # any library's error: the other parts must still run
@@ -102,6 +118,47 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
         return
     folder.save_part(part.name, seconds=time.monotonic() - start, error=reason)
     note(part, f"failed: {reason.splitlines()[0]}")
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM end the study like Ctrl-C, also between runs."""
+
+    def end(number: int, frame: object) -> None:
+        raise RunTerminated(f"the study was ended by {signal.Signals(number).name}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _warn_of_neighbors(
+    part: Part, folder: StudyFolder, devices: tuple[str, ...], note: Callable[[Part, str], None]
+) -> None:
+    """Say once which other study times the same devices, and record it."""
+    known = folder.about().get("neighbors") or []
+    new = [other for other in find_neighbors(folder.path, devices) if other not in known]
+    for other in new:
+        note(part, f"warning: another study is timing the same devices, so both are slower: {other}")
+    if new:
+        folder.record_neighbors([*known, *new])
+
+
+def _with_neighbors(findings: Findings, folder: StudyFolder) -> Findings:
+    """Add an answer if another study timed the same devices meanwhile."""
+    others = [Path(other).name for other in folder.about().get("neighbors") or []]
+    if not others:
+        return findings
+    sentence = (
+        f"No: {', '.join(others)} timed the same devices meanwhile. Times and speed-ups are of a shared machine: run "
+        "this study again by itself (--fresh)."
+    )
+    return replace(findings, answers=(Answer(question=ALONE, sentences=(sentence,)), *findings.answers))
 
 
 def _with_failures(findings: Findings, study: Study, results: Results) -> Findings:

@@ -52,8 +52,9 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         )
     else:
         yield (
-            "The lab needs root with CAP_NET_ADMIN and CAP_SYS_ADMIN, so everything was sent over this host's loopback: "
-            "these numbers are what the host itself costs. Slow and lossy links, and their tails, can't be shown there."
+            "The lab needs root with CAP_NET_ADMIN and CAP_SYS_ADMIN, so everything was sent over this host's "
+            "loopback: these numbers are what the host itself costs. Slow and lossy links, and their tails, can't "
+            "be shown there."
         )
 
 

@@ -102,3 +102,10 @@ def test_on_the_loopback_links_are_not_made_wrong() -> None:
 def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         Options(**wrong)
+
+
+def test_trials_are_batches_times_epochs() -> None:
+    assert Options(where="loopback", networks=("clean",), epochs=2).num_trials == 1876
+    assert Options(where="loopback", networks=("clean",), trials=7).num_trials == 7
+    text = answer_to(concluded(fabric_parts(), epochs=2, num_trials=1876), "What is sent")
+    assert "trials = batches × epochs = 938 × 2 = 1876" in text

@@ -12,6 +12,7 @@ from tests.studies.fake_parts import STAGES_OPTIONS, stages_parts
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
 from stagewright.studies.framework.phrases import times
+from stagewright.studies.framework.rounds import read_rounds
 from stagewright.studies.stages.measured import PUBLISHED, measured_runs
 from stagewright.studies.stages.options import Options
 from stagewright.studies.stages.study import build_study, conclude
@@ -178,3 +179,20 @@ def test_options_that_can_not_be_are_refused() -> None:
         Options(modes=("dreaming",))
     with pytest.raises(UsageError, match="from 2 up"):
         Options(stages=(1, 2))
+
+
+def test_what_devices_can_not_reach_is_left_out() -> None:
+    """2.28 × on two cores: the baseline was disturbed."""
+    findings = concluded(stages_parts(blocks=(45.6, 33.0)))
+    row = table_rows(findings.tables[1])[2]
+    assert (row["speed-up"], row["range"]) == ("1.57", "(left out: 2.28, more than devices)")
+    both = concluded(stages_parts(blocks=(45.6, 48.0), macs=(46.0, 48.0)))
+    assert "2 stages: can't be told: measured 2.30 ×" in answer_to(both, "What speed-up")
+    assert table_rows(both.tables[1])[2]["speed-up"] == "–"
+
+
+def test_a_round_far_from_the_others_is_left_out() -> None:
+    rates = {1: 6.6, 2: 82.8, 3: 80.0, 4: 81.0}
+    rows = {f"run-{number}": {"samples_per_s": rate, "equal": True} for number, rate in rates.items()}
+    assert list(read_rounds(rows, "run", 4)) == [2, 3, 4]
+    assert list(read_rounds(rows, "run", 2)) == [1, 2], "of two, none can be called wrong"

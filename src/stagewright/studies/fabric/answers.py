@@ -7,6 +7,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.fabric.measured import is_correct, measured_runs
+from stagewright.studies.fabric.options import BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 
@@ -44,6 +45,11 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in row["layers"])
         total = sum(layer["bytes"] for layer in row["layers"])
         yield f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step."
+    if options.get("epochs"):
+        yield (
+            f"A training step all-reduces each layer once, so trials = batches × epochs = {BATCHES_PER_EPOCH} × "
+            f"{options['epochs']} = {options['num_trials']}; 60000 samples make {BATCHES_PER_EPOCH} batches of 64."
+        )
     if options["where"] == "lab":
         yield (
             f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "

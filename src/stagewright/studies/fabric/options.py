@@ -10,6 +10,8 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_rate, parse_s
 from stagewright.studies.framework.options import Note, option, parse_words, setting
 
+BATCHES_PER_EPOCH = 938
+"""Batches of 64 samples in the 60000 of MNIST."""
 NETWORKS = ("clean", "slow-link", "lossy-link", "late-host")
 _ON_LOOPBACK = ("clean", "late-host")
 
@@ -45,9 +47,17 @@ class Options:
     slow_rate: str = setting("100mbit")
     loss: str = setting("1%")
     late_s: float = setting(0.02)
+    epochs: int | None = option(
+        None,
+        "Epochs of MNIST with batches of 64: 938 all-reduces of each layer per epoch.",
+        typed=int,
+        minimum=1,
+        default_text="by --trials",
+        panel="Execution",
+    )
     trials: int = option(
-        938,
-        "All-reduces of each layer; 938 is an epoch of MNIST with batches of 64.",
+        BATCHES_PER_EPOCH,
+        "All-reduces of each layer, where --epochs is not given.",
         minimum=1,
         quick=120,
         panel="Execution",
@@ -102,6 +112,11 @@ class Options:
             note(f"{reason}; using this host's loopback instead, which can't show slow or lossy links")
             return {"where": "loopback"}
         return {}
+
+    @property
+    def num_trials(self) -> int:
+        """All-reduces of each layer: one per batch and epoch."""
+        return self.trials if self.epochs is None else BATCHES_PER_EPOCH * self.epochs
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -44,7 +44,11 @@ def build_study(options: Options) -> Study:
         parts=tuple(_parts(options)),
         conclude=partial(
             conclude,
-            asdict(options) | {"sent": [(m, _part_name(m), n) for m in options.models for n in options.networks_of(m)]},
+            asdict(options)
+            | {
+                "num_trials": options.num_trials,
+                "sent": [(m, _part_name(m), n) for m in options.models for n in options.networks_of(m)],
+            },
         ),
     )
 
@@ -87,7 +91,7 @@ def _workload(options: Options, model: str) -> Workload:
         options.hosts,
         algorithm=options.algorithm,
         bucket_bytes=None if by_layer else options.bucket_bytes,
-        trials=options.trials if by_layer else options.bucket_trials,
+        trials=options.num_trials if by_layer else options.bucket_trials,
         warmup=5 if by_layer else 1,
         time_limit_s=options.time_limit_s,
         seed=options.seed,

@@ -48,8 +48,14 @@ def _by_speedup(variants: Variants) -> list[MeasuredVariant]:
 
 def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
     ordered = _by_speedup(variants)
+    flagged = tuple(
+        f"Left out: {shown_variant(name)} {joined(map(times, variant.implausible))}, more than its devices can reach: "
+        "the baseline was disturbed; run the study again on a calm machine (--fresh)."
+        for name, variant in variants.items()
+        if variant.implausible
+    )
     if not ordered:
-        return ()
+        return flagged
     best, worst = ordered[0], ordered[-1]
     rates = joined(
         f"{variant.strategy} {times(variant.speedup or 0.0)}"
@@ -78,7 +84,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
         "Published, on 2 GPUs: tensor is the fastest and pipeline the slowest (pipeline bubble, load imbalance). "
         f"Here {comparison}."
     )
-    return tuple(sentences)
+    return (*sentences, *flagged)
 
 
 def _largest_loss(results: Results, strategy: str) -> str:
@@ -232,4 +238,4 @@ def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...
         sentences.append(
             f"The most layers, {most}, fit with {best}. Published: 16, with tensor and activation checkpointing."
         )
-    return tuple(sentences) or ("Unknown: nothing was run under a memory limit.",)
+    return tuple(sentences) or ("Not studied; this does: stagewright study memory --fits data,tensor+recompute",)

@@ -10,7 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stagewright.studies.framework.rounds import choose_baseline, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import (
+    choose_baseline,
+    implausible_speedups,
+    median_rate,
+    read_rounds,
+    speedups_by_round,
+)
 from stagewright.trace.ideal import IdealStep, check_ideal
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
@@ -27,6 +33,8 @@ class MeasuredVariant:
     """Median over rounds."""
     speedups: tuple[float, ...]
     """Over the baseline, the fastest single-device variant, in each round; empty if a run failed its parity check."""
+    implausible: tuple[float, ...] = ()
+    """Speed-ups that were left out, because so many devices can't reach them."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker, over all rounds."""
     memory: Mapping[str, int]
@@ -105,7 +113,8 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
                 strategy=strategy,
                 recompute=recompute,
                 samples_per_s=median_rate(runs),
-                speedups=speedups_by_round(runs, baselines),
+                speedups=speedups_by_round(runs, baselines, len(peaks)),
+                implausible=implausible_speedups(runs, baselines, len(peaks)),
                 peak_bytes=peaks,
                 memory=asdict(first.memory[peaks.index(max(peaks))]),
                 sent_bytes=first.sent_bytes,

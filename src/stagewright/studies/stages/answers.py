@@ -98,6 +98,12 @@ def _speedup(
             f"{head}: measured {times(best.speedup)}{rounds}, which is {percent(best.speedup / count)} of the ideal "
             f"{count} ×, at {best.samples_per_s:.1f} samples/s, cut by {best.policies}.{sharing}{published}"
         )
+    left_out = [ratio for run in runs for ratio in run.implausible]
+    if left_out:
+        return (
+            f"{head}: can't be told: measured {joined(times(ratio) for ratio in left_out)}, more than {count} devices "
+            "can reach, so the baseline was disturbed; run it again on a calm machine (--fresh)."
+        )
     if runs:
         return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
     forecasts = forecasts_of(results, mode, count)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
-from stagewright.studies.framework.rounds import median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import implausible_speedups, median_rate, read_rounds, speedups_by_round
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
@@ -35,6 +35,10 @@ class MeasuredRun:
     """Whether stages shared a device."""
     sent_bytes: int
     """Bytes sent per step over all cuts."""
+    implausible: tuple[float, ...] = ()
+    """Speed-ups that were left out, because so many devices can't reach them."""
+    equal: bool = True
+    """Whether every run passed its parity check."""
     run: str
     """The run folder of the last round; the newest baseline next to it is of the same round."""
 
@@ -82,7 +86,9 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                     also=also,
                     num_stages=count,
                     samples_per_s=median_rate(runs),
-                    speedups=speedups_by_round(runs, baselines),
+                    speedups=speedups_by_round(runs, baselines, count),
+                    implausible=implausible_speedups(runs, baselines, count),
+                    equal=all(run.equal for run in runs.values()),
                     shared=bool(first.extra.get("shared")),
                     sent_bytes=sum(first.link_bytes.values()),
                     run=str(last.run),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.framework.phrases import percent, spread
+from stagewright.studies.framework.phrases import percent
+from stagewright.studies.framework.rounds import range_text
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.measurements import calibration_note
@@ -99,7 +100,7 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                     run.policies,
                     f"{run.samples_per_s:.1f}",
                     f"{run.speedup:.2f}" if run.speedup is not None else "–",
-                    spread(run.speedups) if run.speedup is not None else "parity check failed",
+                    range_text(run.speedups, run.implausible, equal=run.equal),
                     "measured, devices shared" if run.shared else "measured",
                     f"{forecast_speedup(results, options, mode, forecasts[run.policy]):.2f}"
                     if "speedup" in forecasts.get(run.policy, {})

@@ -90,6 +90,13 @@ def _faster(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, 
             f"{name}, {count} workers, {source}: {_speedup_text(data)}, {_speedup_text(best)} with "
             f"{best.experiment.microbatches} micro-batches. {_verdict(data, best)}"
         )
+    sentences += [
+        f"Left out: {row.experiment.shown} {joined(map(times, row.implausible))} on {row.experiment.workers} workers, "
+        "more than they can reach: the baseline was disturbed; run the study again on a calm machine (--fresh)."
+        for measured in experiments.values()
+        for row in measured
+        if row.implausible
+    ]
     superlinear = [
         row
         for measured in experiments.values()
@@ -170,7 +177,8 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if len(options["microbatches"]) < 2:
-        yield "Only one number of micro-batches was studied."
+        command = "stagewright study strategies --microbatches 2,4,8"
+        yield f"Only one number of micro-batches was studied; this studies more: {command}"
         return
     for task, measured in experiments.items():
         for count in options["workers"]:
@@ -209,7 +217,7 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
             "5039 MiB."
         )
     elif len(options["cuts"]) < 2:
-        return ("Only one way to cut was studied.",)
+        return ("Only one way to cut was studied; this studies both: stagewright study strategies --cuts even,client",)
     return tuple(sentences)
 
 
@@ -228,7 +236,7 @@ def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None
 
 def _workers(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if tuple(options["workers"]) == (2,):
-        yield "Only 2 workers were studied."
+        yield "Only 2 workers were studied; this studies more: stagewright study strategies --workers 2,4"
         return
     for task, measured in experiments.items():
         reference = data_on_2(measured)
@@ -265,7 +273,10 @@ def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, .
     runs = large_rows(results, options)
     limit = results.get("large-limit")
     if not runs or limit is None:
-        return ("Large batches were not studied.",) if not options["large_batches"] else ()
+        command = "stagewright study strategies --large-batches 256,1024,4096"
+        return (
+            (f"Large batches were not studied; this studies them: {command}",) if not options["large_batches"] else ()
+        )
     recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
     passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
     only_pipeline = [

@@ -14,7 +14,14 @@ from typing import Any
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
-from stagewright.studies.framework.rounds import SeedValues, median_rate, read_rounds, read_values, speedups_by_round
+from stagewright.studies.framework.rounds import (
+    SeedValues,
+    implausible_speedups,
+    median_rate,
+    read_rounds,
+    read_values,
+    speedups_by_round,
+)
 
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
@@ -99,6 +106,8 @@ class MeasuredExperiment(SeedValues):
     """Whether every run passed its parity check."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker; empty if it was not run."""
+    implausible: tuple[float, ...] = ()
+    """Speed-ups that were left out, because so many devices can't reach them."""
 
     @property
     def speedup(self) -> float | None:
@@ -157,7 +166,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
             continue
         if runs:
             rate: float | None = median_rate(runs)
-            speedups = speedups_by_round(runs, baselines)
+            speedups = speedups_by_round(runs, baselines, experiment.workers)
         else:
             rate = forecast["samples_per_s"] if forecast is not None else None
             speedups = (forecast["speedup"],) if forecast is not None else ()
@@ -173,6 +182,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 is_measured=bool(runs),
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
+                implausible=implausible_speedups(runs, baselines, experiment.workers) if runs else (),
             )
         )
     return measured

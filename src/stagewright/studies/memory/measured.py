@@ -82,7 +82,8 @@ def ideal_speedups(results: Mapping[str, Any], variant: MeasuredVariant | None) 
         check_ideal(IdealStep(**bounds), f"round {row['round']} of {variant.strategy}")
 
     def speedup(name: str) -> float:
-        return (variant.speedup or 0.0) * statistics.median(row["step_s"] / row[name] for row in rounds)
+        ratio: float = statistics.median(row["step_s"] / row[name] for row in rounds)
+        return (variant.speedup or 0.0) * ratio
 
     is_bounded = all(row["endless_s"] > 0 for row in rounds)
     return IdealSpeedups(

@@ -102,6 +102,7 @@ class TrainingOptions:
     @classmethod
     def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
         """Choose what was not given: tasks by the data that exists, devices by this machine."""
+        tasks: tuple[str, ...]
         if quick and given.get("tasks") is None:
             # Of the tasks only this one is learned within a quick study: the others would compare guesses.
             data, tasks = data_folder(given.get("data")), ("digits",)

@@ -153,7 +153,9 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
         if not scale.has_learned(data):
             yield f"{head}: too little was learned to compare strategies; use more --epochs or --samples."
             continue
-        texts, below, above = [], [], []
+        texts: list[str] = []
+        below: list[str] = []
+        above: list[str] = []
         for row in pipelines:
             assert row.mean is not None
             label = f"{row.experiment.shown} ({row.experiment.microbatches})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,22 @@ def test_sigterm_ends_a_study_resumably(new_folder: NewFolder, tmp_path: Path) -
         assert StudyFolder.unfinished(tmp_path, study) == folder
     assert signal.getsignal(signal.SIGTERM) is before
     assert run_study(study, folder).is_complete
+
+
+def test_sigterm_that_a_callback_swallows_is_sent_again(new_folder: NewFolder) -> None:
+    def swallows(name: str, context: PartContext) -> str:
+        with contextlib.suppress(RunTerminated):
+            signal.raise_signal(signal.SIGTERM)
+        time.sleep(30)
+        return name
+
+    study = small_study(swallows)
+    folder = new_folder(study)
+    begun_s = time.monotonic()
+    with pytest.raises(RunTerminated):
+        run_study(study, folder)
+    assert time.monotonic() - begun_s < 20
+    assert folder.about()["status"] == "interrupted"
 
 
 def test_two_studies_on_the_same_cores_warn_each_other(new_folder: NewFolder, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ for each part:  saved already? ─► next      needs a failed part? ─► skip
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -27,6 +28,7 @@ MISSING = "Which parts failed?"
 """The question whose answer lists the failed parts."""
 ALONE = "Were the devices used by this study alone?"
 """Asked only if they were not."""
+_AGAIN_S = 0.5  # until a SIGTERM whose exception was ignored is sent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +124,22 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end the study like Ctrl-C, also between runs."""
+    """Let SIGTERM end the study like Ctrl-C, also between runs.
+
+    An exception that a signal raises inside a callback of the interpreter is ignored, so the signal is sent again until
+    the study has ended.
+    """
+    pending: list[threading.Timer] = []
+    is_over = threading.Event()
+
+    def send_again() -> None:
+        if not is_over.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def end(number: int, frame: object) -> None:
+        pending.append(threading.Timer(_AGAIN_S, send_again))
+        pending[-1].daemon = True
+        pending[-1].start()
         raise RunTerminated(f"the study was ended by {signal.Signals(number).name}")
 
     if threading.current_thread() is not threading.main_thread():
@@ -134,6 +149,10 @@ def _sigterm_raises() -> Iterator[None]:
     try:
         yield
     finally:
+        is_over.set()
+        for timer in pending:
+            timer.cancel()
+            timer.join()
         signal.signal(signal.SIGTERM, before)
 
 

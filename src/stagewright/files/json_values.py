@@ -100,7 +100,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     if origin is Literal:
         return value if isinstance(value, str | int) and value in args else _refuse(value, name, f"one of {args}")
     if is_dataclass(hint):
-        return from_json(hint, value)  # type: ignore[arg-type]
+        # A caller may have built the value already, where its keys differ from its fields.
+        return value if isinstance(value, hint) else from_json(hint, value)  # type: ignore[arg-type]
     if origin in (tuple, list):
         return _convert_list(origin, args, value, name)
     if hint is dict or origin is dict or (isinstance(origin, type) and issubclass(origin, Mapping)):

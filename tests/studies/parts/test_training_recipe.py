@@ -12,7 +12,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from made_profiles import profile_of, unit
 from stagewright.errors import DataMissing, UsageError
+from stagewright.profiler.profile import Profile
 from stagewright.studies.parts.samples import select_samples
 from stagewright.studies.parts.training_options import TrainingOptions, choose_tasks
 from stagewright.studies.parts.training_recipe import choose_recipe, data_folder, tasks_in
@@ -120,3 +122,8 @@ def test_quick_trains_what_it_can_learn(tmp_path: Path) -> None:
     assert chosen["tasks"] == ("digits",)
     full = TrainingOptions.machine_defaults({"data": str(tmp_path)}, quick=False, note=told.append)
     assert full["tasks"] == ("cifar10",)
+
+
+def test_costs_of_a_part_are_read_again() -> None:
+    profile = profile_of([unit("a", 1.0, (1.0, 1.0))])
+    assert Profile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile

@@ -130,8 +130,8 @@ def choose_tasks(
             return str(found[0]), tasks_in(str(found[0]), wanted)
         if data is not None:
             raise DataMissing(
-                f"--data {data} has none of {', '.join(wanted)}: name the folder with cifar10/ or glue/rte/ in it, or "
-                "leave --data out and add --tasks digits to train on the embedded digits"
+                f"--data-dir {data} has none of {', '.join(wanted)}: name the folder with cifar10/ or glue/rte/ in it, "
+                "or leave --data-dir out and add --tasks digits to train on the embedded digits"
             )
     if tasks == ("digits",):
         reason = f"{folder} has none of {', '.join(wanted)}" if folder is not None else "no data was given"

@@ -36,7 +36,7 @@ def test_sections_are_there_to_be_read(browser_page: Any, file: Path) -> None:
     page.goto(file.as_uri())
     assert page.title() == "digits-vit, mlp-mnist: serial, data, pipeline"
     titles = page.locator("h2").all_inner_texts()
-    assert titles[:5] == ["Runs", "Comparison", "Throughput and speed-up", "Speed-up breakdown", "Timeline"]
+    assert titles[:5] == ["Result", "Comparison", "Throughput and speed-up", "Speed-up breakdown", "Timeline"]
     for title in titles:
         assert page.get_by_role("heading", name=title, exact=True).is_visible()
     row = page.locator("#compare tbody tr", has_text="data=2")

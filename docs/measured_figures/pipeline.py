@@ -1,4 +1,4 @@
-"""Blocks of docs/where-the-time-goes.md."""
+"""Blocks of docs/benchmarks.md."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from program import TIME_LIMIT_S, run_program
 
-_FENCE = re.compile(r"^```(\w*)\s*$")
-_NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
+_FENCE = re.compile(r"^( *)```(\w*)\s*$")
+_NOT_RUN = re.compile(r"^ *<!-- not run: (.+) -->$")
 _FILE = re.compile(r"^# ([\w./-]+\.(?:py|toml))$")
 _QUOTED = re.compile(r"""\"(?:\$\([^()]*\)|[^"$`\\])*\"|'[^']*'""")
 _SHELL = re.compile(r"[|&;<>$`*?\\]")
@@ -61,22 +61,23 @@ def blocks(page: Path) -> list[Block]:
     fenced: list[Block] = []
     opened: tuple[int, str] | None = None
     content: list[str] = []
+    indent = ""  # of a block in a tab
     reason: str | None = None
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
         fence = _FENCE.match(line)
         if opened is None:
             marker = _NOT_RUN.match(line)
             if fence:
-                opened, content = (number + 1, fence[1]), []
+                opened, content, indent = (number + 1, fence[2]), [], fence[1]
             elif marker:
                 reason = marker[1]
             elif line.strip():
                 reason = None  # a marker must be right before its block
-        elif line == "```":
+        elif line == f"{indent}```":
             fenced.append(Block(*opened, "\n".join(content), reason))
             opened, reason = None, None
         else:
-            content.append(line)
+            content.append(line.removeprefix(indent))
     if opened is not None:
         raise ValueError(f"{page}:{opened[0]}: the block is never closed")
     return fenced

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +69,6 @@ def test_every_picture_is_shown() -> None:
     }
     for picture in (one for one in (DOCS / "pictures").rglob("*") if one.is_file()):
         assert picture in linked, f"{picture.name} is on no page"
-
-
-def test_site_builds(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "index.html").is_file()
 
 
 def test_what_was_measured_has_its_command_and_is_linked() -> None:

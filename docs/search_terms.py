@@ -1,0 +1,58 @@
+"""Search terms of the field for the site's search: a hook of mkdocs.
+
+A query for one of a page's terms finds that page first, whatever other pages mention it. Pages that most readers don't
+look for (records of studies, decisions, generated references) come last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TERMS: dict[str, tuple[str, ...]] = {
+    "install.md": ("install", "pip", "requirements", "conda"),
+    "faq.md": ("OOM", "out of memory", "troubleshooting", "hang", "error message"),
+    "comparison.md": ("DeepSpeed", "Megatron", "torchtitan", "Accelerate", "PiPPy", "alternatives", "limitations"),
+    "glossary.md": ("glossary", "MFU", "terminology", "sequence parallelism", "context parallelism"),
+    "compare.md": ("FSDP", "ZeRO", "DDP", "all-reduce", "tensor parallelism", "data parallelism", "parity", "mesh"),
+    "schedules.md": (
+        "1F1B",
+        "GPipe",
+        "bubble",
+        "zero bubble",
+        "micro-batch",
+        "activation checkpointing",
+        "recomputation",
+    ),
+    "how-to/hugging-face.md": ("Hugging Face", "transformers", "fine-tune", "BERT", "Llama"),
+    "how-to/own-data.md": ("DataLoader", "gradient accumulation", "wandb", "TensorBoard", "training loop", "dataset"),
+    "how-to/mixed-precision.md": ("mixed precision", "bfloat16", "AMP", "autocast", "dtype", "TF32"),
+    "how-to/multi-node.md": ("torchrun", "Slurm", "Kubernetes", "multi-node", "NCCL_SOCKET_IFNAME", "rendezvous"),
+    "how-to/too-large.md": ("CPU offload", "does not fit", "large model"),
+    "how-to/slow-job.md": ("slow", "bottleneck", "utilization", "performance"),
+    "how-to/extend.md": ("plug-in", "entry points", "custom codec", "custom policy"),
+    "train.md": ("checkpoint", "resume", "gradient clipping", "learning rate"),
+    "trace.md": ("timeline", "Perfetto", "Chrome trace", "kernel"),
+    "faults.md": ("worker failure", "SIGKILL", "watchdog", "crash"),
+    "fabric.md": ("straggler", "NCCL", "nccl-tests", "bus bandwidth", "network", "packet loss", "latency"),
+    "codecs.md": ("quantization", "compression", "fp8"),
+    "split.md": ("load balance", "pipeline stages", "partition"),
+    "plan.md": ("auto-parallel", "search", "largest batch"),
+    "forecast.md": ("simulator", "Chakra", "prediction", "cost model"),
+    "explain.md": ("scaling efficiency", "waterfall", "what-if"),
+    "batch-norm-and-dropout.md": ("batch norm", "dropout", "SyncBatchNorm", "random seed"),
+    "profile.md": ("FLOPs", "MACs", "profiler"),
+    "capture.md": ("torch.export", "graph", "control flow"),
+    "benchmarks.md": ("benchmarks", "accuracy of forecasts", "overhead"),
+    "plans.md": ("plan.toml", "cluster.toml"),
+    "watch.md": ("dashboard", "monitor"),
+}
+LAST = ("decisions/", "studies/measured/", "capture-families", "engine-families", "json.md", "cli.md", "python.md")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Attach the page's terms and its weight; the search plugin reads both from the page's metadata."""
+    name = page.file.src_uri
+    page.meta["tags"] = list(TERMS.get(name, ()))
+    if name.startswith(LAST):
+        page.meta["search"] = {"boost": 0.1}
+    return markdown

@@ -21,8 +21,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-demo: $(READY)  ## run a small vision transformer serially, data parallel, tensor parallel and as a pipeline
-	$(BIN)/stagewright compare digits-vit --devices 2 --batch 256
+demo: $(READY)  ## compare four strategies for a small vision transformer on two cores
+	$(BIN)/stagewright compare digits-vit --devices 2 --batch 512 --steps 5
 
 browser:  ## install chromium for the browser's tests, where this is root and apt has it
 	@tools/browser.sh
@@ -50,7 +50,7 @@ bench: $(READY)  ## run every benchmark; each prints a ratio and writes JSON
 	@set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script" >&2; $(BIN)/python $$script; done
 
 docs: $(READY)  ## build the pages into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:  ## remove .venv and everything built
 	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -193,15 +193,27 @@ def find_change(value: Any, before: Sequence[Any], structure: Structure) -> str 
 
 def _children(value: Any) -> list[Any]:
     """Return the parts into which one level of a value is flattened."""
-    parts, node = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    parts, node = _flatten_level(value)
     return _take_apart(value, records=False)[0] if node.is_leaf() else parts
+
+
+def _flatten_level(value: Any) -> tuple[list[Any], Any]:
+    """Flatten one level of a value as pytree does.
+
+    pytree leaves a reference cycle through ``is_leaf`` behind. It must not hold the value: tensors with their autograd
+    graphs would live until the garbage collector runs.
+    """
+    holder = [value]
+    parts, node = pytree.tree_flatten(value, is_leaf=lambda item: item is not holder[0])
+    holder.clear()
+    return parts, node
 
 
 def _flatten(value: Any, found: list[Any], parents: tuple[int, ...], records: bool) -> Structure:
     if isinstance(value, (*_TRACED, *_PLAIN)) or id(value) in parents:
         found.append(value)
         return _LEAF
-    parts, node = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    parts, node = _flatten_level(value)
     if node.is_leaf():
         parts, node = _take_apart(value, records)
         if node is None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stagewright.analytic.forecast import AnalyticForecast as AnalyticForecast
     from stagewright.analytic.layout import Layout as Layout
     from stagewright.api.compare import Comparison as Comparison, compare as compare
+    from stagewright.api.export import export as export
     from stagewright.api.fit import FitResult as FitResult, fit as fit
     from stagewright.api.forecast import explain as explain, forecast as forecast
     from stagewright.api.plan import PlanResult as PlanResult, plan as plan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stagewright.engine.parallel.parallelize import parallelize as parallelize
     from stagewright.engine.parallel.trainer import Trainer as Trainer
     from stagewright.errors import RunError as RunError, StagewrightError as StagewrightError, UsageError as UsageError
+    from stagewright.exporters.config import ExportedConfig as ExportedConfig
     from stagewright.graph.capture import capture as capture
     from stagewright.graph.unit_graph import UnitGraph as UnitGraph
     from stagewright.partition.registry import SplitPolicy as SplitPolicy
@@ -62,6 +64,7 @@ _HOMES = {
     "Comparison": "stagewright.api.compare",
     "Device": "stagewright.cluster.device",
     "Explanation": "stagewright.planner.explain",
+    "ExportedConfig": "stagewright.exporters.config",
     "FitResult": "stagewright.api.fit",
     "Forecast": "stagewright.simulator.forecast",
     "Layout": "stagewright.analytic.layout",
@@ -81,6 +84,7 @@ _HOMES = {
     "capture": "stagewright.graph.capture",
     "compare": "stagewright.api.compare",
     "explain": "stagewright.api.forecast",
+    "export": "stagewright.api.export",
     "fit": "stagewright.api.fit",
     "forecast": "stagewright.api.forecast",
     "parallelize": "stagewright.engine.parallel.parallelize",
@@ -99,6 +103,7 @@ __all__ = [
     "Comparison",
     "Device",
     "Explanation",
+    "ExportedConfig",
     "FitResult",
     "Forecast",
     "Layout",
@@ -118,6 +123,7 @@ __all__ = [
     "capture",
     "compare",
     "explain",
+    "export",
     "fit",
     "forecast",
     "parallelize",

@@ -1,0 +1,99 @@
+"""A plan as a configuration of Accelerate or of DeepSpeed, which have data and tensor parallelism."""
+
+from __future__ import annotations
+
+import json
+
+from stagewright.errors import UsageError
+from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
+
+
+def export_accelerate(source: ExportInput) -> ExportedConfig:
+    """Return the file for ``accelerate launch``: a ParallelismConfig, and the FSDP plug-in with FSDP2."""
+    plan, mesh = source.plan, source.plan.mesh
+    _refuse_pipeline(source, "Accelerate")
+    size = source.microbatch_size
+    uses_fsdp = plan.shard or mesh.tensor > 1
+    values: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if uses_fsdp else "MULTI_GPU" if mesh.data > 1 else "NO",
+        "mixed_precision": "no",
+        "num_machines": 1,
+        "num_processes": mesh.num_workers,
+    }
+    lines = [f"{key}: {_yaml(value)}" for key, value in values.items()]
+    omitted = common_omissions(plan)
+    if uses_fsdp:
+        lines += [
+            "fsdp_config:",
+            "  fsdp_version: 2",
+            "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+            "  fsdp_reshard_after_forward: true",
+            "  fsdp_state_dict_type: SHARDED_STATE_DICT",
+            f"  fsdp_activation_checkpointing: {_yaml(plan.recompute != 'none')}",
+            "parallelism_config:",
+            f"  parallelism_config_dp_replicate_size: {1 if plan.shard else mesh.data}",
+            f"  parallelism_config_dp_shard_size: {mesh.data if plan.shard else 1}",
+            f"  parallelism_config_tp_size: {mesh.tensor}",
+            "  parallelism_config_cp_size: 1",
+        ]
+    elif plan.recompute != "none":
+        omitted.append("Enable activation checkpointing in the script: model.gradient_checkpointing_enable().")
+    omitted.append(
+        f"In the script: Accelerator(gradient_accumulation_steps={plan.microbatches}), DataLoader(batch_size={size})"
+        + (f", accelerator.clip_grad_norm_(parameters, {plan.clip})" if plan.clip is not None else "")
+        + "."
+    )
+    if plan.dtype == "bfloat16":
+        omitted.append("Load the model in bfloat16; mixed_precision: bf16 would keep float32 parameters.")
+    return ExportedConfig(
+        tool="Accelerate 1.15",
+        files={"accelerate.yaml": "\n".join(lines) + "\n"},
+        command="accelerate launch --config_file accelerate.yaml train.py",
+        omitted=tuple(omitted),
+    )
+
+
+def export_deepspeed(source: ExportInput) -> ExportedConfig:
+    """Return DeepSpeed's JSON: ZeRO-3 for FSDP, gradient accumulation for micro-batches."""
+    plan, mesh = source.plan, source.plan.mesh
+    _refuse_pipeline(source, "DeepSpeed's JSON")
+    optimizer = plan.optimizer
+    parameters: dict[str, object] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
+    if optimizer.name == "sgd":
+        parameters["momentum"] = optimizer.momentum
+    config: dict[str, object] = {
+        "train_batch_size": plan.batch,
+        "train_micro_batch_size_per_gpu": source.microbatch_size,
+        "gradient_accumulation_steps": plan.microbatches,
+        "optimizer": {"type": {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer.name], "params": parameters},
+        "zero_optimization": {"stage": 3 if plan.shard else 0},
+        "bf16": {"enabled": plan.dtype == "bfloat16"},
+    }
+    if plan.clip is not None:
+        config["gradient_clipping"] = plan.clip
+    if mesh.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": mesh.tensor}
+    omitted = common_omissions(plan)
+    if plan.recompute != "none":
+        omitted.append("Enable activation checkpointing in the script: model.gradient_checkpointing_enable().")
+    if plan.dtype == "bfloat16":
+        omitted.append("DeepSpeed's bf16 keeps float32 master weights; this plan's parameters are bfloat16 alone.")
+    return ExportedConfig(
+        tool="DeepSpeed 0.19",
+        files={"deepspeed.json": json.dumps(config, indent=2) + "\n"},
+        command=f"deepspeed --num_gpus {mesh.num_workers} train.py --deepspeed --deepspeed_config deepspeed.json",
+        omitted=tuple(omitted),
+    )
+
+
+def _refuse_pipeline(source: ExportInput, tool: str) -> None:
+    if source.plan.mesh.pipeline > 1:
+        raise UsageError(
+            f"the plan has {source.plan.mesh.pipeline} pipeline stages, which {tool} can't express; export it to "
+            "torchtitan, megatron or torchrun, or search for a plan without a pipeline"
+        )
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)

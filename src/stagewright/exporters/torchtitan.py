@@ -1,0 +1,96 @@
+"""A plan as torchtitan's job file (TOML, torchtitan 0.2)."""
+
+from __future__ import annotations
+
+import re
+
+from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
+from stagewright.files.toml_table import to_toml
+
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "looped-bfs": "LoopedBFS",
+    "interleaved-zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipev": "DualPipeV",
+}
+"""Our names of schedules → those of torch.distributed.pipelining."""
+
+# Names of Hugging Face's Llama-like modules → torchtitan's.
+_MODULES = (
+    (re.compile(r"^(?:model\.)?embed_tokens$"), "tok_embeddings"),
+    (re.compile(r"^(?:model\.)?layers\.(\d+)$"), r"layers.\1"),
+    (re.compile(r"^(?:model\.)?norm$"), "norm"),
+    (re.compile(r"^lm_head$"), "output"),
+)
+_IGNORED = re.compile(r"^(?:model\.)?rotary_emb$")
+
+
+def export_torchtitan(source: ExportInput) -> ExportedConfig:
+    """Return the job file, with the modules of each pipeline stage."""
+    plan, mesh = source.plan, source.plan.mesh
+    size = source.microbatch_size
+    parallelism: dict[str, object] = {
+        "data_parallel_replicate_degree": 1 if plan.shard else mesh.data,
+        "data_parallel_shard_degree": mesh.data if plan.shard else 1,
+        "tensor_parallel_degree": mesh.tensor,
+        "pipeline_parallel_degree": mesh.pipeline,
+    }
+    omitted = common_omissions(plan)
+    if mesh.pipeline > 1:
+        parallelism |= {
+            "pipeline_parallel_schedule": _SCHEDULES[plan.schedule],
+            "pipeline_parallel_microbatch_size": size,
+            "module_fqns_per_model_part": [list(names) for names in _module_names(source)],
+        }
+        omitted.append("torchtitan orders ranks with pipeline stages outermost; this plan has them innermost.")
+        if plan.schedule == "dualpipev" and plan.recompute != "none":
+            omitted.append("torchtitan's DualPipeV does not support activation checkpointing.")
+    elif plan.microbatches > 1:
+        omitted.append(
+            "Without a pipeline, micro-batches become gradient accumulation: local_batch_size is one of them."
+        )
+    training: dict[str, object] = {
+        "local_batch_size": size * plan.microbatches if mesh.pipeline > 1 else size,
+        "global_batch_size": plan.batch,
+        "steps": plan.steps,
+        "dtype": plan.dtype,
+    }
+    if plan.model.sequence_length is not None:
+        training["seq_len"] = plan.model.sequence_length
+    if plan.clip is not None:
+        training["max_norm"] = plan.clip
+    if plan.dtype == "float32":
+        training["mixed_precision_param"] = "float32"
+    if isinstance(plan.recompute, tuple) or plan.recompute == "except-last":
+        omitted.append("Activation checkpointing is on for all stages: torchtitan has no setting for each stage.")
+    optimizer: dict[str, object] = {"lr": plan.optimizer.learning_rate, "weight_decay": plan.optimizer.weight_decay}
+    if plan.optimizer.name == "sgd":
+        omitted.append("The optimizer is AdamW: torchtitan has no SGD.")
+    else:
+        optimizer = {"name": {"adam": "Adam", "adamw": "AdamW"}[plan.optimizer.name], **optimizer}
+    table = {
+        "job": {"description": f"{plan.model.name}, {mesh}"},
+        "training": training,
+        "optimizer": optimizer,
+        "parallelism": parallelism,
+        "activation_checkpoint": {"mode": "none" if plan.recompute == "none" else "full"},
+    }
+    omitted.append("Set [model] and the tokenizer yourself: torchtitan has model definitions of its own.")
+    return ExportedConfig(
+        tool="torchtitan 0.2",
+        files={"torchtitan.toml": to_toml(table)},
+        command=f"torchrun --nproc-per-node {mesh.num_workers} -m torchtitan.train --job.config_file torchtitan.toml",
+        omitted=tuple(omitted),
+    )
+
+
+def _module_names(source: ExportInput) -> list[list[str]]:
+    """Translate the names of Llama-like models; others keep theirs."""
+    return [[_translate(name) for name in names if not _IGNORED.match(name)] for names in source.stages]
+
+
+def _translate(name: str) -> str:
+    return next((pattern.sub(target, name) for pattern, target in _MODULES if pattern.match(name)), name)

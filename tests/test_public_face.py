@@ -9,10 +9,11 @@ import sys
 import stagewright as sw
 
 NAMES = """
-    AnalyticForecast Batch Cluster Codec Comparison Device Explanation FitResult Forecast Layout Model Plan
+    AnalyticForecast Batch Cluster Codec Comparison Device Explanation ExportedConfig FitResult Forecast Layout Model
+    Plan
     PlanResult Profile Run RunError
-    Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError capture compare explain fit forecast
-    parallelize plan profile split train verify
+    Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError capture compare explain export fit
+    forecast parallelize plan profile split train verify
 """
 
 

@@ -10,7 +10,8 @@ import typer
 from stagewright.cli import options as opt
 from stagewright.cli.planning.options import ClusterFile, Innermost, Rescale
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
-from stagewright.errors import UsageError
+from stagewright.errors import UnknownName, UsageError
+from stagewright.exporters.catalog import EXPORTERS
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.spec.plan_rules import RECOMPUTES
@@ -18,6 +19,7 @@ from stagewright.zoo.named import catalog
 
 if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult
+    from stagewright.exporters.config import ExportedConfig
 
 _search_option = opt.panel("Search space")
 SCHEDULES_HELP = f"Of {', '.join(SCHEDULES)}; with commas."
@@ -36,6 +38,10 @@ def plan(
             help="Write the best plan to this file.",
             show_default="plan.toml, unless it exists or with --json",
         ),
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="TOOL", help="Also for torchtitan, megatron, accelerate, deepspeed or torchrun."),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Run the best three on this machine, if they fit.")] = False,
     json: opt.Json = False,
@@ -77,6 +83,8 @@ def plan(
         catalog.entry(model)
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; create it first")
+    if export is not None and export not in EXPORTERS:
+        raise UnknownName("tool to export to", export, EXPORTERS)
     from stagewright.api.plan import plan as find_plan
     from stagewright.report.tables.plan import codec_remark, plan_remarks, verified_table
 
@@ -111,8 +119,10 @@ def plan(
         cache=cache_dir or True,
     )
     written = _write(result, output, default=not json)
+    exported = None if export is None else _export(result, export, output)
     if json:
-        print_json({**result.to_dict(), "written": written})
+        tools = {} if exported is None else {"exported": exported.to_dict()}
+        print_json({**result.to_dict(), "written": written, **tools})
         return
     print_table(result.table())
     if result.verified is not None:
@@ -122,6 +132,8 @@ def plan(
         print_lines(codec_remark(result.search))
     for text in result.notes:
         note(text)
+    if exported is not None:
+        print_lines(f"{exported.tool}: {exported.command}", *exported.omitted)
 
 
 def _write(result: PlanResult, output: Path | None, *, default: bool) -> str | None:
@@ -142,6 +154,16 @@ def _write(result: PlanResult, output: Path | None, *, default: bool) -> str | N
         return None
     note(f"wrote {path}")
     return str(path)
+
+
+def _export(result: PlanResult, tool: str, output: Path | None) -> ExportedConfig:
+    """Write the best plan for another tool, beside the plan."""
+    from stagewright.api.export import export
+
+    config = export(result.best, tool)
+    for path in config.write(output.parent if output is not None else Path()):
+        note(f"wrote {path}")
+    return config
 
 
 def _names(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def forecast_analytic(
     cluster: Cluster | str | Path | None,
     model: TransformerShape | Mapping[str, Any] | str | Path | None = None,
     sequence_length: int | None = None,
+    innermost: str = "pipeline",
 ) -> AnalyticForecast:
     """Forecast a step from formulas; nothing is built or measured.
 
@@ -29,6 +31,7 @@ def forecast_analytic(
         cluster: A cluster, the path of its file, or a name such as ``32x8xa100``.
         model: A configuration, a folder with one, or a name such as ``gpt3-175b``; None: the plan's.
         sequence_length: Tokens of a sample; None: the plan's, or the model's longest.
+        innermost: For a plan, the axis with neighboring ranks: pipeline (the engine's) or tensor.
     """
     if cluster is None:
         raise UsageError("an analytic forecast needs the hardware: give a cluster, like 8xh100 or a cluster file")
@@ -37,6 +40,8 @@ def forecast_analytic(
     layout = _layout(plan)
     if isinstance(layout, Plan):
         engine_plan, layout = layout, Layout.of(layout)
+        if innermost == "tensor":
+            layout = replace(layout, order=("tensor", "pipeline", "context", "data"))
         model = engine_plan.model.name if model is None else model
         sequence_length = sequence_length or engine_plan.model.sequence_length
     if model is None:

@@ -34,7 +34,7 @@ def explain(
     if formulas.analytic:
         from stagewright.report.tables.analytic import analytic_advice
 
-        result = formulas.forecast(None if target is None else Path(target), cluster)
+        result = formulas.forecast(None if target is None else Path(target), cluster, options.innermost)
         if json:
             print_json(result.to_dict())
             return

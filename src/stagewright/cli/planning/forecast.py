@@ -33,7 +33,7 @@ def forecast(
 ) -> None:
     """Predict a plan's step: time, speed-up, timeline of every worker, memory, bytes sent."""
     if formulas.analytic:
-        _print_analytic(formulas.forecast(plan, cluster), json=json)
+        _print_analytic(formulas.forecast(plan, cluster, options.innermost), json=json)
         return
     from stagewright.spec.plan_file import read_plan
 

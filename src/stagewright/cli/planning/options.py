@@ -107,14 +107,14 @@ class AnalyticOptions:
     ] = None
     sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens of a sample.")] = None
 
-    def forecast(self, plan: Path | None, cluster: Path | None) -> AnalyticForecast:
+    def forecast(self, plan: Path | None, cluster: Path | None, innermost: str) -> AnalyticForecast:
         """Forecast a plan's file or a layout from formulas."""
         from stagewright.api.analytic import forecast_analytic
 
         target = plan if self.layout is None else self.layout
         if target is None or (plan is not None and self.layout is not None):
             raise UsageError("give either a plan's file or --layout with --model")
-        return forecast_analytic(target, cluster, self.model, self.sequence_length)
+        return forecast_analytic(target, cluster, self.model, self.sequence_length, innermost)
 
     def refuse_layout(self) -> None:
         """Raise UsageError for a layout without --analytic."""

@@ -1,0 +1,39 @@
+"""Collectives: volumes, latencies and the adapters that a group brings."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.analytic.collectives import Network
+
+NETWORK = Network(
+    devices_per_host=8, intra_bytes_per_s=300e9, intra_latency_s=0.0, inter_bytes_per_s=25e9, inter_latency_s=0.0,
+    intra_share=1.0, inter_share=1.0, overhead_s=0.0,
+)  # fmt: skip
+
+
+def test_volumes() -> None:
+    group = NETWORK.group(8, 1)
+    assert NETWORK.collective_s("all_reduce", group, 8e9) == pytest.approx(2 * 7e9 / 300e9)
+    assert NETWORK.collective_s("all_gather", group, 8e9) == pytest.approx(7e9 / 300e9)
+    assert NETWORK.collective_s("all_reduce", NETWORK.group(1, 1), 8e9) == 0.0
+    # Two hosts: one member of each host brings one adapter, eight bring eight.
+    assert NETWORK.collective_s("all_gather", NETWORK.group(2, 8), 2e9) == pytest.approx(1e9 / 25e9)
+    assert NETWORK.collective_s("all_gather", NETWORK.group(16, 1), 16e9) == pytest.approx(15e9 / 200e9)
+    assert NETWORK.message_s(25e9, 8) == pytest.approx(1.0)
+    assert NETWORK.message_s(300e9, 1) == pytest.approx(1.0)
+
+
+def test_small_tensors_cost_latency_and_buckets_repeat_it() -> None:
+    slow = Network(
+        devices_per_host=8, intra_bytes_per_s=300e9, intra_latency_s=1e-6, inter_bytes_per_s=25e9,
+        inter_latency_s=1e-5, overhead_s=0.0,
+    )  # fmt: skip
+    group = slow.group(64, 8)
+    ring = slow.collective_s("reduce_scatter", group, 8)
+    tree = slow.collective_s("all_reduce", group, 8)
+    assert ring == pytest.approx(63e-5, rel=0.01)
+    assert tree == pytest.approx(2 * 6e-5, rel=0.01), "logarithm of the hosts"
+    assert slow.bucketed_s("reduce_scatter", group, 100e6, 25e6) == pytest.approx(
+        slow.collective_s("reduce_scatter", group, 100e6) + 3 * ring, rel=0.01
+    )

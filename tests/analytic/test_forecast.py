@@ -1,0 +1,123 @@
+"""Whole steps: published ones, what changes them, memory, and models with experts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagewright as sw
+from stagewright.analytic.forecast import forecast_layout
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.models import known_models, load_shape
+from stagewright.analytic.named_cluster import named_cluster
+from stagewright.analytic.shape import TransformerShape
+from stagewright.errors import UsageError
+
+# Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, table 5: seconds of a step with
+# full recomputation, and with sequence parallelism and selective recomputation.
+MEGATRON = {
+    (48, 6144, 64): ("tp=8,mbs=4,m=1", 1, 1.42, 1.10),
+    (96, 12288, 96): ("tp=8,pp=8,vp=3,m=64", 8, 18.13, 13.75),
+    (105, 20480, 128): ("tp=8,pp=35,vp=3,m=280", 35, 49.05, 37.83),
+    (128, 25600, 160): ("tp=8,pp=64,m=512", 64, 94.42, 71.49),
+}
+
+
+def gpt(layers: int, width: int, heads: int) -> TransformerShape:
+    return TransformerShape(
+        num_layers=layers, width=width, num_heads=heads, num_key_heads=heads, feed_forward=4 * width, num_matrices=2,
+        vocabulary=51200, sequence_length=2048, tied=True, dropout=True,
+    )  # fmt: skip
+
+
+def test_published_steps_of_megatron() -> None:
+    errors = []
+    for size, (text, hosts, full, selective) in MEGATRON.items():
+        layout = replace(Layout.parse(text), attention="unfused", precision="float16")
+        cluster = named_cluster(f"{hosts}x8xa100")
+        for changes, measured in (
+            ({"recompute": "full"}, full),
+            ({"recompute": "selective", "sequence_parallel": True}, selective),
+        ):
+            forecast = forecast_layout(gpt(*size), replace(layout, **changes), cluster)  # type: ignore[arg-type]
+            errors.append(forecast.step_s / measured - 1)
+            assert forecast.low_s < measured < forecast.high_s
+    assert max(abs(error) for error in errors) < 0.105
+    assert sum(abs(error) for error in errors) / 8 < 0.05
+
+
+def forecast(text: str, model: str = "gpt3-175b", cluster: str = "8x8xa100", **options: Any) -> sw.AnalyticForecast:
+    return sw.forecast(text, model=model, cluster=cluster, analytic=True, **options)
+
+
+def test_what_changes_a_step() -> None:
+    base = forecast("tp=8,pp=8,m=32")
+    assert forecast("tp=8,pp=8,m=32,recompute=full").step_s > 1.2 * base.step_s
+    assert forecast("tp=8,pp=8,m=32,vp=3").parts["bubble"] == pytest.approx(base.parts["bubble"] / 3, rel=0.05)
+    assert forecast("tp=8,pp=8,m=4").step_s < base.step_s, "fewer micro-batches than ranks are allowed"
+    undivided = forecast("tp=8,pp=8,m=32,divided_vocabulary=false")
+    assert undivided.step_s > 1.01 * base.step_s
+    assert base.tokens_per_s == pytest.approx(32 * 2048 / base.step_s)
+    assert 0.2 < base.mfu < 0.7
+    assert sum(base.parts.values()) == pytest.approx(base.step_s, rel=0.01)
+
+
+def test_memory() -> None:
+    base = forecast("tp=8,pp=4,dp=2,m=32")
+    first, *_, last = base.memory
+    assert first.activations_bytes == pytest.approx(4 * last.activations_bytes, rel=0.01), (
+        "1F1B: four in flight, then one"
+    )
+    assert first.largest == "optimizer"
+    sharded = forecast("tp=8,pp=4,dp=2,m=32,zero=1").memory[0]
+    assert sharded.optimizer_bytes == pytest.approx(first.optimizer_bytes / 2)
+    assert sharded.gradients_bytes == first.gradients_bytes
+    whole = forecast("tp=8,pp=4,dp=2,m=32,zero=3").memory[0]
+    assert whole.parameters_bytes == pytest.approx(first.parameters_bytes / 2)
+    checkpointed = forecast("tp=8,pp=4,dp=2,m=32,recompute=full").memory[0]
+    assert checkpointed.activations_bytes < 0.17 * first.activations_bytes
+    parallel = forecast("tp=8,pp=4,dp=2,m=32,sp").memory[0]
+    assert parallel.activations_bytes < 0.7 * first.activations_bytes
+    assert not forecast("tp=8,m=1").fits, "175 billion parameters on eight devices"
+
+
+def test_experts_are_counted() -> None:
+    mixtral = load_shape("mixtral-8x7b")
+    assert mixtral.parameters == pytest.approx(46.7e9, rel=0.01)
+    assert mixtral.active_parameters == pytest.approx(12.9e9, rel=0.01)
+    assert load_shape("deepseek-v3").parameters == pytest.approx(671e9, rel=0.01)
+    assert load_shape("deepseek-v3").active_parameters == pytest.approx(37.5e9, rel=0.02)
+    assert load_shape("llama-3-405b").parameters == pytest.approx(405.8e9, rel=0.01)
+    alone = forecast("dp=8,m=8,zero=1", model="mixtral-8x7b", cluster="8xb200")
+    spread = forecast("dp=8,ep=8,m=8,zero=1", model="mixtral-8x7b", cluster="8xb200")
+    assert spread.memory[0].parameters_bytes < 0.3 * alone.memory[0].parameters_bytes
+    assert spread.parts["tensor collectives"] > alone.parts["tensor collectives"], "tokens travel to their experts"
+
+
+def test_a_plan_that_plan_wrote_is_forecast(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(known_models()["llama-2-7b"]))
+    plan = sw.Plan.of(f"hf:{tmp_path}/m", 64, "data=4,tensor=2", microbatches=4, dtype="bfloat16")
+    result = sw.forecast(plan, cluster="8xa100", analytic=True)
+    assert result.num_devices == 8
+    assert result.step_s > 0.5
+    assert "step" in str(result)
+    with pytest.raises(UsageError, match="give a cluster, like 8xh100"):
+        sw.forecast(plan, analytic=True)
+    with pytest.raises(UsageError, match="needs 8 devices, but the cluster has 4"):
+        sw.forecast(plan, cluster="4xa100", analytic=True)
+    with pytest.raises(UsageError, match="add analytic=True"):
+        sw.forecast("tp=2", model="llama-2-7b")  # type: ignore[call-overload]
+
+
+def test_two_hundred_forecasts_a_second() -> None:
+    forecast("tp=8,pp=8,m=64,sp")
+    begin = time.process_time()
+    for count in range(1, 101):
+        forecast(f"tp=8,pp=8,m={count},sp")
+    assert time.process_time() - begin < 0.5

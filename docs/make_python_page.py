@@ -45,7 +45,7 @@ SECTIONS = {
     "Run and plan by name": ("compare", "plan", "forecast", "explain", "fit", "train"),
     "Train in your own script": ("parallelize", "Trainer"),
     "Verify your own script": ("verify",),
-    "Inputs": ("Plan", "Cluster", "Device", "Batch", "Model"),
+    "Inputs": ("Plan", "Layout", "Cluster", "Device", "Batch", "Model"),
     "Results": (
         "UnitGraph",
         "Profile",
@@ -53,6 +53,7 @@ SECTIONS = {
         "Comparison",
         "PlanResult",
         "Forecast",
+        "AnalyticForecast",
         "Explanation",
         "FitResult",
         "TrainingResult",

@@ -35,7 +35,6 @@ def _print(console: Console, command: Any, context: Any) -> None:
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     words = " ".join(_argument_name(argument) for argument in arguments)
     console.print(Text(f"Usage: {context.command_path} {words} [OPTIONS]".replace("  ", " ")))
-    console.print()
     console.print(Text(" ".join((command.help or "").split())), "\n", sep="")
     panels: dict[str, list[Any]] = {"Arguments": arguments, "Options": []}
     for parameter in parameters:
@@ -70,7 +69,8 @@ def _names(parameter: Any) -> str:
     """Return the names of an option and what it takes: "--output, -o FILE"."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    names = ", ".join((*parameter.opts, *parameter.secondary_opts))
+    all_names = (*parameter.opts, *parameter.secondary_opts)
+    names = ", ".join(sorted(all_names, key=lambda name: not name.startswith("--")))  # those of --help are in no order
     if parameter.is_flag or getattr(parameter, "count", False):
         return names
     # Typer describes types in different ways in its versions.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +77,9 @@ def compiled_units(modules: Iterable[nn.Module]) -> Iterator[None]:
     before = [module.__dict__.get("forward") for module in unique]
     compile_units(unique)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf")  # read by dynamo
+            yield
     finally:
         for module, forward in zip(unique, before, strict=True):
             del module.__dict__["forward"]

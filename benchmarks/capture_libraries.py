@@ -59,21 +59,29 @@ def main() -> int:
     options = parser.parse_args()
     families = load_families()
     chosen = [family for family in families if not options.only or {family.name, family.group} & set(options.only)]
+    if options.only:  # in the order in which they are named
+        order = options.only
+        chosen.sort(key=lambda family: order.index(family.name) if family.name in order else order.index(family.group))
     if not chosen:
         parser.error(f"no model is called {options.only[0]!r}; known: {', '.join(family.name for family in families)}")
     rows: dict[str, Row] = {}
+    writes = options.update or not options.only
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(options.processes, len(chosen)), initializer=prepare, maxtasksperchild=25) as pool:
         for number, (name, row) in enumerate(pool.imap_unordered(run, [f.name for f in chosen]), start=1):
             rows[name] = row
+            if writes:  # after each, because a sweep takes long
+                write(rows, families, keep=options.update)
             print(f"[{number}/{len(chosen)}] {name}: {progress(row)}", flush=True)
-    if options.update or not options.only:
-        known = {entry["name"]: entry for entry in load_rows()} if options.update else {}
-        entries = [(known | rows)[family.name] for family in families if family.name in known | rows]
-        PAGE.write_text(page(entries, families), encoding="utf-8")
-        DATA.write_text(json.dumps(data(entries), indent=1) + "\n", encoding="utf-8")
-        print(f"wrote {PAGE.relative_to(ROOT)} and {DATA.relative_to(ROOT)}")
     return 0 if all(row[case]["passed"] for row in rows.values() for case in CASES) else 3
+
+
+def write(rows: dict[str, Row], families: list[Family], *, keep: bool) -> None:
+    """Write page and data; ``keep`` the rows of models that were not repeated."""
+    known = {entry["name"]: entry for entry in load_rows()} if keep else {}
+    entries = [(known | rows)[family.name] for family in families if family.name in known | rows]
+    PAGE.write_text(page(entries, families), encoding="utf-8")
+    DATA.write_text(json.dumps(data(entries), indent=1) + "\n", encoding="utf-8")
 
 
 def prepare() -> None:
@@ -156,8 +164,8 @@ def page(entries: list[Row], families: list[Family]) -> str:
     lines = [
         "# Models of other libraries tested with capture",
         "",
-        f"**{counts['eval']} of {len(entries)}** pass in eval mode and **{counts['train']} of {len(entries)}** in "
-        "train mode, with automatic units.",
+        f"**{counts['eval']} of {len(entries)}** models pass in eval mode and **{counts['train']} of {len(entries)}** "
+        "in train mode, with automatic units.",
         "",
         ", ".join(f"{name} {version}" for name, version in versions().items()) + ". Random weights. Each model is "
         f"captured with a batch of {BATCH_SIZES[0]} and compared with the original at batches of "

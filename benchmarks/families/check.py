@@ -165,7 +165,8 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                buffer.copy_(buffers[name])
+                if name in buffers:  # a model may register one at its first use
+                    buffer.copy_(buffers[name])
         model.zero_grad(set_to_none=True)
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return Run(leaves=detached, spec=spec, gradients=gradients, buffers=after)

@@ -23,7 +23,9 @@ def _example(shapes: Shapes) -> Callable[[int], Arguments]:
         generator = torch.Generator().manual_seed(300 + batch_size)
         kwargs: dict[str, Any] = {}
         for name, shape in shapes.items():
-            if name in _INDICES:
+            if "mask" in name and shape is not None:
+                kwargs[name] = torch.ones(batch_size, *shape, dtype=torch.int64)
+            elif name in _INDICES and isinstance(shape, int):
                 kwargs[name] = torch.randint(0, shape, (batch_size,), generator=generator)
             elif name == "input_ids":
                 kwargs[name] = torch.randint(0, shape, (batch_size, 4, 4), generator=generator)
@@ -103,7 +105,7 @@ if importlib.util.find_spec("diffusers") is not None:
             {"sample": (2, 32), "timestep": _TIME},
             sample_size=32,
             block_out_channels=(16, 32),
-            extra_in_channels=16,
+            extra_in_channels=32,
             layers_per_block=1,
             down_block_types=("DownBlock1DNoSkip", "DownBlock1D"),
             up_block_types=("UpBlock1D", "UpBlock1DNoSkip"),
@@ -117,17 +119,6 @@ if importlib.util.find_spec("diffusers") is not None:
             up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
             cross_attention_dim=16,
             attention_head_dim=4,
-        ),
-        _model(
-            "unet-motion",
-            "UNetMotionModel",
-            {"sample": (4, 3, 16, 16), "timestep": _TIME, "encoder_hidden_states": _TEXT},
-            **_UNET,
-            down_block_types=("CrossAttnDownBlockMotion", "DownBlockMotion"),
-            up_block_types=("UpBlockMotion", "CrossAttnUpBlockMotion"),
-            cross_attention_dim=16,
-            num_attention_heads=2,
-            motion_num_attention_heads=2,
         ),
         _model(
             "controlnet",
@@ -266,7 +257,7 @@ if importlib.util.find_spec("diffusers") is not None:
             "HunyuanDiT2DModel",
             {
                 "hidden_states": (4, 8, 8),
-                "timestep": _TIME,
+                "timestep": (),
                 "encoder_hidden_states": (6, 16),
                 "text_embedding_mask": (6,),
                 "encoder_hidden_states_t5": (6, 16),
@@ -473,7 +464,7 @@ if importlib.util.find_spec("diffusers") is not None:
             cond_embed_dim=16,
             encoder_hidden_size=16,
             micro_cond_encode_dim=4,
-            micro_cond_embed_dim=36,
+            micro_cond_embed_dim=20,
             vocab_size=32,
             codebook_size=28,
             in_channels=32,
@@ -483,21 +474,5 @@ if importlib.util.find_spec("diffusers") is not None:
             num_attention_heads=2,
             block_num_heads=2,
             intermediate_size=64,
-        ),
-        _model(
-            "consistency-decoder",
-            "ConsistencyDecoderVAE",
-            {"sample": (3, 16, 16)},
-            encoder_block_out_channels=(16, 32),
-            encoder_down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
-            encoder_layers_per_block=1,
-            encoder_norm_num_groups=8,
-            encoder_out_channels=4,
-            decoder_block_out_channels=(16, 32),
-            decoder_down_block_types=("ResnetDownsampleBlock2D", "ResnetDownsampleBlock2D"),
-            decoder_up_block_types=("ResnetUpsampleBlock2D", "ResnetUpsampleBlock2D"),
-            decoder_layers_per_block=1,
-            decoder_norm_num_groups=8,
-            decoder_num_train_timesteps=100,
         ),
     )

@@ -98,10 +98,14 @@ def _hooked(kind: str) -> Callable[[], nn.Module]:
                 block.register_forward_hook(lambda module, inputs, output: output * 1.5)
                 block.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 0.1,))
             else:
-                block.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
+                block.register_full_backward_hook(_double)
         return model
 
     return make
+
+
+def _double(module: nn.Module, inputs: Any, outputs: Any) -> tuple[torch.Tensor | None]:
+    return (None if inputs[0] is None else inputs[0] * 2,)
 
 
 class QuantizedLinear(nn.Module):

@@ -87,7 +87,7 @@ if importlib.util.find_spec("x_transformers") is not None:
         _text("x-sandwich", "Encoder", depth=6, sandwich_coef=2),
         _text("x-memory-tokens", options={"num_memory_tokens": 2}),
         _text("x-one-kv-head", attn_one_kv_head=True, attn_qk_norm=True),
-        _text("x-talking-heads", attn_talking_heads=True, residual_attn=True),
+        _text("x-residual-attention", residual_attn=True),
         _text("x-macaron", macaron=True),
         _text("x-dropout", attn_dropout=0.1, ff_dropout=0.1),
         _text("x-hyper-connections", num_residual_streams=2),

@@ -71,6 +71,7 @@ def capture(
     batch_dim: int | None = None,
     *,
     name: str | None = None,
+    compare: bool = True,
 ) -> UnitGraph:
     """Capture a model as a graph of its units, in its current mode (train or eval); its state is preserved.
 
@@ -81,6 +82,7 @@ def capture(
         units: ``"auto"`` (whole blocks), ``"leaf"`` (the finest granularity) or a list of modules to keep whole.
         batch_dim: The batch dimension of the inputs, detected by default.
         name: The model's name in tables, by default its class name.
+        compare: Compare the graph with the model, bit by bit, at the end.
 
     Example:
         graph = sw.capture(model, (x,))
@@ -103,17 +105,24 @@ def capture(
     devices = [leaf.device for leaf in structure.leaves(arguments) if isinstance(leaf, torch.Tensor)]
     batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
     with preserved(model), offloaded(model, devices[0] if devices else torch.device("cpu")):
-        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
+        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__, compare).run()
 
 
 class _Capture:
     """One capture, with its retries."""
 
     def __init__(
-        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int], name: str
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        units: str | Sequence[str],
+        batch_dims: Sequence[int],
+        name: str,
+        compare: bool,
     ) -> None:
         self.model = model
         self.name = name
+        self.compare = compare
         self.batch_dims = batch_dims
         self.arguments = arguments
         self.units = units
@@ -154,7 +163,8 @@ class _Capture:
             try:
                 self.check_results(selection, observation, second, carry_all)
                 traced = self.trace(selection, observation, second, layout, arguments, sizes)
-                break
+                if not self.close_specialized(traced, selection, observation, closed):
+                    break
             except Exception as error:  # anything that torch.export or the model raises
                 if isinstance(error, UsageError) and not isinstance(error, CaptureError):
                     raise
@@ -163,7 +173,7 @@ class _Capture:
         assembled = assemble(traced)
         guards = [guard for guard in traced.guards if not all(map(guard.holds_at, range(1, 65)))]
         inputs = [node.meta.get("val") for node in assembled.graph.nodes if node.op == "placeholder"]
-        dynamic = layout is not None and not is_constant(layout.size_of(inputs))
+        dynamic = layout is not None and not any(is_constant(size) for size in layout.sizes_of(inputs))
         if not dynamic:
             self.add_note(f"works for a batch of {sizes[0]} only: the model's code depends on that size")
         batch_size = layout.batch_size if layout is not None and dynamic else sizes[0]
@@ -185,6 +195,17 @@ class _Capture:
         )
         return graph, self.verify(graph, layout if dynamic else None, arguments, sizes)
 
+    def close_specialized(
+        self, traced: Trace, selection: UnitSelection, observation: Observation, closed: set[str]
+    ) -> bool:
+        """Turn the submodules whose code fixes the batch size into units; return whether there were any."""
+        has_closed = False
+        for name in sorted((traced.specialized & selection.opened) - {""}):
+            error = CaptureError("it uses the batch size as a plain number")
+            error.inside = name
+            has_closed |= self.close(error, selection, observation, closed)
+        return has_closed
+
     def add_note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
@@ -196,6 +217,8 @@ class _Capture:
 
         In train mode gradients are compared too, on the smaller of the two batches.
         """
+        if not self.compare:
+            return None
         batches = {sizes[0]: arguments if layout is None else mix_samples(arguments, layout.dim, layout.leaves)}
         new_size = 2 * sizes[0] + 1
         if layout is not None and graph.guards_hold(new_size):

@@ -52,9 +52,22 @@ class Stage(nn.Module):
         self._run = scope["forward"]
         self._buffer_owners: list[tuple[nn.Module, nn.Module, str]] = []
         self._has_contexts = any(node.target is enter_context for node in graph.nodes)
+        self.variant = 0
+        """Which forward to run: 0 is this stage's own, others are for inputs of other shapes."""
+        self._variants: list[Stage] = []
+
+    def add_variant(self, stage: Stage) -> None:
+        """Add a stage of the same units for inputs of another shape; it uses this stage's modules and parameters."""
+        names, other_names = (dict(owner.named_parameters()).keys() for owner in (self, stage))
+        if names == other_names:
+            vars(stage)["_modules"], vars(stage)["_parameters"] = self._modules, self._parameters
+        self._variants.append(stage)
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Map the values of one crossing (or the flattened inputs) to those of the next (or the flattened results)."""
+        if self.variant:
+            variant = self._variants[self.variant - 1]
+            return Stage.forward(variant, *inputs)
         if not self._has_contexts:
             return self._run(self, *inputs)  # type: ignore[no-any-return]
         with exit_all_contexts():

@@ -23,9 +23,10 @@ from stagewright.graph.cut import Crossing, Cut, UnitCall
 from stagewright.graph.equivalence import find_difference
 from stagewright.graph.glue import Glue, analyze_glue
 from stagewright.graph.glue_segments import RecordedGlue, record_glue
+from stagewright.graph.inputs import check_input, outline
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage, build_stage
-from stagewright.graph.symbolic_shapes import batch_dim, is_constant, num_bytes, shape_at
+from stagewright.graph.symbolic_shapes import batch_dim, num_bytes, shape_at
 from stagewright.graph.tracing.assemble import AssembledGraph
 from stagewright.graph.tracing.guards import BatchSizeGuard
 from stagewright.quantity import format_bytes, format_count
@@ -75,6 +76,7 @@ class UnitGraph(Displayed):
         self._checked: dict[tuple[bool, ...], bool] = {}
         self._assembled = assembled
         self._inputs = inputs
+        self._opened_names = tuple(training_flags)
         self._opened = [model.get_submodule(module) for module in training_flags]
         self._training_flags = tuple(training_flags.values())
         self._recapture = recapture
@@ -145,6 +147,38 @@ class UnitGraph(Displayed):
         """Return the original module of a call."""
         return self.model.get_submodule(call.target)
 
+    def bound_to(self, model: nn.Module) -> UnitGraph:
+        """Return this graph for another model with modules of the same names."""
+        graph = UnitGraph(
+            model=model,
+            name=self.name,
+            calls=self.calls,
+            assembled=self._assembled,
+            inputs=self._inputs,
+            batch_size=self.batch_size,
+            dynamic=self.dynamic,
+            training_flags=dict(zip(self._opened_names, self._training_flags, strict=True)),
+            notes=self.notes,
+            guards=self.guards,
+            recapture=self._recapture,
+        )
+        graph._checked = self._checked
+        return graph
+
+    @property
+    def keywords(self) -> list[str]:
+        """Names of the keyword arguments at capture."""
+        return self._assembled.in_spec.children[1].keys
+
+    @property
+    def example_inputs(self) -> Sequence[Any]:
+        """The flattened inputs as traced."""
+        return self._inputs
+
+    def inputs_batch_dim(self) -> int | None:
+        """Return the batch dimension of the inputs; ``None`` if the batch size is fixed."""
+        return next((dim for dim in self.input_batch_dims() if dim is not None), None)
+
     def fsdp_units(self) -> list[nn.Module]:
         """Return the modules whose parameters FSDP gathers together."""
         return [self.module(call) for call in self.calls]
@@ -176,7 +210,7 @@ class UnitGraph(Displayed):
 
     def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
         """Return the number of samples in a batch."""
-        return self._samples_in(self.flatten(args, kwargs or {}))
+        return self._samples_in(self.leaves(args, kwargs or {}))
 
     def _samples_in(self, leaves: Sequence[Any]) -> int:
         for leaf, example in zip(leaves, self._inputs, strict=True):
@@ -268,11 +302,11 @@ class UnitGraph(Displayed):
         leaves, spec = structure.flatten((tuple(args), {name: kwargs[name] for name in expected}))
         if spec != self._assembled.in_spec:
             raise UsageError(
-                f"captured with arguments of structure {_outline(self._inputs)}, called with {_outline(leaves)}"
+                f"captured with arguments of structure {outline(self._inputs)}, called with {outline(leaves)}"
             )
         sizes: dict[int, int] = {}
         for index, (leaf, example) in enumerate(zip(leaves, self._inputs, strict=True)):
-            self._check_input(index, leaf, example)
+            check_input(index, leaf, example)
             dim = batch_dim(example) if isinstance(example, torch.Tensor) else None
             if dim is not None:
                 sizes[index] = int(leaf.shape[dim])
@@ -284,8 +318,15 @@ class UnitGraph(Displayed):
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Flatten arguments without the checks of ``flatten``."""
-        expected = self._assembled.in_spec.children[1].keys
-        return structure.leaves((tuple(args), {name: kwargs[name] for name in expected}))
+        expected = self.keywords
+        if sorted(kwargs) != sorted(expected):
+            raise UsageError(f"captured with keyword arguments {sorted(expected)}, called with {sorted(kwargs)}")
+        leaves = structure.leaves((tuple(args), {name: kwargs[name] for name in expected}))
+        if len(leaves) != len(self._inputs):
+            raise UsageError(
+                f"captured with arguments of structure {outline(self._inputs)}, called with {outline(leaves)}"
+            )
+        return leaves
 
     def guards_hold(self, batch_size: int) -> bool:
         """Whether the model takes the same branches for this batch size as for the example."""
@@ -329,26 +370,6 @@ class UnitGraph(Displayed):
         (output,) = (node for node in self._assembled.graph.nodes if node.op == "output")
         return self.unflatten([value.meta["val"] if isinstance(value, fx.Node) else value for value in output.args[0]])
 
-    def _check_input(self, index: int, leaf: Any, example: Any) -> None:
-        """Check one input against the traced one: only the batch size may differ."""
-        if not isinstance(example, torch.Tensor):
-            if type(leaf) is not type(example) or leaf != example:
-                raise UsageError(
-                    f"input {index} was {example!r} at capture but is {leaf!r} now; capture again with the new value"
-                )
-            return
-        if not isinstance(leaf, torch.Tensor):
-            raise UsageError(f"input {index} was a tensor at capture but is {type(leaf).__name__} now")
-        shape = [int(size) if is_constant(size) else "batch" for size in example.shape]
-        matches = leaf.ndim == len(shape) and all(
-            expected in ("batch", size) for size, expected in zip(leaf.shape, shape, strict=True)
-        )
-        if not matches or leaf.dtype != example.dtype:
-            raise UsageError(
-                f"input {index} has shape {list(leaf.shape)} and dtype {leaf.dtype}, but the graph was captured for "
-                f"{shape} and {example.dtype}; capture again with an example of the new shape"
-            )
-
     def _crossing(self, node: fx.Node) -> Crossing:
         value = node.meta["val"]
         return Crossing(
@@ -371,9 +392,3 @@ class UnitGraph(Displayed):
 
 def _copies(value: Any) -> Any:
     return structure.map_tensors(torch.clone, value)
-
-
-def _outline(leaves: Sequence[Any]) -> str:
-    """Describe flat arguments for an error message."""
-    parts = [f"tensor{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
-    return "(" + ", ".join(parts) + ")"

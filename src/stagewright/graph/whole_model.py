@@ -53,6 +53,16 @@ class WholeModel(UnitGraph):
         """Run the model."""
         return self.model(*args, **kwargs)
 
+    @property
+    def keywords(self) -> list[str]:
+        """Names of the keyword arguments of the example."""
+        return list(self._example[1])
+
+    @property
+    def example_inputs(self) -> Sequence[Any]:
+        """The flattened inputs of the example."""
+        return structure.leaves(self._example)
+
     def fsdp_units(self) -> list[nn.Module]:
         """No unit has parameters of its own to gather: replicas may call different submodules."""
         return []

@@ -179,7 +179,7 @@ def pipeline_step(
         stage_workers=workers,
         schedule=schedule,
         num_microbatches=count,
-        links=Links.of(graph, cuts),
+        links=Links.of([graph], cuts),
         unflatten=graph.unflatten,
         loss=loss,
     )

@@ -33,11 +33,18 @@ class MicroBatch:
     first_sample: int = 0
     """Index of the first sample in the global batch."""
     replica: int = 0
+    variant: int = 0
+    """Number of the captured graph for the shapes of its inputs."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     target: Any = None
     inputs: Sequence[Any] = ()
     """``args`` and ``kwargs`` flattened into the inputs of the first stage; set before a pipeline runs it."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """What determines the shapes of its crossing tensors: the graph and the number of samples."""
+        return self.variant, self.num_samples
 
 
 def split_sizes(num_samples: int, num_parts: int) -> tuple[int, ...]:

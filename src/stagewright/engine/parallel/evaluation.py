@@ -8,7 +8,7 @@ schedule and placement. With FSDP2, the evaluation stage runs inside the trainin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,9 +18,9 @@ from torch import nn
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.splitter import ReplicaShare
 from stagewright.engine.parallel.model import cut_indices
+from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.parallel.step_runner import ActivityHooks, StepRunner
 from stagewright.engine.pipeline.executor import PipelineExecutor
-from stagewright.engine.pipeline.links import Links
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch
@@ -64,16 +64,18 @@ class Evaluator:
         with in_eval_mode(runner.model.module):  # stages have the mode that the model has now
             all_stages = graph.stages(cuts)
         stages = {index: all_stages[index] for index in part.stages}
+        self._variants = ShapeVariants(graph, cuts, part.variants.hollow)
+        self._variants.follow(stages)
         if plan.shard and plan.mesh.data > 1:
             ((index, stage),) = stages.items()
             stages = {index: _InsideFSDP(part.stages[index], stage)}  # type: ignore[dict-item]
-        config = replace(runner.config, links=Links.of(graph, cuts), unflatten=graph.unflatten)
-        self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner))
+        config = replace(runner.config, links=self._variants.links, unflatten=graph.unflatten)
+        self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner, self._variants.links))
 
-    def evaluate(self, batch: Batch | ReplicaShare) -> Evaluation:
-        """Run forward and loss of one batch; every worker gets the whole batch, or its replica's share."""
-        microbatches = self._runner.split(batch, self._graph)
+    def evaluate(self, batch: Batch | ReplicaShare | Sequence[Batch]) -> Evaluation:
+        """Run forward and loss of a whole batch, of its replica's share, or of a list of micro-batches."""
         with in_eval_mode(self._runner.model.module):
+            microbatches = self._runner.split(batch, self._variants)
             result = self._executor.evaluate(microbatches)
         pairs = zip(result.outputs, microbatches, strict=True) if result.outputs else ()
         counted = [(output, microbatch.target) for output, microbatch in pairs if microbatch.weight > 0]
@@ -90,7 +92,7 @@ class Evaluator:
 
         def split_all() -> Iterator[MicroBatch]:
             for batch in batches:
-                microbatches = self._runner.split(batch, self._graph)
+                microbatches = self._runner.split(batch, self._variants)
                 weights.append([microbatch.weight for microbatch in microbatches])
                 yield from microbatches
 
@@ -118,9 +120,11 @@ class _InsideFSDP(nn.Module):
         super().__init__()
         self._training = [training]  # in a list, so that they are no submodules
         self._evaluation = [evaluation]
+        self.variant = 0
 
     def forward(self, *inputs: Any) -> Any:
         training, evaluation = self._training[0], self._evaluation[0]
+        training.variant, evaluation.variant = 0, self.variant
         modules = dict(evaluation.named_modules(remove_duplicate=False))
 
         def run(stage: Stage, *values: Any) -> Any:

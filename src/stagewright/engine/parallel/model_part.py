@@ -14,8 +14,8 @@ from torch import nn
 from stagewright.engine.batch.batch_norm import check_split_norms
 from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
+from stagewright.engine.parallel.shape_variants import ShapeVariants, copy_hollow
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
-from stagewright.engine.pipeline.links import Links
 from stagewright.engine.state.full_state import full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 from stagewright.engine.tensor.axis import TensorAxis
@@ -40,7 +40,8 @@ class ModelPart:
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
             )
         self.stage_workers = plan.stage_workers
-        self.links = Links.of(self.graph, self.cuts)
+        self.variants = ShapeVariants(self.graph, self.cuts, copy_hollow(model.module))
+        self.links = self.variants.links
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         # While the model is whole: a tensor-parallel shard is another tensor.
         self._first_names = first_names(model.module.named_parameters(remove_duplicate=False))
@@ -56,6 +57,7 @@ class ModelPart:
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(all_stages) if self.stage_workers[index] == context.pipeline
         }
+        self.variants.follow(self.stages)
         if plan.training:
             check_split_norms(model.module, all_stages, self.stage_workers, deferred=plan.batch_norm == "deferred")
         self.mutated_inputs = find_mutated_inputs(all_stages[0])

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch import nn
 from stagewright import structure
 from stagewright.cluster.device import pin_process
 from stagewright.engine.batch.microbatch import guess_batch_dims
+from stagewright.engine.batch.splitter import count_tokens
 from stagewright.engine.parallel.model import move_batch
 from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.trainer import Trainer, as_batch
@@ -31,7 +32,7 @@ from stagewright.engine.worker.context import WorkerContext, join_group, make_co
 from stagewright.engine.worker.placement import RankPlacement, choose_device
 from stagewright.engine.worker.user_loop import UserLoop
 from stagewright.engine.worker.watchdog import HANG_S
-from stagewright.errors import UsageError
+from stagewright.errors import UnknownName, UsageError
 from stagewright.machine.cpu_offload import move_or_offload
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.plan_file import read_plan
@@ -47,6 +48,7 @@ def parallelize(
     plan: Plan | str | Path,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     optimizer: MakeOptimizer | OptimizerSpec | None = None,
+    loss_items: Literal["samples", "tokens"] | Callable[[Batch], float] = "samples",
     hang_s: float = HANG_S,
 ) -> Trainer:
     """Return a trainer for this worker's part of a model, in a training script that ``torchrun`` starts.
@@ -61,6 +63,8 @@ def parallelize(
         loss: ``loss(output, target)``, the mean over samples; by default the scalar ``loss`` of the model's output, or
             an output that is a scalar.
         optimizer: Called with this worker's parameters; by default the plan's optimizer.
+        loss_items: What the loss is the mean of, so that micro-batches are weighted by their share and their sum is the
+            loss of the whole batch: samples, tokens (targets other than -100), or a function that counts them.
         hang_s: Seconds that other workers wait for one without progress.
 
     Example:
@@ -79,7 +83,11 @@ def parallelize(
         if not module.training:
             module.train()
         wrapped = _wrap_module(module, as_batch(example), loss or model_loss, context.torch_device)
-        trainer = Trainer(plan, wrapped, context, optimizer=optimizer, loop=loop)
+        counts = {"samples": None, "tokens": count_tokens}
+        if isinstance(loss_items, str) and loss_items not in counts:
+            raise UnknownName("kind of loss items", loss_items, counts, "or give a function of a Batch")
+        count_items = counts[loss_items] if isinstance(loss_items, str) else loss_items
+        trainer = Trainer(plan, wrapped, context, optimizer=optimizer, count_items=count_items, loop=loop)
         if loss is None:
             model_loss(trainer.runner.part.graph.example_result())  # raise before the first step
     return trainer

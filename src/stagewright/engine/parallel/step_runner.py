@@ -8,7 +8,7 @@ Every worker gets the same whole batch and takes its share of it, or its replica
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,16 +26,18 @@ from stagewright.engine.batch.random_key import (
     preserve_generators,
     set_key,
 )
-from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare
+from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, move_microbatch
 from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
 from stagewright.engine.parallel.compilation import compile_part
 from stagewright.engine.parallel.gradient_sync import GradientSync
 from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
+from stagewright.engine.pipeline.links import Links
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
@@ -51,11 +53,19 @@ _ACTION_NAMES |= {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
 class StepRunner:
     """Runs steps of this worker's part of a model."""
 
-    def __init__(self, plan: Plan, model: Model, context: WorkerContext, graph: UnitGraph | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        context: WorkerContext,
+        graph: UnitGraph | None = None,
+        count_items: Callable[[Batch], float] | None = None,
+    ) -> None:
+        """``count_items``: see ``BatchSplitter``."""
         self.plan, self.model, self.context = plan, model, context
         self.part = ModelPart(plan, model, context, graph)
         self.memory = self.part.memory
-        self.splitter = BatchSplitter(plan, model, self.part.graph)
+        self.splitter = BatchSplitter(plan, model, self.part.graph, count_items)
         self.sync = GradientSync(self.part)
         self.codecs = make_link_codecs(plan)
         self.scaler: LossScaler | None = None
@@ -63,7 +73,7 @@ class StepRunner:
         if plan.training and plan.precision == "fp16-mixed":
             self.scaler = LossScaler(plan.mesh.num_workers, context.torch_device)
         self.step_number = 0
-        self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self)
+        self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self, self.part.links)
         self.config = PipelineConfig(
             stage_workers=self.part.stage_workers,
             schedule=plan.schedule,
@@ -80,8 +90,13 @@ class StepRunner:
         self.memory.follow_module(self.part.module)
         compile_part(self.part.stages, self.part.graph, self.part.compile_mode)
 
-    def train_step(self, batch: Batch | ReplicaShare, *, keep_outputs: bool = False) -> PipelineResult:
-        """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next."""
+    def train_step(
+        self, batch: Batch | ReplicaShare | Sequence[Batch], *, keep_outputs: bool = False
+    ) -> PipelineResult:
+        """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next.
+
+        A list of batches is a batch whose micro-batches are given.
+        """
         microbatches = self.split(batch)
         assert isinstance(self._hooks, TrainingHooks), "the plan is for inference"
         self._hooks.begin_step(microbatches)
@@ -137,20 +152,18 @@ class StepRunner:
             recorder.add("collective", start, num_bytes=total.element_size(), note="loss")
         return float(total)
 
-    def split(self, batch: Batch | ReplicaShare, evaluation_graph: UnitGraph | None = None) -> list[MicroBatch]:
+    def split(
+        self, batch: Batch | ReplicaShare | Sequence[Batch], evaluation_variants: ShapeVariants | None = None
+    ) -> list[MicroBatch]:
         """Return the micro-batches of this worker's replica, ready for the executor."""
-        device, graph = self.context.torch_device, evaluation_graph or self.part.graph
-        microbatches = self.splitter.split(batch, device, self.context.data)
+        device, variants = self.context.torch_device, evaluation_variants or self.part.variants
+        everywhere = variants.assign(self.splitter.split(batch, torch.device("cpu")))  # or its share, if that is all
+        microbatches = [microbatch for microbatch in everywhere if microbatch.replica == self.context.data]
         # With fewer samples than replicas, take part with a weight of 0 in gradient all-reduces and FSDP all-gathers.
-        is_required = self.plan.shard or (self.plan.training and evaluation_graph is None)
+        is_required = self.plan.shard or (self.plan.training and evaluation_variants is None)
         if not microbatches and is_required:
-            microbatches = [replace(self.splitter.split(batch, device, 0)[0], weight=0.0)]
-        flattened, checked_sizes = [], set()
-        for microbatch in microbatches:  # micro-batches of one size are alike: only the first is checked
-            flatten = graph.leaves if microbatch.num_samples in checked_sizes else graph.flatten
-            flattened.append(replace(microbatch, inputs=flatten(microbatch.args, microbatch.kwargs)))
-            checked_sizes.add(microbatch.num_samples)
-        return [self._copy_mutated_inputs(microbatch) for microbatch in flattened]
+            microbatches = [replace(everywhere[0], weight=0.0)]
+        return [self._copy_mutated_inputs(move_microbatch(microbatch, device)) for microbatch in microbatches]
 
     def _copy_mutated_inputs(self, microbatch: MicroBatch) -> MicroBatch:
         """Copy inputs that the model changes in place: they are views of the caller's batch."""
@@ -164,11 +177,11 @@ class StepRunner:
 class ActivityHooks(PipelineHooks):
     """Records the current action for fault reports and the memory timeline."""
 
-    def __init__(self, runner: StepRunner) -> None:
-        self._runner = runner
-        self._input_texts: dict[tuple[int, int], str] = {}
+    def __init__(self, runner: StepRunner, links: Links) -> None:
+        self._runner, self._links = runner, links
+        self._input_texts: dict[tuple[int, tuple[int, int]], str] = {}
 
-    def on_action(self, action: Action, num_samples: int) -> None:
+    def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Record the action."""
         name, memory = _ACTION_NAMES[action.kind], self._runner.memory
         if memory.active:
@@ -178,15 +191,15 @@ class ActivityHooks(PipelineHooks):
             step=self._runner.step_number,
             stage=action.stage,
             microbatch=action.microbatch,
-            shapes=self._describe_inputs(action.stage, num_samples),
+            shapes=self._describe_inputs(action.stage, size),
         )
 
-    def _describe_inputs(self, stage: int, num_samples: int) -> str:
+    def _describe_inputs(self, stage: int, size: tuple[int, int]) -> str:
         """Describe the inputs of a stage; cached."""
-        key = stage, num_samples
+        key = stage, size
         if key not in self._input_texts:
-            shapes = self._runner.part.links.shapes(stage - 1, num_samples) if stage else ()
-            self._input_texts[key] = describe_shapes(shapes) or f"a batch of {num_samples}"
+            shapes = self._links.shapes(stage - 1, size) if stage else ()
+            self._input_texts[key] = describe_shapes(shapes) or f"a batch of {size[1]}"
         return self._input_texts[key]
 
 
@@ -194,7 +207,7 @@ class TrainingHooks(ActivityHooks):
     """Runs stages in training: random keys, activation checkpointing, DDP or FSDP, gradient all-reduce."""
 
     def __init__(self, runner: StepRunner) -> None:
-        super().__init__(runner)
+        super().__init__(runner, runner.part.links)
         self._keys: list[RandomKey] = []
         self._wrapper, self._all_reduce = runner.sync.wrapper, runner.sync.all_reduce
         self.forwards: dict[int, StageForward] = {}

@@ -84,6 +84,7 @@ class Trainer:
         context: WorkerContext,
         *,
         optimizer: MakeOptimizer | OptimizerSpec | None = None,
+        count_items: Callable[[Batch], float] | None = None,
         loop: UserLoop | None = None,
         write_plan: Callable[[Plan], object] | None = None,
     ) -> None:
@@ -100,7 +101,7 @@ class Trainer:
         activity.begin("build stages")
         self.plan, self.model, self.context = plan, model, context
         self._state = DistributedState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
-        self.runner = StepRunner(plan, model, context, graph)
+        self.runner = StepRunner(plan, model, context, graph, count_items)
         self._state.bind(self.runner.part)
         self._evaluator = Evaluator(self.runner, evaluation_graph)
         parameters = [parameter for parameter in self.runner.part.module.parameters() if parameter.requires_grad]
@@ -123,9 +124,12 @@ class Trainer:
 
     @_report_faults
     def step(self, batch: Batch | ReplicaShare | Sequence[Any]) -> StepResult:
-        """Run forward, backward and the optimizer step on one batch, which may be smaller than the others."""
+        """Run forward, backward and the optimizer step on one batch, which may be smaller than the others.
+
+        A list of ``Batch`` is taken as the micro-batches of one step; they may differ in shape.
+        """
         start = time.perf_counter()
-        whole_batch = batch if isinstance(batch, ReplicaShare) else as_batch(batch)
+        whole_batch = as_batches(batch)
         self.runner.part.zero_gradients()
         with self.runner.memory.explain_oom():
             result = self.runner.train_step(whole_batch)
@@ -144,7 +148,7 @@ class Trainer:
     def evaluate(self, batch: Batch | ReplicaShare | Sequence[Any]) -> Evaluation:
         """Return loss and outputs of one batch in eval mode; changes nothing."""
         with self.runner.memory.explain_oom():
-            return self._evaluator.evaluate(batch if isinstance(batch, ReplicaShare) else as_batch(batch))
+            return self._evaluator.evaluate(as_batches(batch))
 
     def predict(self, batches: Iterable[Batch | Sequence[Any]]) -> Iterator[list[Any]]:
         """Yield the model's outputs for a stream of batches in eval mode, which may be endless; changes nothing.
@@ -289,6 +293,15 @@ class Trainer:
     def _barrier(self) -> None:
         if self.plan.mesh.num_workers > 1:
             dist.barrier()
+
+
+def as_batches(batch: Batch | ReplicaShare | Sequence[Any]) -> Batch | ReplicaShare | list[Batch]:
+    """Convert the argument of a step: a share or a list of batches stays one, anything else is one batch."""
+    if isinstance(batch, ReplicaShare):
+        return batch
+    if isinstance(batch, (list, tuple)) and batch and all(isinstance(part, Batch) for part in batch):
+        return list(batch)
+    return as_batch(batch)
 
 
 def as_batch(batch: Batch | Sequence[Any], *, has_target: bool = True) -> Batch:

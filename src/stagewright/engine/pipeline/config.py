@@ -48,7 +48,7 @@ class PipelineHooks:
     forwards: Mapping[int, StageForward] = {}
     """Replaces the forward of these stages in training."""
 
-    def on_action(self, action: Action, num_samples: int) -> None:
+    def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Run before each action."""
 
     def action_context(self, action: Action) -> AbstractContextManager[Any]:

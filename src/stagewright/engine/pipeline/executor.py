@@ -55,13 +55,15 @@ class PipelineExecutor:
             },
         )
         self._opened: set[tuple[int, int, bool]] = set()
-        self._seen_sizes: set[tuple[bool, int]] = set()
+        self._seen_sizes: set[tuple[bool, tuple[int, int]]] = set()
         self._cached_receives: tuple[Actions, ReceivePlan] | None = None
 
     def train_step(self, batch: Sequence[MicroBatch], *, keep_outputs: bool = False) -> PipelineResult:
         """Run forward and backward of every micro-batch; accumulate the parameters' gradients in ``grad``."""
         config = self.config
-        actions = schedule_actions(config.schedule, config.stage_workers, config.num_microbatches, len(batch))
+        # A caller may give more micro-batches than the plan has: some schedules need a multiple of that number.
+        num_scheduled = config.num_microbatches * max(1, -(-len(batch) // config.num_microbatches))
+        actions = schedule_actions(config.schedule, config.stage_workers, num_scheduled, len(batch))
         with torch.enable_grad():
             return self._make_step(batch, actions, training=True, keep_outputs=keep_outputs).run()
 
@@ -88,7 +90,7 @@ class PipelineExecutor:
             )
             for peer in {workers[stage - 1] for stage in self.stages if stage > 0} - {pipeline_rank}
         }
-        if window.has(0) and self._needs_host_transport(False, [window[0].num_samples]):
+        if window.has(0) and self._needs_host_transport(False, [window[0].size]):
             self.evaluate([window[0]], with_loss=False)
         # The first receives are posted before any was received and wait like those of a short pass; the peer can send
         # later ones by the time there is a free slot for them.
@@ -150,7 +152,7 @@ class PipelineExecutor:
         if self.config.codecs is not None:
             self.config.codecs.begin(self.config.links.needs_gradient, microbatches if training else None)
         self.open_links(backward=training)
-        sizes = [microbatch.num_samples for microbatch in microbatches or ()]
+        sizes = [microbatch.size for microbatch in microbatches or ()]
         through_host = self._needs_host_transport(training, sizes)
         self._seen_sizes |= {(training, size) for size in sizes}
         return PipelineStep(
@@ -172,7 +174,7 @@ class PipelineExecutor:
             self._cached_receives = actions, receives
         return self._cached_receives[1]
 
-    def _needs_host_transport(self, training: bool, sizes: Iterable[int]) -> bool:
+    def _needs_host_transport(self, training: bool, sizes: Iterable[tuple[int, int]]) -> bool:
         """Return whether linked GPUs run micro-batches of these sizes for the first time."""
         is_linked = self.context.torch_device.type != "cpu" and len(set(self.config.stage_workers)) > 1
         return is_linked and not {(training, size) for size in sizes} <= self._seen_sizes

@@ -23,18 +23,19 @@ class TensorShape:
 class Links:
     """The tensors that cross each cut."""
 
-    shapes: Callable[[int, int], Sequence[TensorShape]]
-    """``shapes(cut, num_samples)``: every tensor that crosses a cut."""
+    shapes: Callable[[int, tuple[int, int]], Sequence[TensorShape]]
+    """``shapes(cut, microbatch.size)``: every tensor that crosses a cut."""
     needs_gradient: Sequence[Sequence[bool]]
     """For each cut and tensor, whether it is an activation: training sends its gradient back, codecs compress it."""
 
     @classmethod
-    def of(cls, graph: UnitGraph, cuts: Sequence[int]) -> Links:
-        """Return the tensors that cross the cuts of a captured graph."""
+    def of(cls, graphs: Sequence[UnitGraph], cuts: Sequence[int]) -> Links:
+        """Return the tensors that cross the cuts of captured graphs, one for each shape of the inputs; it may grow."""
 
         @functools.cache  # every transfer asks
-        def shapes(cut: int, num_samples: int) -> list[TensorShape]:
-            crossing = graph.crossing_shapes(cuts[cut], num_samples)
+        def shapes(cut: int, size: tuple[int, int]) -> list[TensorShape]:
+            variant, num_samples = size
+            crossing = graphs[variant].crossing_shapes(cuts[cut], num_samples)
             return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in crossing]
 
-        return cls(shapes=shapes, needs_gradient=[graph.needs_gradient(cut) for cut in cuts])
+        return cls(shapes=shapes, needs_gradient=[graphs[0].needs_gradient(cut) for cut in cuts])

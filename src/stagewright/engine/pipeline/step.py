@@ -118,7 +118,9 @@ class PipelineStep:
     def run_action(self, action: Action) -> None:
         """Run one action, and post the receives that it makes possible."""
         recorder.stage, recorder.microbatch = action.stage, action.microbatch
-        self.hooks.on_action(action, self.batch[action.microbatch].num_samples)
+        microbatch = self.batch[action.microbatch]
+        self.worker.stages[action.stage].variant = microbatch.variant
+        self.hooks.on_action(action, microbatch.size)
         if action.kind is Kind.BACKWARD and self.backwards_left[action.stage] == 1:
             self.hooks.on_last_backward(action.stage)
         with self.hooks.action_context(action):
@@ -245,7 +247,7 @@ class PipelineStep:
     def shapes_of(self, transfer: Transfer) -> Sequence[TensorShape]:
         """Return the tensors of a transfer: all that cross in forward, those that need a gradient in backward."""
         links = self.config.links
-        shapes = links.shapes(transfer.cut, self.batch[transfer.microbatch].num_samples)
+        shapes = links.shapes(transfer.cut, self.batch[transfer.microbatch].size)
         if not transfer.backward:
             return shapes
         return [shape for shape, needed in zip(shapes, links.needs_gradient[transfer.cut], strict=True) if needed]

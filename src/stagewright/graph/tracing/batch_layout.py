@@ -33,6 +33,10 @@ class BatchLayout:
         """Return the batch size (or its symbol) of flattened inputs."""
         return leaves[self.leaves[0]].shape[self.dim]
 
+    def sizes_of(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the batch size (or its symbol) of every flattened input that has one."""
+        return [leaves[index].shape[self.dim] for index in self.leaves]
+
     def resized(self, arguments: Arguments, batch_size: int) -> Arguments:
         """Resize the inputs to another number of samples, repeating the first ones."""
         leaves, spec = structure.flatten(arguments)

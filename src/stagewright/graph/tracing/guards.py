@@ -11,15 +11,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 
 from stagewright.errors import CaptureError
-from stagewright.graph.symbolic_shapes import depends_only_on_batch, evaluate_condition
+from stagewright.graph.symbolic_shapes import depends_only_on_batch, evaluate_condition, is_constant
 
 _TORCH = str(Path(torch.__file__).resolve().parent)
 _STAGEWRIGHT = str(Path(__file__).resolve().parents[1])
@@ -41,10 +43,19 @@ class BatchSizeGuard:
         return evaluate_condition(self.condition, batch_size) == self.outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What the code between units did with the batch size during a trace."""
+
+    branches: list[BatchSizeGuard] = field(default_factory=list)
+    specialized: list[nn.Module] = field(default_factory=list)
+    """Modules whose code converted the batch size to a plain number, as in ``[0] * batch_size``."""
+
+
 @contextmanager
-def collect_guards() -> Iterator[list[BatchSizeGuard]]:
-    """Record branches on the batch size during a trace, and reject autograd functions whose backward would be lost."""
-    guards: list[BatchSizeGuard] = []
+def collect_guards() -> Iterator[Guards]:
+    """Record uses of the batch size during a trace, and reject autograd functions whose backward would be lost."""
+    guards = Guards()
     evaluate = torch.SymBool.__bool__
     apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
@@ -52,8 +63,21 @@ def collect_guards() -> Iterator[list[BatchSizeGuard]]:
         outcome = bool(evaluate(condition))  # type: ignore[no-untyped-call]
         frame = sys._getframe(1)
         if not _is_library(frame.f_code.co_filename) and depends_only_on_batch(condition):
-            guards.append(BatchSizeGuard(condition.node.expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
+            guards.branches.append(
+                BatchSizeGuard(condition.node.expr, outcome, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            )
         return outcome
+
+    def record_conversion(convert: Callable[[torch.SymInt], int]) -> Callable[[torch.SymInt], int]:
+        def recorded(size: torch.SymInt) -> int:
+            frame = sys._getframe(1)
+            if not _is_library(frame.f_code.co_filename) and not is_constant(size):
+                module = _running_module(frame)
+                if module is not None:
+                    guards.specialized.append(module)
+            return convert(size)
+
+        return recorded
 
     def check_function(function: type, *args: Any, **kwargs: Any) -> Any:
         if function.__name__ == "CheckpointFunction":
@@ -66,6 +90,9 @@ def collect_guards() -> Iterator[list[BatchSizeGuard]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.SymBool, "__bool__", record_branch))
+        for name in ("__int__", "__index__"):
+            conversion = record_conversion(getattr(torch.SymInt, name))
+            stack.enter_context(mock.patch.object(torch.SymInt, name, conversion))
         stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(check_function)))
         yield guards
 
@@ -82,6 +109,16 @@ def detect_tensor_hooks(on_hook: Callable[[], None]) -> Iterator[None]:
 
     with mock.patch.object(torch.Tensor, "register_hook", register_hook):
         yield
+
+
+def _running_module(frame: FrameType | None) -> nn.Module | None:
+    """Return the innermost module whose method is on the stack."""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return owner
+        frame = frame.f_back
+    return None
 
 
 def _is_library(filename: str) -> bool:

@@ -65,6 +65,8 @@ class Trace:
     """Indexed by the operator's first argument."""
     guards: list[BatchSizeGuard]
     """Conditions on the batch size on which the model branches."""
+    specialized: frozenset[str]
+    """Modules whose code fixed the batch size."""
     inputs: list[Any]
     """The leaves of the model's arguments; the program has a placeholder for each."""
     in_spec: Structure
@@ -221,7 +223,10 @@ def trace(
     return Trace(
         program=program,
         calls=[traced[index] for index in range(len(calls))],
-        guards=guards,
+        guards=guards.branches,
+        specialized=frozenset(
+            name for name, module in model.named_modules() if any(module is other for other in guards.specialized)
+        ),
         inputs=inputs,
         in_spec=in_spec,
         outputs=outputs,
@@ -263,6 +268,8 @@ def _flatten_call(
 def _check_constant(spec: CallSpec, leaf: Any) -> None:
     """Reject an object that contains tensors but can't be taken apart: it can't be a constant of the graph."""
     path = structure.find_tensor(leaf)
+    if isinstance(leaf, nn.Module) and next(leaf.parameters(), None) is None:
+        return  # a table or a function; each stage that needs it holds it
     if path is not None:
         raise CaptureError(
             f"unit {spec.name!r} is given a {type(leaf).__name__} with a tensor in {path!r}, an object that can't be "

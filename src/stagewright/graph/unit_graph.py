@@ -23,11 +23,11 @@ from stagewright.graph.cut import Crossing, Cut, UnitCall
 from stagewright.graph.equivalence import find_difference
 from stagewright.graph.glue import Glue, analyze_glue
 from stagewright.graph.glue_segments import RecordedGlue, record_glue
-from stagewright.graph.inputs import check_input, outline
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage, build_stage
 from stagewright.graph.symbolic_shapes import batch_dim, num_bytes, shape_at
 from stagewright.graph.tracing.assemble import AssembledGraph
+from stagewright.graph.tracing.batch_layout import check_input, outline
 from stagewright.graph.tracing.guards import BatchSizeGuard
 from stagewright.quantity import format_bytes, format_count
 from stagewright.table import Table, number_columns, text_columns

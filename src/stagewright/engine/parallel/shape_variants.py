@@ -7,6 +7,7 @@ worker sees the whole batch and captures the same shapes in the same order, so b
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,6 @@ from stagewright.engine.batch.random_key import is_keyed, key_stage
 from stagewright.engine.pipeline.links import Links
 from stagewright.errors import CaptureError, UsageError
 from stagewright.graph.capture import capture
-from stagewright.graph.hollow import hollow_copy
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 
@@ -115,9 +115,17 @@ class ShapeVariants:
 
 
 def copy_hollow(model: nn.Module) -> nn.Module | None:
-    """Return a hollow copy of a model, ``None`` if it has attributes that can't be copied."""
+    """Return a hollow copy of a model, ``None`` if it has attributes that can't be copied.
+
+    Each of its parameters is one element, expanded to the shape; tied parameters stay tied. Buffers are shared with the
+    model. So it takes no memory, and runs on a worker that holds only a part of the weights, with meaningless values.
+    """
+    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
+    for parameter in model.parameters():
+        element = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
+        memo[id(parameter)] = nn.Parameter(element.expand(parameter.shape), requires_grad=parameter.requires_grad)
     try:
-        return hollow_copy(model)
+        return copy.deepcopy(model, memo)
     except Exception:  # whatever an attribute of the user's raises
         return None
 

@@ -1,7 +1,7 @@
 """The batch layout of the example: its batch dimension, and the example resized to another batch size.
 
 Most models have the batch first in every input, some (``nn.LSTM``, ``nn.Transformer``) second. If neither works, the
-batch size is fixed.
+batch size is fixed. Later inputs are checked against the example.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import nn
 
 from stagewright import structure
 from stagewright.errors import UsageError
+from stagewright.graph.symbolic_shapes import is_constant
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -86,3 +87,30 @@ def candidate_layouts(arguments: Arguments, dims: Sequence[int]) -> list[BatchLa
             batched = tuple(index for index, tensor in tensors if tensor.ndim > dim and tensor.shape[dim] == sizes[0])
             layouts.append(BatchLayout(dim=dim, batch_size=int(sizes[0]), leaves=batched))
     return layouts
+
+
+def check_input(index: int, leaf: Any, example: Any) -> None:
+    """Check one input against the traced one: only the batch size may differ."""
+    if not isinstance(example, torch.Tensor):
+        if type(leaf) is not type(example) or leaf != example:
+            raise UsageError(
+                f"input {index} was {example!r} at capture but is {leaf!r} now; capture again with the new value"
+            )
+        return
+    if not isinstance(leaf, torch.Tensor):
+        raise UsageError(f"input {index} was a tensor at capture but is {type(leaf).__name__} now")
+    shape = [int(size) if is_constant(size) else "batch" for size in example.shape]
+    matches = leaf.ndim == len(shape) and all(
+        expected in ("batch", size) for size, expected in zip(leaf.shape, shape, strict=True)
+    )
+    if not matches or leaf.dtype != example.dtype:
+        raise UsageError(
+            f"input {index} has shape {list(leaf.shape)} and dtype {leaf.dtype}, but the graph was captured for "
+            f"{shape} and {example.dtype}; capture again with an example of the new shape"
+        )
+
+
+def outline(leaves: Sequence[Any]) -> str:
+    """Describe flat arguments for an error message."""
+    parts = [f"tensor{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+    return "(" + ", ".join(parts) + ")"

@@ -44,7 +44,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {**DEIT, **PIPELINE, "schedule": "zbv", "stages": 4},
     {"model": "deit-small", "image_size": 112, "batch": 8, "mesh": "tensor=2"},
     {"model": "deit-small", "batch": 64, **PIPELINE},
-    {"model": "deit-small", "batch": 64, **PIPELINE, "dtype": "bfloat16"},
+    {"model": "deit-small", "batch": 64, **PIPELINE, "precision": "bf16"},
     {**GPT, "mesh": "serial", "recompute": "always"},
     {**GPT, "mesh": "serial", "training": False},
     {**GPT, "mesh": "data=2"},

@@ -71,7 +71,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {**GPT, "mesh": "data=2", "shard": True, "microbatches": 3, "batch": 7},
     {**GPT, "mesh": "tensor=2", "training": False},
     {**NET, "mesh": "data=2", "training": False},
-    {**GPT, "mesh": "pipeline=2", "microbatches": 4, "dtype": "bfloat16"},
+    {**GPT, "mesh": "pipeline=2", "microbatches": 4, "precision": "bf16"},
 )
 
 

@@ -102,7 +102,7 @@ def test_experts_are_counted() -> None:
 def test_a_plan_that_plan_wrote_is_forecast(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text(json.dumps(known_models()["llama-2-7b"]))
-    plan = sw.Plan.of(f"hf:{tmp_path}/m", 64, "data=4,tensor=2", microbatches=4, dtype="bfloat16")
+    plan = sw.Plan.of(f"hf:{tmp_path}/m", 64, "data=4,tensor=2", microbatches=4, precision="bf16")
     result = sw.forecast(plan, cluster="8xa100", analytic=True)
     assert result.num_devices == 8
     assert result.step_s > 0.5

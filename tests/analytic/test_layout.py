@@ -45,7 +45,7 @@ def test_blocks_are_as_equal_as_possible() -> None:
 def test_of_a_plan() -> None:
     plan = Plan(
         model=ModelSpec(name="hf:x"), batch=64, mesh=Mesh(data=2, tensor=2, pipeline=2), microbatches=4,
-        dtype="bfloat16", shard=True, optimizer=OptimizerSpec(name="adamw"),
+        precision="bf16", shard=True, optimizer=OptimizerSpec(name="adamw"),
     )  # fmt: skip
     layout = Layout.of(plan)
     assert (layout.microbatch, layout.zero, layout.stack, layout.batch) == (8, 3, "stagewright", 64)

@@ -48,7 +48,7 @@ def test_torchtitans_parser_accepts_every_schedule(tmp_path: Path) -> None:
     manager = pytest.importorskip("torchtitan.config.manager")
     for schedule, stages in (("gpipe", 2), ("interleaved", 4), ("zbv", 4), ("dualpipev", 4)):
         names = LLAMA if stages == 2 else tuple((f"model.layers.{index}",) for index in range(4))
-        exported = export_plan(make("pipeline=2", names, schedule=schedule, dtype="bfloat16"), "torchtitan")
+        exported = export_plan(make("pipeline=2", names, schedule=schedule, precision="bf16"), "torchtitan")
         (path,) = exported.write(tmp_path)
         config = manager.ConfigManager().parse_args([f"--job.config_file={path}"])
         assert len(config.parallelism.module_fqns_per_model_part) == stages
@@ -66,7 +66,7 @@ def test_megatron_layout(layers: tuple[tuple[int, ...], ...], text: str) -> None
 
 
 def test_megatron_arguments() -> None:
-    exported = export_plan(make("data=2,pipeline=2", dtype="bfloat16", recompute="except-last"), "megatron")
+    exported = export_plan(make("data=2,pipeline=2", precision="bf16", recompute="except-last"), "megatron")
     lines = exported.files["megatron_args.txt"].splitlines()
     assert "--pipeline-model-parallel-layout E,t|t*2,L" in lines
     assert {"--num-layers 3", "--micro-batch-size 4", "--global-batch-size 32", "--bf16"} <= set(lines)

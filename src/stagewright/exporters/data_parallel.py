@@ -17,7 +17,7 @@ def export_accelerate(source: ExportInput) -> ExportedConfig:
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if uses_fsdp else "MULTI_GPU" if mesh.data > 1 else "NO",
-        "mixed_precision": "no",
+        "mixed_precision": {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}.get(plan.precision, "no"),
         "num_machines": 1,
         "num_processes": mesh.num_workers,
     }
@@ -68,7 +68,8 @@ def export_deepspeed(source: ExportInput) -> ExportedConfig:
         "gradient_accumulation_steps": plan.microbatches,
         "optimizer": {"type": {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer.name], "params": parameters},
         "zero_optimization": {"stage": 3 if plan.shard else 0},
-        "bf16": {"enabled": plan.dtype == "bfloat16"},
+        "bf16": {"enabled": plan.precision in ("bf16", "bf16-mixed")},
+        "fp16": {"enabled": plan.precision == "fp16-mixed"},
     }
     if plan.clip is not None:
         config["gradient_clipping"] = plan.clip

@@ -26,7 +26,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         "clip-grad": plan.clip if plan.clip is not None else 0.0,
         "seed": plan.seed or 1,
     }
-    flags = ["bf16"] if plan.dtype == "bfloat16" else []
+    flags = {"float32": [], "fp16-mixed": ["fp16"]}.get(plan.precision, ["bf16"])
     omitted = common_omissions(plan)
     layers = source.layers
     arguments["num-layers"] = sum(map(len, layers))

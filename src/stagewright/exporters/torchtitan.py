@@ -62,8 +62,11 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         training["seq_len"] = plan.model.sequence_length
     if plan.clip is not None:
         training["max_norm"] = plan.clip
-    if plan.dtype == "float32":
-        training["mixed_precision_param"] = "float32"
+    training["mixed_precision_param"] = "float32" if plan.precision == "float32" else "bfloat16"
+    if plan.precision == "fp16-mixed":
+        omitted.append("Mixed precision is bfloat16: torchtitan has no float16.")
+    if plan.compile != "none":
+        omitted.append("Set [compile] enable = true: torchtitan compiles each transformer block.")
     if isinstance(plan.recompute, tuple) or plan.recompute == "except-last":
         omitted.append("Activation checkpointing is on for all stages: torchtitan has no setting for each stage.")
     optimizer: dict[str, object] = {"lr": plan.optimizer.learning_rate, "weight_decay": plan.optimizer.weight_decay}

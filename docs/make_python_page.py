@@ -42,7 +42,7 @@ x = torch.randn(32, 64)
 
 SECTIONS = {
     "Work on a model object": ("capture", "profile", "split"),
-    "Run and plan by name": ("compare", "plan", "forecast", "explain", "fit", "train"),
+    "Run and plan by name": ("compare", "plan", "forecast", "explain", "fit", "train", "export"),
     "Train in your own script": ("parallelize", "Trainer"),
     "Verify your own script": ("verify",),
     "Inputs": ("Plan", "Layout", "Cluster", "Device", "Batch", "Model"),
@@ -57,6 +57,7 @@ SECTIONS = {
         "Explanation",
         "FitResult",
         "TrainingResult",
+        "ExportedConfig",
         "Run",
     ),
     "Plug-ins": ("Codec", "SplitPolicy"),

@@ -26,6 +26,9 @@ NOT_RUN = [
     ("docs/how-to/multi-node.md", "needs Slurm"),
     ("docs/how-to/multi-node.md", "needs two machines"),
     ("docs/install.md", "the tests install the wheel with tools/smoke_wheel.sh"),
+    ("docs/reliability.md", "takes an hour"),
+    ("docs/reliability.md", "takes minutes"),
+    ("docs/reliability.md", "trains for minutes"),
     ("docs/tutorial.md", "installs into your environment"),
     ("docs/studies/codecs.md", "needs a GPU and the data"),
 ]

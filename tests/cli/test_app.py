@@ -109,7 +109,7 @@ def test_an_unwritable_cache_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("profile", "digits-vit", "--cache-dir", str(tmp_path / "file"))
     assert result.returncode == 2
-    assert "--fresh" in result.stderr
+    assert "use --cache-dir" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -102,7 +102,7 @@ def test_remarks() -> None:
         "This system can't pin processes to cores",
         "There is one core",
         "This torch has no Gloo",
-        "pyarrow is not installed",
+        "pyarrow is not installed, so events are written as JSON lines; install it with",
     ]
 
 
@@ -129,7 +129,9 @@ def test_devices_for_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "separate_cores", lambda: (0, 2))
     assert default_devices(2) == ("cpu:0", "cpu:2")
     assert default_devices(5, share=True) == ("cpu:0", "cpu:2", "cpu:1", "cpu:0", "cpu:2")
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert default_devices(2) == ("cuda:0", "cuda:1")
-    assert default_devices(3)[0] == "cpu:0"
+    assert default_devices(3) == ("cuda:0", "cuda:1", "cuda:0")
+    assert default_devices(3, share=True)[0] == "cpu:0"

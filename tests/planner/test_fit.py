@@ -18,6 +18,11 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 BASE = plan_of(batch=8, optimizer=OptimizerSpec(name="adam"))
 
 
+def sgd_plan(mesh: Mesh, **fields: int) -> Plan:
+    """Return a plan whose optimizer has no states."""
+    return plan_of(mesh, optimizer=OptimizerSpec(name="sgd"), **fields)
+
+
 def batches(source: MadeSource) -> SizedModel:
     def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
         if plan.mesh.tensor not in source.tensors:
@@ -182,7 +187,7 @@ def test_a_worker_alone_has_one_strategy() -> None:
 def test_a_pipeline_s_fullest_worker_counts() -> None:
     """1F1B over two equal stages: the first holds two micro-batches and the batch, the second one and its loss."""
     measured = ModelCosts(profile=profile_of(equal_units(2).units), overheads=MadeSource(units=()).overheads)
-    plan = plan_of(Mesh(pipeline=2), batch=4, microbatches=4)
+    plan = sgd_plan(Mesh(pipeline=2), batch=4, microbatches=4)
     assert peak_bytes(plan, measured) == 100 + 2 * (1000 - 10) + 4 * 10 + 100
     gpipe = replace(plan, schedule="gpipe")
     assert peak_bytes(gpipe, measured) == 100 + 4 * (1000 + 8), "the second stage holds the losses of all"
@@ -192,7 +197,7 @@ def test_gradients_rise_above_activations() -> None:
     """Where parameters outweigh what is kept; a tied weight's gradient comes with its first use."""
     small = [replace(one, saved_bytes=Amount(total=10)) for one in equal_units(3).units]
     overheads = MadeSource(units=()).overheads
-    plan = plan_of(Mesh(), batch=1, microbatches=1)
+    plan = sgd_plan(Mesh(), batch=1, microbatches=1)
     free = peak_bytes(plan, ModelCosts(profile=profile_of(tuple(small)), overheads=overheads))
     assert free == 300 + 300, "all gradients, and no activations"
     large = [replace(one, saved_bytes=Amount(total=1000)) for one in small[:2]]
@@ -211,7 +216,7 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
     units = [replace(one, saved_bytes=Amount(total=10)) for one in equal_units(3).units]
     tied = replace(units[2], parameter_bytes=Amount(total=100, shares=((0, 100),)))
     cuts = tuple(one.name for one in units[:2])
-    plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
+    plan = replace(sgd_plan(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
     overheads = MadeSource(units=()).overheads
     free, shared = (
         peak_bytes(plan, ModelCosts(profile=profile_of(tuple(made)), overheads=overheads))
@@ -223,7 +228,7 @@ def test_stages_of_one_worker_hold_a_tied_weight_once() -> None:
 
 def test_the_loss_has_gone_backward_before_a_stage_runs_again() -> None:
     measured = ModelCosts(profile=profile_of(equal_units(3).units), overheads=MadeSource(units=()).overheads)
-    plan = plan_of(Mesh(), batch=1, microbatches=1)
+    plan = sgd_plan(Mesh(), batch=1, microbatches=1)
     assert peak_bytes(plan, measured) == 300 + 3 * 1000 + 8
     assert peak_bytes(replace(plan, recompute="always"), measured) == 300 + 3 * 1000, "without what the loss kept"
 
@@ -238,7 +243,7 @@ def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None
     embedding = replace(small[0], parameter_bytes=Amount(total=500))
     head = replace(small[3], parameter_bytes=Amount(total=500, shares=((0, 500),)))
     cuts = tuple(one.name for one in small[1:3])
-    plan = replace(plan_of(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
+    plan = replace(sgd_plan(Mesh(), batch=1, microbatches=1), cuts=cuts, schedule="interleaved", recompute="always")
     measured = ModelCosts(profile=profile_of((embedding, *small[1:3], head)), overheads=MadeSource(units=()).overheads)
     parameters, gradients = 500 + 2 * 100, 500 + 100
     assert peak_bytes(plan, measured) == parameters + gradients + 2 * 30 + (100 - 30)

@@ -41,8 +41,8 @@ def read_object(path: Path) -> dict[str, Any]:
         if size > MAX_FILE_BYTES:
             raise UsageError(f"{path} has {size} bytes, but at most {MAX_FILE_BYTES} are read; is it another file?")
         content = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(*error.args) from None
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
     except ValueError as error:

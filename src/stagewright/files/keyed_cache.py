@@ -74,7 +74,7 @@ class KeyedCache:
         except OSError as error:
             return None, f"{path} can't be read: {error.strerror}"
         except UsageError as error:
-            return None, str(error)
+            return None, f"the cache is damaged: {error}"
         except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             return None, self.damaged(key, error)
 

@@ -84,13 +84,8 @@ def offloaded(module: nn.Module, device: torch.device) -> Iterator[None]:
     if not is_offloaded(module, device):
         yield
         return
-    mode = _TemporaryCopies(device)
-    _active.append(mode)
-    try:
-        with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
-            yield
-    finally:
-        _active.remove(mode)
+    with _copying(device):
+        yield
 
 
 @contextlib.contextmanager
@@ -114,6 +109,17 @@ def is_temporary(tensor: torch.Tensor) -> bool:
 
 
 _active: list[_TemporaryCopies] = []
+
+
+@contextlib.contextmanager
+def _copying(device: torch.device) -> Iterator[None]:
+    mode = _TemporaryCopies(device)
+    _active.append(mode)
+    try:
+        with mode, torch.autograd.graph.saved_tensors_hooks(mode.pack, mode.unpack):
+            yield
+    finally:
+        _active.remove(mode)
 
 
 @dataclass(frozen=True, slots=True)

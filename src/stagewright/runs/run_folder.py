@@ -134,9 +134,9 @@ class RunFolder:
 def check_root(root: str | Path) -> None:
     """Raise UsageError where no run folder can be created, before anything is computed for it."""
     root = Path(root)
+    existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         raise UsageError(f"can't create a run folder in {root}: {error.strerror}; choose another --root") from None

@@ -133,8 +133,8 @@ def _wrong(row: Mapping[str, Any]) -> str | None:
     for name in ("stage", "microbatch", "bytes", "peer"):
         if row.get(name) is not None and not _is_count(row[name]):
             return f"a {row['kind']} with {name} = {row[name]!r}"
-    if row["kind"] in ("send", "receive") and (row.get("peer") is None or row.get("stage") is None):
-        return f"a {row['kind']} without its stage or its peer"
+    if row["kind"] in ("send", "receive") and row.get("peer") is not None and row.get("stage") is None:
+        return f"a {row['kind']} with a peer but without a stage"
     note = row.get("note")
     return None if note is None or isinstance(note, str) else f"a {row['kind']} with the note {note!r}"
 

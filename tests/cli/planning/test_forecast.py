@@ -157,7 +157,7 @@ def test_fit(folder: Path) -> None:
         (("forecast", "plan.toml", "--cluster", "cuda.toml", "--repeats", "1"), "use --rescale"),
         (("forecast", "other.toml", "--repeats", "1"), "is it a plan for another model?"),
         (("forecast", "plan.toml", "--plot", "no/step.png"), "there is no folder"),
-        (("explain", "nowhere"), "there is no run or plan nowhere"),
+        (("explain", "nowhere"), "unknown run 'nowhere'"),
         (
             ("plan", "mlp-mnist", "--batch", "8", "--cluster", "small.toml", "--repeats", "1"),
             "no plan for a batch of 8 fits",

@@ -193,7 +193,7 @@ def test_the_study_trains_every_codec_with_every_seed() -> None:
         ({"codecs": ("none", "blokc4")}, "unknown codec 'blokc4'"),
         ({"codecs": ("none", "none")}, "listed twice"),
         ({"codecs": ("none", "auto")}, "FORWARD or FORWARD/BACKWARD"),
-        ({"tasks": ("cifar10",)}, "needs its data: give --data DIR"),
+        ({"tasks": ("cifar10",)}, "needs its data: give --data-dir DIR"),
         ({"tasks": ("cifra",)}, "cifar10"),
         ({"seeds": ()}, "at least one"),
         ({"how": "alone"}, "use pipeline or one-process"),

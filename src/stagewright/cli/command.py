@@ -14,6 +14,7 @@ FORMER_NAMES = {
     "--check": "--verify",
     "--cuts": "--cut",
     "--data": "--data-dir",
+    "--dtype": "--precision",
     "--memory": "--show-memory",
     "--mesh": "--strategy",
     "--no-cache": "--fresh",
@@ -24,6 +25,9 @@ FORMER_NAMES = {
 }
 """Former name of an option → its name. A former name is accepted where a verb has the new one and not the former."""
 
+FORMER_VALUES = {"--dtype": {"bfloat16": "bf16"}}
+"""Former name of an option → its former values and what they are called now."""
+
 
 class Verb(typer.core.TyperCommand):
     """A verb of the command line."""
@@ -32,7 +36,11 @@ class Verb(typer.core.TyperCommand):
         """Parse the arguments after replacing former names of options."""
         known = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*(_current(word, known) for word in args[:end]), *args[end:]])
+        words = [_current(word, known) for word in args[:end]]
+        for index, word in enumerate(args[: end - 1]):
+            if words[index] != word:
+                words[index + 1] = FORMER_VALUES.get(word, {}).get(words[index + 1], words[index + 1])
+        return super().parse_args(ctx, [*words, *args[end:]])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
@@ -46,4 +54,4 @@ def _current(word: str, known: set[str]) -> str:
     if new is None or name in known or new not in known:
         return word
     note(f"note: {name} is now {new}; the former name will be removed")
-    return f"{new}{equals}{value}"
+    return f"{new}{equals}{FORMER_VALUES.get(name, {}).get(value, value)}"

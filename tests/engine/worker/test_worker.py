@@ -107,11 +107,11 @@ def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch
 
 def test_torch_is_not_there_when_the_device_is_pinned(tmp_path: Path) -> None:
     code = (
-        "import sys\n"
+        "import os, sys\n"
         "from stagewright.engine.worker import worker\n"
         "def pin(device):\n"
-        "    print(device, 'torch' in sys.modules, 'typer' in sys.modules)\n"
-        "    sys.exit(0)\n"
+        "    print(device, 'torch' in sys.modules, 'typer' in sys.modules, flush=True)\n"
+        "    os._exit(0)\n"
         "worker.pin_process = pin\n"
         f"sys.argv = ['stagewright', 'worker', {str(one_worker(tmp_path))!r}]\n"
         "from stagewright.__main__ import main\n"

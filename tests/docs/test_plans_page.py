@@ -56,7 +56,7 @@ def test_keys_and_defaults(title: str) -> None:
 
 def examples() -> dict[str, str]:
     blocks = runpy.run_path(str(Path(__file__).with_name("run_page.py")))["blocks"]
-    pages = [PAGE, ROOT / "docs" / "how-to" / "multi-node.md"]
+    pages = [ROOT / "docs" / "how-to" / "multi-node.md", PAGE]
     found = [block.text for page in pages for block in blocks(page) if block.language == "toml"]
     return {text.partition("\n")[0].removeprefix("# "): text for text in found}
 

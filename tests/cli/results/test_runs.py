@@ -21,7 +21,7 @@ app.command()(runs)
 def root(tmp_path: Path) -> Path:
     plan = Plan(model=ModelSpec(name="deit-small"), batch=8, mesh=Mesh(pipeline=2), microbatches=2)
     done = RunFolder.create(tmp_path, plan, environment={}, now=datetime(2026, 11, 15, 3))
-    done.finish("done", {"samples_per_s": 123.44, "speedup": 1.875, "equal": True, "peak_memory_bytes": 2**21})
+    done.finish("done", {"samples_per_s": 123.44, "speedup": 1.875, "equal": True, "peak_memory_bytes": [2**21]})
     failed = RunFolder.create(tmp_path, plan, environment={}, now=datetime(2026, 11, 15, 4))
     failed.finish("failed", {"error": "worker 1 was killed"})
     return tmp_path

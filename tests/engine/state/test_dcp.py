@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
@@ -18,6 +21,17 @@ from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 PLAN = Plan(
     model=ModelSpec(name="net"), batch=8, devices=("cpu:0",), optimizer=OptimizerSpec(name="adamw", learning_rate=0.02)
 )
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_group() -> Iterator[None]:
+    """Restore what `parallelize` changes in this process: process group, cores and threads."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
 
 
 def make_model() -> nn.Sequential:

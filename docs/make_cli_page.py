@@ -65,7 +65,7 @@ def _flag_table() -> str:
         text = re.sub(r"\s*\\?\[default.*\]", "", " ".join((first.help or "").split())).replace("|", "\\|")
         rows.append(f"| {names} | {text} | {', '.join(verbs)} |")
     table = "\n".join(("| option | meaning | verbs |", "|---|---|---|", *rows))
-    return f"## Options by name\n\nEach option, what it does in the first verb that has it, and all verbs that have it.\n\n{table}\n"
+    return f"## Options by name\n\nWhat each option does in the first verb that has it.\n\n{table}\n"
 
 
 def commands() -> list[str]:

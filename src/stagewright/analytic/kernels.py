@@ -7,7 +7,7 @@ A matrix product takes the longest of its arithmetic, its bytes and its latency:
     bytes        operands and result once, at the share of the bandwidth that kernels reach
     latency      a kernel of no work
 
-The constants are fitted on a measured grid of kernels (`benchmarks/kernel_grid.py`, `benchmarks/fit_kernels.py`).
+The constants are fitted on a measured grid of kernels (`benchmarks/kernel_grid.py`).
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ class _SingleReplica(DataParallelReplica):
         self.module, self.num_bytes = module, 0
         self._norms = find_tracked_norms(module)
 
-    def _all_reduce(self, flat: torch.Tensor) -> torch.Tensor:
-        self.num_bytes = flat.numel() * flat.element_size()
-        return flat
+    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+        self.num_bytes = value.nbytes
+        return value
 
 
 def _loss_inputs(output: Any) -> tuple[Any, list[torch.Tensor]]:

@@ -202,15 +202,15 @@ def run_single(told: dict[str, Any]) -> None:
     sys.exit(code)
 
 
-def resume(plan: str, root: Path) -> list[float] | None:
-    """Resume from the last checkpoint; None where the run had none."""
+def resume(plan: str, root: Path) -> list[float] | str | None:
+    """Return the losses after resuming from the last checkpoint, or the error; None where there is no checkpoint."""
     checkpoints = [path for folder in root.iterdir() if (path := latest(folder / "checkpoints"))]
     if not checkpoints:
         return None
     try:
         result = train(make_plan(plan), root, options=TrainingOptions(checkpoint=str(checkpoints[-1])))
     except RunError as error:
-        return [str(error)]  # type: ignore[list-item]
+        return str(error)
     return final_losses(result)
 
 

@@ -98,7 +98,7 @@ def matmuls(dtype: torch.dtype, linears: Any, tokens: Any, label: str) -> Iterat
                 continue
             x = torch.randn(rows, inner, device="cuda").to(dtype)
             dy = torch.randn(rows, out, device="cuda").to(dtype)
-            runs = {"forward": lambda: x @ weight.T, "input": lambda: dy @ weight, "weight": lambda: dy.T @ x}  # noqa: B023
+            runs = {"forward": lambda: x @ weight.T, "input": lambda: dy @ weight, "weight": lambda: dy.T @ x}
             small = 2.0 * rows * out * inner < 2e10
             for way, run in runs.items():
                 seconds = graph_s(run) if small else burst_s(run)
@@ -122,10 +122,8 @@ def attentions() -> Iterator[dict[str, Any]]:
                     out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
                     gradient = torch.randn_like(out)
                     with torch.no_grad():
-                        forward = burst_s(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))  # noqa: B023
-                    backward = burst_s(
-                        lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)  # noqa: B023
-                    )
+                        forward = burst_s(lambda: functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+                    backward = burst_s(lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True))
             except RuntimeError as error:
                 print(f"  {name}: {str(error).splitlines()[0]}")
                 continue
@@ -154,8 +152,8 @@ def memory_kernels() -> Iterator[dict[str, Any]]:
             x = torch.randn(count, device="cuda").to(dtype)
             y = torch.empty_like(x)
             item, label = dtype.itemsize, str(dtype).removeprefix("torch.")
-            yield row(f"copy {label}", count, 2 * item * count, lambda: y.copy_(x), graph=True)  # noqa: B023
-            yield row(f"add {label}", count, 3 * item * count, lambda: torch.add(x, x, out=y), graph=True)  # noqa: B023
+            yield row(f"copy {label}", count, 2 * item * count, lambda: y.copy_(x), graph=True)
+            yield row(f"add {label}", count, 3 * item * count, lambda: torch.add(x, x, out=y), graph=True)
     for rows, width in ((2048, 1024), (16384, 1024), (4096, 4096), (8192, 8192), (4096, 12288)):
         count = rows * width
         x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -163,14 +161,14 @@ def memory_kernels() -> Iterator[dict[str, Any]]:
         weight = torch.ones(width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         functions: dict[str, tuple[Callable[[], torch.Tensor], int, int]] = {
             # forward: reads + writes; backward likewise, in units of one tensor of 16 bits
-            "layer_norm": (lambda: functional.layer_norm(x, (width,), weight, weight), 2, 4),  # noqa: B023
-            "rms_norm": (lambda: functional.rms_norm(x, (width,), weight), 2, 4),  # noqa: B023
-            "gelu": (lambda: functional.gelu(x), 2, 3),  # noqa: B023
-            "silu": (lambda: functional.silu(x), 2, 3),  # noqa: B023
-            "silu_mul": (lambda: functional.silu(x) * z, 5, 8),  # noqa: B023
-            "dropout": (lambda: functional.dropout(x, 0.1), 2, 3),  # noqa: B023
-            "residual": (lambda: x + z, 3, 0),  # noqa: B023
-            "softmax": (lambda: functional.softmax(x, -1), 2, 3),  # noqa: B023
+            "layer_norm": (lambda: functional.layer_norm(x, (width,), weight, weight), 2, 4),
+            "rms_norm": (lambda: functional.rms_norm(x, (width,), weight), 2, 4),
+            "gelu": (lambda: functional.gelu(x), 2, 3),
+            "silu": (lambda: functional.silu(x), 2, 3),
+            "silu_mul": (lambda: functional.silu(x) * z, 5, 8),
+            "dropout": (lambda: functional.dropout(x, 0.1), 2, 3),
+            "residual": (lambda: x + z, 3, 0),
+            "softmax": (lambda: functional.softmax(x, -1), 2, 3),
         }
         for name, (function, forward, backward) in functions.items():
             with torch.no_grad():
@@ -190,9 +188,9 @@ def memory_kernels() -> Iterator[dict[str, Any]]:
         loss = functional.cross_entropy(logits.float(), labels)
         with torch.no_grad():
             name = f"cross_entropy forward {rows}x{vocabulary}"
-            yield row(name, count, 14 * count, lambda: functional.cross_entropy(logits.float(), labels))  # noqa: B023
+            yield row(name, count, 14 * count, lambda: functional.cross_entropy(logits.float(), labels))
         name = f"cross_entropy backward {rows}x{vocabulary}"
-        yield row(name, count, 14 * count, lambda: torch.autograd.grad(loss, logits, retain_graph=True))  # noqa: B023
+        yield row(name, count, 14 * count, lambda: torch.autograd.grad(loss, logits, retain_graph=True))
         for width in (1024, 4096):
             table = torch.randn(vocabulary, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
             out = functional.embedding(labels, table)
@@ -200,15 +198,10 @@ def memory_kernels() -> Iterator[dict[str, Any]]:
             size = 4 * rows * width
             with torch.no_grad():
                 name = f"embedding forward {rows}x{width}"
-                yield row(name, rows * width, size, lambda: functional.embedding(labels, table))  # noqa: B023
+                yield row(name, rows * width, size, lambda: functional.embedding(labels, table))
             name = f"embedding backward {rows}x{width} of {vocabulary}"
             size += 2 * vocabulary * width
-            yield row(
-                name,
-                rows * width,
-                size,
-                lambda: torch.autograd.grad(out, table, gradient, retain_graph=True),  # noqa: B023
-            )
+            yield row(name, rows * width, size, lambda: torch.autograd.grad(out, table, gradient, retain_graph=True))
     for dtype in (torch.bfloat16, torch.float32):
         for count in (2**24, 2**27):
             parameter = torch.nn.Parameter(torch.zeros(count, device="cuda", dtype=dtype))
@@ -221,8 +214,8 @@ def memory_kernels() -> Iterator[dict[str, Any]]:
     for count in (2**20, 2**27):
         pinned = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         there = torch.empty(count, dtype=torch.uint8, device="cuda")
-        yield row("host to device", count, count, lambda: there.copy_(pinned, non_blocking=True))  # noqa: B023
-        yield row("device to host", count, count, lambda: pinned.copy_(there, non_blocking=True))  # noqa: B023
+        yield row("host to device", count, count, lambda: there.copy_(pinned, non_blocking=True))
+        yield row("device to host", count, count, lambda: pinned.copy_(there, non_blocking=True))
 
 
 def _reaches(out: torch.Tensor, source: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The devices that a number means: GPUs first, shared where there are too few, else cores; each fall-back is told."""
+"""The devices that a number means: GPUs first, shared where there are too few, else cores, with a note."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ micro-batch by micro-batch. Each constant names its source.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagewright.analytic.layout import StackName
 
@@ -55,58 +55,41 @@ class Stack:
     """Memory of the CUDA context's workspaces and communicators that the allocator reports or the device loses."""
 
 
+# Host times: H200 grid, `host` rows (benchmarks/kernel_grid.py). Overlap: Megatron-LM's asynchronous tensor
+# collectives (--async-tensor-model-parallel-allreduce, on by default with CUDA_DEVICE_MAX_CONNECTIONS=1).
+_MEGATRON = Stack(
+    host_kernel_s=9e-6,
+    host_backward_s=6e-6,
+    host_collective_s=25e-6,
+    tensor_overlap=0.5,
+    step_s=5e-3,
+    eager_norms=False,
+    eager_activations=False,
+    fused_attention=True,
+    loss_bytes=(18, 10),
+    bucket_bytes=160e6,
+    gradient_overlap=0.8,
+    host_peer_s=(0.0, 0.0),
+    host_pair_s=0.0,
+    kernel_factor=1.0,
+    message_neighbors=1,
+    tensor_adapters=0,
+    logit_bytes=6.0,
+    fragmentation=0.0,
+    base_bytes=1 << 30,
+)
+
 STACKS: dict[StackName, Stack] = {
-    # Host times: H200 grid, `host` rows (benchmarks/kernel_grid.py). Overlap: Megatron-LM's asynchronous tensor
-    # collectives (--async-tensor-model-parallel-allreduce, on by default with CUDA_DEVICE_MAX_CONNECTIONS=1).
-    "megatron": Stack(
-        host_kernel_s=9e-6,
-        host_backward_s=6e-6,
-        host_collective_s=25e-6,
-        tensor_overlap=0.5,
-        step_s=5e-3,
-        eager_norms=False,
-        eager_activations=False,
-        fused_attention=True,
-        loss_bytes=(18, 10),
-        bucket_bytes=160e6,
-        gradient_overlap=0.8,
-        host_peer_s=(0.0, 0.0),
-        host_pair_s=0.0,
-        kernel_factor=1.0,
-        message_neighbors=1,
-        tensor_adapters=0,
-        logit_bytes=6.0,
-        fragmentation=0.0,
-        base_bytes=1 << 30,
-    ),
-    "deepspeed": Stack(
-        host_kernel_s=9e-6,
-        host_backward_s=6e-6,
-        host_collective_s=25e-6,
-        tensor_overlap=0.0,
-        step_s=10e-3,
-        eager_norms=False,
-        eager_activations=False,
-        fused_attention=False,
-        loss_bytes=(18, 10),
-        bucket_bytes=1e9,
-        gradient_overlap=0.8,
-        host_peer_s=(0.0, 0.0),
-        host_pair_s=0.0,
-        kernel_factor=1.0,
-        message_neighbors=1,
-        tensor_adapters=0,
-        logit_bytes=6.0,
-        fragmentation=0.0,
-        base_bytes=1 << 30,
-    ),
-    "nanotron": Stack(
+    "megatron": _MEGATRON,
+    # The others state what differs.
+    "deepspeed": replace(_MEGATRON, tensor_overlap=0.0, step_s=10e-3, fused_attention=False, bucket_bytes=1e9),
+    "nanotron": replace(
+        _MEGATRON,
         host_kernel_s=100e-6,
         host_backward_s=47e-6,
         host_collective_s=64e-6,
         tensor_overlap=0.6,
         step_s=20e-3,
-        eager_norms=False,
         eager_activations=True,
         fused_attention=False,
         loss_bytes=(30, 14),
@@ -121,7 +104,8 @@ STACKS: dict[StackName, Stack] = {
         fragmentation=0.27,
         base_bytes=1 << 28,
     ),
-    "stagewright": Stack(
+    "stagewright": replace(
+        _MEGATRON,
         host_kernel_s=62e-6,
         host_backward_s=41e-6,
         host_collective_s=30e-6,
@@ -132,14 +116,6 @@ STACKS: dict[StackName, Stack] = {
         fused_attention=False,
         loss_bytes=(24, 26),
         bucket_bytes=26.2e6,
-        gradient_overlap=0.8,
-        host_peer_s=(0.0, 0.0),
-        host_pair_s=0.0,
-        kernel_factor=1.0,
-        message_neighbors=1,
-        tensor_adapters=0,
-        logit_bytes=6.0,
-        fragmentation=0.0,
         base_bytes=1 << 29,
     ),
 }

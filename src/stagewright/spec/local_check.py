@@ -2,30 +2,21 @@
 
     read_plan ─► check_plan: valid anywhere? ─► check_on_this_machine: valid here? ─► run folder, workers
 
-These checks run before a run folder or a process exists. `check_names_exist` imports neither torch nor user code, so a
-worker can call it before it is pinned; `check_on_this_machine` imports both.
+These checks run before a run folder exists. They import torch and user code, so a worker is pinned before.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagewright.cluster.device import Device, has_gpu
+from stagewright.cluster.device import Device
 from stagewright.codecs.registry import check_codec
-from stagewright.errors import UsageError
-from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.spec.plan import Plan
 from stagewright.user_code import is_user_defined
-from stagewright.zoo.validation import check_model, check_name
+from stagewright.zoo.validation import check_model
 
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint
-
-
-def check_names_exist(model: ModelSpec, device: str | None = None) -> None:
-    """Raise UsageError if the model or its weights folder is unknown, or if a GPU is requested and there is none."""
-    check_name(model.name, model.weights)
-    if device is not None and Device.parse(device).kind == "cuda" and not has_gpu():
-        raise UsageError(f"device {device} requested, but this machine has no GPU; use another device, like cpu:0")
 
 
 def check_on_this_machine(plan: Plan) -> Blueprint | None:

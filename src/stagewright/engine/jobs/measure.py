@@ -22,7 +22,10 @@ import torch.distributed as dist
 from stagewright.engine.batch.batch_norm import reject_sync_batch_norm
 from stagewright.engine.parallel.model import capture_for, load_model
 from stagewright.engine.parallel.optimizer import make_optimizer
-from stagewright.engine.parallel.resolve import finalize_plan
+from stagewright.engine.parallel.resolve import (
+    check_worker_plan as check_worker_plan,  # called by the worker
+    finalize_plan,
+)
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.check import baseline_of, check_parity, whole_batch_of
 from stagewright.engine.pipeline.config import PipelineResult

@@ -18,7 +18,10 @@ import torch
 from stagewright.engine.jobs.training_loop import TrainingLoop, require_same_training, training_settings
 from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.model import load_model, move_batch
-from stagewright.engine.parallel.resolve import resolve_plan
+from stagewright.engine.parallel.resolve import (
+    check_worker_plan as check_worker_plan,  # called by the worker
+    resolve_plan,
+)
 from stagewright.engine.parallel.trainer import Trainer
 from stagewright.engine.state.checkpoint import Checkpoint, latest
 from stagewright.engine.worker.clock import write_clock

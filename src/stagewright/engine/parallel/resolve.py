@@ -38,10 +38,10 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
         plan = replace(plan, devices=default_devices(plan.mesh.num_workers))
     check_plan(plan)
     check_on_this_machine(plan)
+    check_host_memory(plan.model, plan.mesh.num_workers)
     if plan.cuts or plan.num_stages == 1:
         return plan
     find_policy(plan.split)
-    check_host_memory(plan.model, plan.mesh.num_workers)
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
@@ -52,6 +52,12 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     del model, graph
     device.release_memory()  # workers need the memory
     return replace(plan, cuts=cuts)
+
+
+def check_worker_plan(plan: Plan, device: str, num_local: int) -> None:
+    """Refuse what this machine lacks, and a model that its ``num_local`` workers can't hold."""
+    check_on_this_machine(replace(plan, devices=(device,)))
+    check_host_memory(plan.model, num_local)
 
 
 def finalize_plan(

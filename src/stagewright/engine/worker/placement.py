@@ -21,6 +21,8 @@ class RankPlacement:
     rank: int = 0
     local_rank: int = 0
     num_workers: int = 1
+    num_local: int = 1
+    """Workers on this machine."""
     num_machines: int = 1
     """Machines, each with one agent."""
     store: tuple[str, int] | None = None
@@ -38,6 +40,7 @@ class RankPlacement:
                 rank=int(environment["RANK"]),
                 local_rank=int(environment["LOCAL_RANK"]),
                 num_workers=int(environment["WORLD_SIZE"]),
+                num_local=int(environment.get("LOCAL_WORLD_SIZE", "1")),
                 num_machines=int(environment.get("GROUP_WORLD_SIZE", "1")),
                 store=(environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
                 launcher=int(environment[LAUNCHER]) if LAUNCHER in environment else None,

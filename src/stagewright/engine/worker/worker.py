@@ -1,6 +1,9 @@
 """One worker: the same process under the local launcher, under ``torchrun`` and alone.
 
-    environment ─► plan ─► device ─► pinned ─► torch is imported ─► process group ─► context ─► job
+    environment ─► plan ─► device ─► pinned ─► job is imported, torch with it ─► process group ─► context ─► job runs
+
+A job's module may define ``check_worker_plan(plan, device, num_local)``, called before there is a run folder unless the
+local launcher has checked the plan, and ``merge_results(plan, run_folder)``, called by worker 0 at the end.
 
 The order matters: a CPU device must be pinned before torch starts its threads, so this module imports torch only
 inside functions. Any failure is recorded (``fault_record.py``) and raised as one error; the caller then ends the
@@ -15,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 from stagewright.cluster.device import keep_freed_memory, pin_process
 from stagewright.engine.worker.fault_record import record_faults
@@ -27,10 +31,12 @@ from stagewright.errors import StagewrightError, UsageError
 from stagewright.files.atomic import save_text
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.runs.run_folder import RunFolder
-from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import read_plan
 from stagewright.user_code import make_importable
+
+JobOptions = Callable[[Plan], Mapping[str, str]]
+"""From a plan, the options of its job: the text of each file by its name."""
 
 DEFAULT_JOB = "stagewright.engine.jobs.measure:run_job"
 """The job of a worker: ``package.module:function`` of plan, context and run folder."""
@@ -52,11 +58,11 @@ def run_launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> No
 
 
 def start_worker(
-    plan: Path, run_folder: Path | None, job: str | None, hang_s: float, files: Mapping[str, str] | None = None
+    plan: Path, run_folder: Path | None, job: str | None, hang_s: float, options: JobOptions | None = None
 ) -> None:
     """Run this worker; any failure ends the process with one message."""
     try:
-        run_worker(plan, run_folder, job=job, hang_s=hang_s, files=files, end=end_process)
+        run_worker(plan, run_folder, job=job, hang_s=hang_s, options=options, end=end_process)
     except StagewrightError as error:
         end_process(error)
 
@@ -74,12 +80,12 @@ def run_worker(
     *,
     job: str | None = None,
     hang_s: float = HANG_S,
-    files: Mapping[str, str] | None = None,
+    options: JobOptions | None = None,
     end: Callable[[StagewrightError], None],
 ) -> None:
     """Run this worker's part of a plan; ``end`` must end the process at once (it is called from another thread).
 
-    ``files``: the job's options, by file name, for a run folder that has none yet.
+    ``options``: the job's options, as files of a run folder that has none yet.
     """
     placement = RankPlacement.from_environment(os.environ)
     end_with_agent(has_agent=placement.store is not None)
@@ -95,6 +101,10 @@ def run_worker(
         record.device = device.text
         pin_process(device)
         keep_freed_memory()
+        function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
+        if placement.launcher is None:
+            _hook(function, "check_worker_plan", plan, device.text, placement.num_local)
+        files = {} if job is not None or options is None else options(plan)
         store = connect_store(placement, hang_s)
         if run_folder is None:
             run_folder = agree_on_folder(store, placement, plan)
@@ -102,7 +112,7 @@ def run_worker(
         folder = RunFolder(run_folder)
         if placement.local_rank == 0 and not (run_folder / "plan.toml").exists():
             folder.write_plan(plan)
-        for name, content in (files or {}).items() if placement.local_rank == 0 else ():
+        for name, content in files.items() if placement.local_rank == 0 else ():
             if not (run_folder / name).exists():
                 save_text(content, run_folder / name)
         watchdog = None
@@ -120,18 +130,15 @@ def run_worker(
 
         recorder.keep_in(worker_folder(run_folder, placement.rank))
         join_group(device, placement, plan.devices, hang_s)
-        function = _load_job(job or (TRAINING_JOB if plan.task is not None else DEFAULT_JOB))
         context = make_context(plan.mesh, placement.rank, device)
         activity.begin("begin")
-        _check_host(plan, placement, function)
         with explain_oom(f"worker {placement.rank}", lambda: activity.action, plan.memory_bytes):
             function(plan, context, folder)
         activity.begin("finish")
         if placement.launcher is None:
             gather_files(store, placement, folder)
-            if placement.rank == 0:  # the job's module may define ``merge_results(plan, run_folder)``
-                merge = getattr(sys.modules[function.__module__], "merge_results", None)
-                folder.finish("done", None if merge is None else merge(folder.plan(), folder))
+            if placement.rank == 0:
+                folder.finish("done", _hook(function, "merge_results", folder.plan(), folder))
         import torch.distributed as dist
 
         if dist.is_initialized():  # a user's job may have left the group
@@ -151,13 +158,6 @@ def _check(plan: Plan, path: Path, placement: RankPlacement) -> None:
         raise UsageError(f"{path} names {len(plan.devices)} devices for {wanted} workers; name one for each")
 
 
-def _check_host(plan: Plan, placement: RankPlacement, job: Callable[..., None]) -> None:
-    """Refuse, once per machine, a model that its workers can't build at the same time."""
-    if placement.local_rank != 0 or not job.__module__.startswith("stagewright."):  # a user's job may load no model
-        return
-    check_host_memory(plan.model, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
 def _load_job(path: str) -> Callable[..., None]:
     module, colon, name = path.partition(":")
     make_importable()
@@ -168,3 +168,9 @@ def _load_job(path: str) -> Callable[..., None]:
     if not callable(function):
         raise UsageError(f"{path!r} is not a job; write package.module:function")
     return function  # type: ignore[no-any-return]
+
+
+def _hook(job: Callable[..., None], name: str, *args: object) -> Any:
+    """Call a function of the job's module and return its result; None if the module has no such function."""
+    function = getattr(sys.modules[job.__module__], name, None)
+    return None if function is None else function(*args)

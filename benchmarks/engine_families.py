@@ -122,7 +122,7 @@ def check_plan(name: str, settings: dict[str, Any], cores: list[int]) -> Result:
 
     mesh = Mesh.parse(settings["mesh"])
     plan = Plan(
-        model=ModelSpec(name=f"families.factory:{name}"),
+        model=ModelSpec(name=f"families.factory:{name.replace('-', '_')}"),
         batch=BATCH,
         mesh=mesh,
         steps=1,

@@ -7,7 +7,7 @@ from typing import Any
 
 from families import FAMILIES
 
-_BY_NAME = {family.name: family for family in FAMILIES}
+_BY_NAME = {family.name.replace("-", "_"): family for family in FAMILIES}
 SAMPLES = 9
 
 

@@ -113,3 +113,11 @@ def test_counts_macs_and_bytes() -> None:
     replay = Replay("linear", nn.Linear(8, 16), (torch.randn(2, 8),), {}, training=True)
     assert (replay.macs, replay.output_bytes) == (2 * 8 * 16, 2 * 16 * 4)
     assert replay.input_bytes() == 2 * 8 * 4
+
+
+def test_a_unit_runs_in_the_autocast_of_its_call() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        replay = Replay("unit", nn.Linear(4, 4), (torch.ones(2, 4, dtype=torch.bfloat16),), {}, training=True)
+    replay.sample(Stopwatch(torch.device("cpu")))
+    forward, _, _ = replay.times()
+    assert forward.median_s > 0

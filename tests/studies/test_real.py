@@ -11,13 +11,14 @@ import pytest
 
 from program import run_program
 from stagewright.machine.machine import default_devices
+from stagewright.studies.runner.run import ALONE
 
 STAGES = [
     *("study", "stages", "--quick", "--model", "digits-vit", "--stages", "2,3", "--policies", "blocks,optimal"),
     *("--modes", "training", "--batch", "8", "--microbatches", "4", "--steps", "2", "--json"),
 ]
 MEMORY = [
-    *("study", "memory", "--quick", "--model", "gpt-layers:2", "--strategy", "pipeline", "--batch", "2"),
+    *("study", "memory", "--quick", "--model", "gpt-layers:4", "--strategy", "pipeline", "--batch", "2"),
     *("--sequence-length", "8", "--microbatches", "2", "--steps", "1", "--memory", "80MiB"),
     *("--fits", "pipeline+recompute", "--json"),
 ]
@@ -38,11 +39,12 @@ def test_stages(tmp_path: Path, shared_cache: Path) -> None:
     figures = ("figures/speedups.svg", "figures/why-training.png")
     for name in ("study.json", "table.md", "answers.md", "report.html", *figures):
         assert (folder / name).is_file(), name
-    rows = {(row[1], row[6]) for row in found["tables"][1]["rows"]}
+    rows = {(row[1], row[6].removeprefix("unverified ")) for row in found["tables"][1]["rows"]}
     assert rows == {("1", "measured"), ("2", "measured, devices shared"), ("3", "forecast")}
     assert found["data"]["run-training-2-blocks-1"]["equal"] is True
     asked = json.loads((folder / "study.json").read_text())["questions"]
-    assert [answer["question"] for answer in found["answers"]] == asked
+    answered = [answer["question"] for answer in found["answers"]]
+    assert [question for question in answered if question != ALONE] == asked  # other programs may run beside this one
     _goes_on(folder, found, tmp_path, shared_cache)
 
 

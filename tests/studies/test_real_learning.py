@@ -15,6 +15,7 @@ from program import run_program
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.fabric.options import why_no_lab
 from stagewright.studies.parts.training import client_cuts, train_by_pipeline, train_in_one_process
+from stagewright.studies.runner.run import ALONE
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:
@@ -28,7 +29,8 @@ def is_whole(folder: Path, found: dict[str, Any]) -> None:
     for name in ("study.json", "table.md", "answers.md", "report.html", *found["figures"]):
         assert (folder / name).is_file(), name
     asked = json.loads((folder / "study.json").read_text())["questions"]
-    assert [answer["question"] for answer in found["answers"]] == asked
+    answered = [answer["question"] for answer in found["answers"]]
+    assert [question for question in answered if question != ALONE] == asked  # other programs may run beside this one
 
 
 @pytest.mark.long
@@ -86,7 +88,7 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     words += ["--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told
-    assert "no data was given: training digits-vit on the embedded digits instead" in told
+    assert "training digits-vit on the embedded digits" in told
     folder = tmp_path / found["folder"]
     is_whole(folder, found)
     large = {name: row["ran"] for name, row in found["data"].items() if name.startswith("large-") and "ran" in row}
@@ -130,7 +132,7 @@ def test_what_is_wrong_is_told_at_once(tmp_path: Path, shared_cache: Path) -> No
         (["codecs", "--data", "empty", "--tasks", "cifar10"], "has no parquet files of 'cifar10'"),
         (["codecs", "--data", "nowhere"], "does not exist"),
         (["codecs", "--samples", "many"], "write like 320,300"),
-        (["strategies", "--tasks", "rte"], "needs its data: give --data DIR"),
+        (["strategies", "--tasks", "rte"], "needs its data: give --data-dir DIR"),
         (["strategies", "--workers", "3"], "even numbers"),
         (["fabric", "--model", "mlp-minst"], "mlp-mnist"),
         (["fabric", "--networks", "sunny"], "unknown network 'sunny'"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -91,6 +92,13 @@ class Stopwatch:
         return results, begin.elapsed_time(end) / 1e3 / len(calls)
 
 
+def _active_autocasts() -> list[tuple[str, torch.dtype]]:
+    """Return the devices that autocast is on for, with its dtype."""
+    return [
+        (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
+    ]
+
+
 class Replay:
     """A module with the arguments of one call, and the time samples collected so far."""
 
@@ -122,6 +130,7 @@ class Replay:
         # The original tensors may belong to the autograd graph of the whole model, which would stay in memory.
         self._structure = copy_with_tensors(arguments, self._tensors)
         self._parameters = [value for value in module.parameters() if value.requires_grad] if training else []
+        self._autocasts = _active_autocasts()  # the model may call the unit inside of one
         self._written: frozenset[int] = frozenset()  # ids of tensors that the module changes in place
         self.macs, self.output_bytes = self._inspect()
         self._inputs = list({id(tensor): tensor for tensor in self._tensors if tensor.requires_grad}.values())
@@ -244,7 +253,16 @@ class Replay:
         copies = {id(tensor): tensor.clone() for tensor in self._tensors if id(tensor) in self._written}
         tensors = [copies.get(id(tensor), tensor) for tensor in self._tensors]
         args, kwargs = copy_with_tensors(self._structure, tensors)
-        return lambda: self.module(*args, **kwargs)
+        if not self._autocasts:
+            return lambda: self.module(*args, **kwargs)
+
+        def call() -> Any:
+            with ExitStack() as stack:
+                for device, dtype in self._autocasts:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+                return self.module(*args, **kwargs)
+
+        return call
 
     def _backward(self, stopwatch: Stopwatch, outputs: list[list[torch.Tensor]], targets: list[torch.Tensor]) -> float:
         if [gradient.shape for gradient in self._output_gradients] != [output.shape for output in outputs[0]]:

@@ -122,6 +122,8 @@ class UnitProfile:
         return from_json(cls, {**data, **{name: data[key] for name, key in _KEYS.items()}})
 
 
+_MAX_S = 1e6
+"""The longest time of a unit that is read from a file; a longer one is damage."""
 _KEYS = {"saved_bytes": "kept_bytes", "recompute_saved_bytes": "recompute_kept_bytes"}
 """JSON keys of a unit's fields, where they differ."""
 
@@ -240,7 +242,12 @@ class Profile(Displayed):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        return from_json(cls, {**data, "units": tuple(UnitProfile.from_dict(unit) for unit in data["units"])})
+        profile = from_json(cls, {**data, "units": tuple(UnitProfile.from_dict(unit) for unit in data["units"])})
+        times = [part.median_s for unit in profile.units for part in (unit.forward, unit.backward_input)]
+        times += [unit.backward_weight.median_s for unit in profile.units]
+        if not all(0 <= seconds <= _MAX_S for seconds in times):
+            raise ValueError(f"a time is not between 0 and {_MAX_S:.0f} s")
+        return profile
 
 
 def _unit_row(unit: UnitProfile, *, training: bool) -> tuple[str, ...]:

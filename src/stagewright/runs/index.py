@@ -117,7 +117,7 @@ class RunIndex:
                     "strategy TEXT, status TEXT, samples_per_s REAL, row TEXT)"
                 )
                 self._refresh(database)
-                for (row,) in database.execute("SELECT row FROM runs"):
+                for (row,) in database.execute("SELECT row FROM runs ORDER BY begun DESC, name DESC"):
                     _read_row(row)
         except BaseException:
             database.close()
@@ -134,7 +134,10 @@ class RunIndex:
             seen.add(name)
             if stored.get(name) != stamp:
                 row = _plan_row(RunFolder(folder), name) if (folder / _PLAN).is_file() else _fabric_row(folder, name)
-                columns = (name, stamp, row.begun or "", row.model, row.strategy, row.status, row.samples_per_s)
+                texts = [
+                    _storable(text) for text in (name, stamp, row.begun or "", row.model, row.strategy, row.status)
+                ]
+                columns = (*texts, row.samples_per_s)
                 database.execute(
                     "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*columns, json.dumps(asdict(row)))
                 )
@@ -178,6 +181,11 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
                 yield path
             if depth > 1 and not (path / "workers").is_dir():
                 yield from _run_folders(path, depth - 1)
+
+
+def _storable(text: str | None) -> str | None:
+    """Return a text that SQLite can store: lone surrogates, which JSON may have, become escapes."""
+    return None if text is None else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _stamp(folder: Path) -> str:

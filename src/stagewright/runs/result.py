@@ -312,6 +312,8 @@ class RunResult:
         history = TrainingHistory.from_dict(content) if "epochs" in content else None
         own = set(names) | (set(history.to_dict()) if history is not None else set())
         result = from_json(cls, {**values, "is_compared": "share_of_bound" in content})
+        if not result.bound > 0:
+            raise ValueError(f"the bound of the speed-up is {result.bound}, not above 0")
         extra = {key: value for key, value in content.items() if key not in own}
         return replace(result, history=history, extra=extra)
 

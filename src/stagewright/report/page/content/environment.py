@@ -52,12 +52,13 @@ def _describe_environment(environment: Mapping[str, Any]) -> dict[str, str]:
     for key in ("system", "processor"):
         if environment.get(key):
             values[key] = str(environment[key])
-    if environment.get("cores"):
+    if isinstance(environment.get("cores"), list):
         values["cores"] = str(len(environment["cores"]))
     if environment.get("core_quota") is not None:
         values["core quota"] = str(environment["core_quota"])
-    if environment.get("memory_bytes"):
-        values["memory"] = format_bytes(float(environment["memory_bytes"]))
+    memory_bytes = environment.get("memory_bytes")
+    if isinstance(memory_bytes, int | float) and 0 < memory_bytes < 2**63:
+        values["memory"] = format_bytes(memory_bytes)
     gpus = [str(gpu.get("name", gpu)) if isinstance(gpu, dict) else str(gpu) for gpu in environment.get("gpus") or ()]
     if "gpus" in environment:
         values["GPUs"] = ", ".join(gpus) or "none"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_s
 from stagewright.trace.breakdown import blocking_events
-from stagewright.trace.events import Trace, TraceEvent
+from stagewright.trace.events import HOST_KINDS, Trace, TraceEvent
 
 if TYPE_CHECKING:  # forecasts import torch, which traces do not need
     from stagewright.simulator.forecast import Forecast
@@ -130,6 +130,8 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
     for lane, worker in enumerate(trace.workers):
         waits = {id(found.event): found.waited_s for found in blocking[worker.rank]}
         for event in worker.of_step(step):
+            if event.kind in HOST_KINDS:
+                continue
             waited_s = waits.get(id(event), 0.0) if event.kind == "collective" else 0.0
             if event.seconds > waited_s:
                 bars.append(_make_bar(replace(event, start_s=event.start_s + waited_s), lane, begin_s))

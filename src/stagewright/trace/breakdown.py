@@ -6,7 +6,8 @@
     bubble       pipeline bubble: waiting that the schedule causes even with free links, found by simulating the step's
                  actions with their measured times, in the same order, without gaps
     wait         other waiting for a late peer, beyond the bubble
-    overhead     the rest: engine overhead, reading a batch, zeroing gradients
+    overhead     the rest: engine overhead, reading a batch, zeroing gradients; for jobs of others also data loading,
+                 checkpointing, garbage collection, copies between host and device, kernel launch, idle
 
 Waiting for a receive is *transfer* from the moment the peer began to send; before that the peer was not ready. Waiting
 until sends have completed is *transfer* from the moment the peer posted the last receive. Overlapped communication
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from stagewright.errors import UsageError
-from stagewright.trace.events import COMPUTE_KINDS, Trace, TraceEvent, WorkerTrace
+from stagewright.trace.events import COMPUTE_KINDS, HOST_KINDS, Trace, TraceEvent, WorkerTrace
 
 PARTS = ("compute", "transfer", "collective", "wait", "bubble", "overhead")
 _TRANSFER = ("send", "receive", "encode", "decode")
@@ -48,13 +49,17 @@ class WorkerShare:
     recompute_s: float
     """Part of compute."""
     optimizer_s: float
+    details: tuple[tuple[str, str, float], ...] = ()
+    """Parts of collective and overhead: (part, name, seconds), such as ("collective", "all-reduce, data", 0.01)."""
 
     def parts(self) -> dict[str, float]:
         """Return the six parts by name."""
         return {name: getattr(self, f"{name}_s") for name in PARTS}
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "stages": list(self.stages)}
+        values = {**asdict(self), "stages": list(self.stages)}
+        details = values.pop("details")
+        return values | ({"details": [list(detail) for detail in details]} if details else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +124,7 @@ def check_step(trace: Trace, step: int) -> None:
 
 def _share(worker: WorkerTrace, whole: TraceEvent, events: Sequence[BlockingEvent], idle_s: float) -> WorkerShare:
     parts = dict.fromkeys((*PARTS, "recompute", "optimizer", "waiting"), 0.0)
+    details: dict[tuple[str, str], float] = {}
     for blocking in events:
         kind, own_s = blocking.event.kind, blocking.own_s - blocking.waited_s
         parts["waiting"] += blocking.waited_s
@@ -130,6 +136,10 @@ def _share(worker: WorkerTrace, whole: TraceEvent, events: Sequence[BlockingEven
             parts["transfer"] += own_s
         elif kind == "collective":
             parts["collective"] += own_s
+            key = ("collective", blocking.event.note or "collective")
+            details[key] = details.get(key, 0.0) + own_s
+        elif kind in HOST_KINDS:
+            details["overhead", kind] = details.get(("overhead", kind), 0.0) + own_s
     parts["bubble"] = min(parts["waiting"], idle_s)
     parts["wait"] = parts["waiting"] - parts["bubble"]
     parts["overhead"] = whole.seconds - sum(parts[name] for name in PARTS if name != "overhead")
@@ -138,6 +148,7 @@ def _share(worker: WorkerTrace, whole: TraceEvent, events: Sequence[BlockingEven
         stages=worker.stages,
         step_s=whole.seconds,
         **{f"{name}_s": parts[name] for name in (*PARTS, "recompute", "optimizer")},
+        details=tuple((part, name, seconds) for (part, name), seconds in details.items()),
     )
 
 
@@ -187,15 +198,26 @@ def _last_receive_times(events: Mapping[int, Sequence[TraceEvent]]) -> dict[int,
 def _arrivals(trace: Trace, events: Mapping[int, Sequence[TraceEvent]]) -> dict[tuple[int, int], float]:
     """Return for each worker and exposed collective, by number, when the last worker arrived.
 
-    Workers of one axis call its collectives in the same order.
+    Workers of one axis call its collectives in the same order, unless each call has an identity.
     """
+    joined: dict[str, float] = {}
+    for worker_events in events.values():
+        begun: dict[str, float] = {}
+        for event in worker_events:
+            if event.call is not None:
+                begun[event.call] = min(begun.get(event.call, math.inf), event.start_s)
+        for call, start_s in begun.items():
+            joined[call] = max(joined.get(call, -math.inf), start_s)
+    arrivals: dict[tuple[int, int], float] = {}
     calls: dict[tuple[Any, ...], dict[int, list[tuple[int, float]]]] = {}
     for rank, worker_events in events.items():
         waited = [event for event in worker_events if event.kind == "collective" and event.stream != "collective"]
         for number, event in enumerate(waited):
+            if event.call is not None:
+                arrivals[rank, number] = joined[event.call]
+                continue
             group = (event.note, *_group(trace, rank, event.note))
             calls.setdefault(group, {}).setdefault(rank, []).append((number, event.start_s))
-    arrivals: dict[tuple[int, int], float] = {}
     for (note, *_), ranks in calls.items():
         if note == "tied" or len({len(calls_of_rank) for calls_of_rank in ranks.values()}) != 1:
             continue  # only some workers take part, or not all were recorded

@@ -32,8 +32,17 @@ EventKind: TypeAlias = Literal[
     "collective",
     "optimizer",
     "step",
+    "copy",
+    "data-loading",
+    "checkpoint",
+    "garbage-collection",
+    "launch",
+    "idle",
 ]
 KINDS: tuple[EventKind, ...] = EventKind.__args__  # type: ignore[attr-defined]
+HOST_KINDS = ("copy", "data-loading", "checkpoint", "garbage-collection", "launch", "idle")
+"""Only in jobs of others: why the device had no work. Copies between host and device; launch: the host prepares work;
+idle: nothing was recorded."""
 COMPUTE_KINDS = ("forward", "backward", "backward-input", "backward-weight", "recompute", "optimizer")
 
 Stream: TypeAlias = Literal["compute", "send", "receive", "collective"]
@@ -59,6 +68,8 @@ class TraceEvent:
     """World rank of the peer of a send or receive."""
     note: str | None
     """Detail: "loss", "gradient", "data", "tensor", …"""
+    call: str | None = None
+    """Identity of a collective call among the ranks that took part; None: they called in the same order."""
 
     @property
     def seconds(self) -> float:
@@ -71,7 +82,8 @@ class TraceEvent:
         return what if self.microbatch is None else f"{what} {self.microbatch}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values if self.call is not None else {name: value for name, value in values.items() if name != "call"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

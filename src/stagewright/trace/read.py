@@ -21,7 +21,7 @@ from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTr
 MAX_TIME_S = 1e12
 """Larger times of a clock are damaged."""
 
-_COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note")
+_COLUMNS = ("step", "kind", "stream", "stage", "microbatch", "start_s", "end_s", "bytes", "peer", "note", "call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,10 @@ def _wrong(row: Mapping[str, Any]) -> str | None:
             return f"a {row['kind']} with {name} = {row[name]!r}"
     if row["kind"] in ("send", "receive") and row.get("peer") is not None and row.get("stage") is None:
         return f"a {row['kind']} with a peer but without a stage"
-    note = row.get("note")
-    return None if note is None or isinstance(note, str) else f"a {row['kind']} with the note {note!r}"
+    for name in ("note", "call"):
+        if not isinstance(row.get(name), str | None):
+            return f"a {row['kind']} with the {name} {row[name]!r}"
+    return None
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""``stagewright explain``: why the speed-up is not n, and what to change."""
+"""``stagewright explain``: why the speed-up is not n, or where a recorded step goes, and what to change."""
 
 from __future__ import annotations
 
@@ -11,26 +11,53 @@ from stagewright.cli.option_groups import with_groups
 from stagewright.cli.options import Json, Plot, announce_cpu
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
+from stagewright.errors import UsageError
+
+
+def _are_traces(targets: list[str]) -> bool:
+    return bool(targets) and all(target.endswith((".json", ".json.gz")) for target in targets)
+
+
+def _only(targets: list[str] | None) -> str | None:
+    """Return the one run or plan, if any."""
+    if targets is not None and len(targets) > 1:
+        raise UsageError(f"explain takes one run or plan, not {len(targets)}: {' '.join(targets[:3])}")
+    return targets[0] if targets else None
 
 
 @with_groups
 def explain(
-    target: Annotated[
-        str | None,
+    targets: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="RUN|PLAN",
-            help="A run folder, the beginning of its name, or a plan.toml. \\[default: the newest run]",
+            metavar="RUN|PLAN|TRACE...",
+            help="A run folder, the beginning of its name, a plan.toml, or traces of the PyTorch profiler (.json, "
+            ".json.gz), one file for each rank. \\[default: the newest run]",
             show_default=False,
         ),
     ] = None,
     cluster: ClusterFile = None,
     plot: Plot = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Of traces: also write a page, rank by rank.")
+    ] = None,
     json: Json = False,
     *,
     options: ForecastOptions,
     formulas: AnalyticOptions,
 ) -> None:
-    """Split the gap between n × and the actual speed-up into its causes, and name the change that gains most."""
+    """Split the gap between n × and the actual speed-up into its causes, and name the change that gains most.
+
+    Traces of the PyTorch profiler are explained by where their step goes: `stagewright explain trace*.json`.
+    """
+    if _are_traces(targets or []):
+        from stagewright.cli.planning.recorded import explain_recorded
+
+        explain_recorded(targets or [], output, json)
+        return
+    if output is not None:
+        raise UsageError(f"--output {output} needs traces of the PyTorch profiler, one .json file for each rank")
+    target = _only(targets)
     if formulas.analytic:
         from stagewright.report.tables.analytic import analytic_advice
 

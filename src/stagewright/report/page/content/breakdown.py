@@ -37,14 +37,8 @@ def breakdown_section(runs: Sequence[RunData]) -> Section | None:
     for run in runs:
         if run.trace is not None:
             step = run.trace.median_step
-            charts.append(
-                BarChart(
-                    name=f"shares-{slug(run.label)}",
-                    title=f"{run.label}: step {step} of each worker",
-                    quantity="seconds",
-                    bars=tuple(_share_bar(share) for share in breakdown(run.trace, step)),
-                )
-            )
+            shares = breakdown(run.trace, step)
+            charts.append(share_chart(shares, f"shares-{slug(run.label)}", f"{run.label}: step {step} of each worker"))
     if not charts:
         return None
     prose = (
@@ -55,6 +49,11 @@ def breakdown_section(runs: Sequence[RunData]) -> Section | None:
     )
     items = fold_items(charts, "runs")
     return Section(name="breakdown", title="Step time breakdown", prose=prose, items=items)
+
+
+def share_chart(shares: Sequence[WorkerShare], name: str, title: str) -> BarChart:
+    """Draw each worker's step as a stacked bar."""
+    return BarChart(name=name, title=title, quantity="seconds", bars=tuple(_share_bar(share) for share in shares))
 
 
 def _share_bar(share: WorkerShare) -> Bar:

@@ -1,0 +1,47 @@
+"""``stagewright explain trace*.json``: where a step of a job that we did not start goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stagewright.cli.options import check_output
+from stagewright.cli.screen import note, print_json, print_lines, print_table
+from stagewright.errors import UsageError
+
+if TYPE_CHECKING:
+    from stagewright.trace.events import Trace
+
+
+def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool) -> None:
+    """Explain traces of the PyTorch profiler, one file for each rank."""
+    from stagewright.trace.kineto.read import read_profiles
+
+    paths = [Path(target) for target in targets]
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"there is no trace {path}; name the files that torch.profiler wrote, one for each rank")
+    show_recorded(read_profiles(paths), output, as_json)
+
+
+def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
+    """Print where the median step of a trace goes and what to change; also write the page."""
+    from stagewright.report.waterfall import explanation_page, explanation_tables
+    from stagewright.trace.waterfall import explain_trace
+
+    if output is not None:
+        check_output(output, "-o", "explain.html")
+    explanation = explain_trace(trace)
+    if output is not None:
+        from stagewright.files.atomic import save_text
+        from stagewright.report.page.html import page_html
+
+        save_text(page_html(explanation_page(trace, explanation)), output)
+        note(f"{output}: rank by rank, with the timeline; open it in a browser")
+    if as_json:
+        print_json(explanation.to_dict())
+        return
+    for table in explanation_tables(explanation):
+        print_table(table)
+    print_lines(explanation.advice)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from stagewright import __version__
 from stagewright.quantity import format_s
 from stagewright.report.page.content.breakdown import share_chart
@@ -10,7 +13,11 @@ from stagewright.report.page.sections import Page, Section
 from stagewright.report.tables.trace import share_table
 from stagewright.table import Table, number_columns, text_columns
 from stagewright.trace.events import Trace
+from stagewright.trace.stragglers.analysis import StragglerAnalysis
+from stagewright.trace.stragglers.blame import Culprit
 from stagewright.trace.waterfall import StepExplanation
+
+K = TypeVar("K", int, str)
 
 _MAX_WORKERS = 64  # rows of a table in the terminal
 
@@ -40,12 +47,37 @@ def waterfall_table(explanation: StepExplanation) -> Table:
     )
 
 
-def explanation_page(trace: Trace, explanation: StepExplanation) -> Page:
+def straggler_table(analysis: StragglerAnalysis) -> Table:
+    """Tabulate the slow-down with only one rank, stage or kind of operation as recorded."""
+    rows = [("all", "everything", analysis.slowdown)]
+    rows += [("rank", str(rank), value) for rank, value in _largest(analysis.by_rank, 5)]
+    rows += [("stage", str(stage), value) for stage, value in _largest(analysis.by_stage, 3)]
+    rows += [("kind", kind, value) for kind, value in _largest(analysis.by_kind, 3)]
+    return Table(
+        title=f"stragglers: a step takes {format_s(analysis.step_s)}, with typical times {format_s(analysis.ideal_s)}",
+        columns=(*text_columns("as recorded", "which"), *number_columns("slow-down")),
+        rows=tuple((what, which, f"{value:.3f} ×") for what, which, value in rows),
+        notes=(
+            f"Typical times on the slowest 3 % of the ranks remove {analysis.worker_share:.0%} of the slow-down (M_W), "
+            f"on the last stage {analysis.last_stage_share:.0%} (M_S).",
+        ),
+    )
+
+
+def _largest(values: Mapping[K, float], count: int) -> list[tuple[K, float]]:
+    return sorted(values.items(), key=lambda item: -item[1])[:count]
+
+
+def explanation_page(trace: Trace, explanation: StepExplanation, culprit: Culprit | None) -> Page:
     """Return the page: waterfall, each rank's step, and the timeline."""
+    prose = [explanation.advice, *([] if culprit is None else [culprit.sentence])]
     shares = share_chart(explanation.workers, "shares", f"step {explanation.step} of each rank")
     sections = (
         Section(
-            name="step", title="Step", prose=(explanation.advice + ".",), items=(waterfall_table(explanation), shares)
+            name="step",
+            title="Step",
+            prose=tuple(f"{line}." for line in prose),
+            items=(waterfall_table(explanation), shares),
         ),
         Section(
             name="ranks", title="Ranks", items=(share_table(explanation.workers, f"step {explanation.step} by rank"),)

@@ -15,7 +15,7 @@ from stagewright.errors import UsageError
 
 
 def _are_traces(targets: list[str]) -> bool:
-    return bool(targets) and all(target.endswith((".json", ".json.gz")) for target in targets)
+    return bool(targets) and all(target.endswith((".json", ".json.gz", ".parquet")) for target in targets)
 
 
 def _only(targets: list[str] | None) -> str | None:
@@ -31,8 +31,8 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="RUN|PLAN|TRACE...",
-            help="A run folder, the beginning of its name, a plan.toml, or traces of the PyTorch profiler (.json, "
-            ".json.gz), one file for each rank. \\[default: the newest run]",
+            help="A run folder, the beginning of its name, a plan.toml, traces of the PyTorch profiler (.json, .json.gz), "
+            "one file for each rank, or a table of operations (.parquet). \\[default: the newest run]",
             show_default=False,
         ),
     ] = None,

@@ -15,33 +15,57 @@ if TYPE_CHECKING:
 
 
 def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool) -> None:
-    """Explain traces of the PyTorch profiler, one file for each rank."""
+    """Explain traces of the PyTorch profiler, one file for each rank, or the stragglers of a table of operations."""
     from stagewright.trace.kineto.read import read_profiles
 
     paths = [Path(target) for target in targets]
     for path in paths:
         if not path.is_file():
             raise UsageError(f"there is no trace {path}; name the files that torch.profiler wrote, one for each rank")
+    if any(path.suffix == ".parquet" for path in paths):
+        if len(paths) > 1 or output is not None:
+            raise UsageError("explain takes one table of operations (.parquet), without --output")
+        _show_stragglers(paths[0], as_json)
+        return
     show_recorded(read_profiles(paths), output, as_json)
 
 
 def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
     """Print where the median step of a trace goes and what to change; also write the page."""
     from stagewright.report.waterfall import explanation_page, explanation_tables
+    from stagewright.trace.stragglers.blame import find_culprit
+    from stagewright.trace.stragglers.from_trace import job_of_trace
     from stagewright.trace.waterfall import explain_trace
 
     if output is not None:
         check_output(output, "-o", "explain.html")
     explanation = explain_trace(trace)
+    culprit = find_culprit(job_of_trace(trace)) if len(trace.workers) > 1 else None
     if output is not None:
         from stagewright.files.atomic import save_text
         from stagewright.report.page.html import page_html
 
-        save_text(page_html(explanation_page(trace, explanation)), output)
+        save_text(page_html(explanation_page(trace, explanation, culprit)), output)
         note(f"{output}: rank by rank, with the timeline; open it in a browser")
     if as_json:
-        print_json(explanation.to_dict())
+        print_json({**explanation.to_dict(), "culprit": None if culprit is None else culprit.to_dict()})
         return
     for table in explanation_tables(explanation):
         print_table(table)
     print_lines(explanation.advice)
+    if culprit is not None:
+        print_lines(culprit.sentence)
+
+
+def _show_stragglers(path: Path, as_json: bool) -> None:
+    """Print what stragglers cost in a table of operations, and who they are."""
+    from stagewright.report.waterfall import straggler_table
+    from stagewright.trace.stragglers.analysis import analyze
+    from stagewright.trace.stragglers.operation_table import read_operation_table
+
+    analysis = analyze(read_operation_table(path))
+    if as_json:
+        print_json(analysis.to_dict())
+        return
+    print_table(straggler_table(analysis))
+    print_lines(analysis.verdict[0].upper() + analysis.verdict[1:])

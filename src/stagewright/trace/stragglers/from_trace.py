@@ -1,0 +1,133 @@
+"""A recorded trace as a job of operations: what each rank did itself, without waiting for others.
+
+    data loading → garbage collection → host → (receive → forward → send) … → collectives → optimizer
+
+Ranks of one stage are replicas of each other. Per step and rank, the times of one kind (of one micro-batch in a
+pipeline) are one operation; what a rank did not do took 0 s. A transfer counts from the moment both sides were ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from stagewright.trace.breakdown import BlockingEvent, blocking_events
+from stagewright.trace.events import HOST_KINDS, Trace
+from stagewright.trace.stragglers.job import Job, Op, Times
+
+_SEPARATE = ("data-loading", "garbage-collection", "checkpoint")
+_FIRST = (*_SEPARATE, "host")
+
+
+def job_of_trace(trace: Trace) -> Job:
+    """Return the operations of all steps that every worker completed."""
+    steps = [step for step in trace.steps if step != trace.unfinished_step]
+    places = _places(trace)
+    num_replicas = 1 + max(replica for replica, _ in places.values())
+    shape = (num_replicas, len(steps))
+    durations: dict[Op, Times] = {}
+    begins: dict[Op, float] = {}
+    for column, step in enumerate(steps):
+        blocking = blocking_events(trace, step)
+        for worker in trace.workers:
+            replica, stage = places[worker.rank]
+            whole = worker.step(step)
+            assert whole is not None
+            times: dict[Op, float] = {}
+            for found in blocking[worker.rank]:
+                op = _op(found, stage)
+                times[op] = times.get(op, 0.0) + found.own_s - found.waited_s
+                begins.setdefault(op, found.event.start_s - whole.start_s)
+            waited_s = sum(found.waited_s for found in blocking[worker.rank])
+            host = Op(stage, "host", 0)
+            unrecorded_s = max(0.0, whole.seconds - waited_s - sum(times.values()))
+            times[host] = times.get(host, 0.0) + unrecorded_s
+            for op, seconds in times.items():
+                durations.setdefault(op, np.zeros(shape))[replica, column] = seconds
+    groups = [
+        (op, received)
+        for op in durations
+        if op.kind.startswith("send ") and (received := _received(op, durations)) is not None
+    ]
+    collectives = frozenset(op for op in durations if op.kind.startswith("collective "))
+    messages = {op.kind for op in durations if op.kind.startswith(("send ", "receive "))}
+    return Job(
+        durations=durations,
+        depends=_depends(durations, begins),
+        groups=groups,
+        synced=collectives if num_replicas > 1 else frozenset(),
+        communication=frozenset({op.kind for op in collectives} | messages),
+        ranks={place: rank for rank, place in places.items()},
+        links={op: peer for op in durations if (peer := _other_stage(op)) is not None},
+    )
+
+
+def _places(trace: Trace) -> dict[int, tuple[int, int]]:
+    """Return the replica and the stage of each rank."""
+    places: dict[int, tuple[int, int]] = {}
+    counts: dict[int, int] = {}
+    for worker in trace.workers:
+        stage = worker.stages[0] if trace.mesh.pipeline > 1 and worker.stages else 0
+        places[worker.rank] = (counts.get(stage, 0), stage)
+        counts[stage] = counts.get(stage, 0) + 1
+    return places
+
+
+def _op(found: BlockingEvent, stage: int) -> Op:
+    event = found.event
+    if event.kind in _SEPARATE:
+        return Op(stage, event.kind, 0)
+    if event.kind in HOST_KINDS:
+        return Op(stage, "host", 0)
+    if event.kind in ("send", "receive"):
+        return Op(stage, f"{event.kind} {event.note or 'message'}", event.microbatch or 0)
+    if event.kind == "collective":
+        return Op(stage, f"collective {event.note or 'any'}", 0)
+    if event.kind in ("encode", "decode"):
+        return Op(stage, event.kind, event.microbatch or 0)
+    kind = "backward" if event.kind.startswith("backward") or event.kind == "recompute" else event.kind
+    return Op(stage, kind, 0 if kind == "optimizer" else event.microbatch or 0)
+
+
+def _received(op: Op, durations: Mapping[Op, Times]) -> Op | None:
+    """Return the receive of a send at the neighboring stage."""
+    peer = _other_stage(op)
+    found = None if peer is None else Op(peer, op.kind.replace("send ", "receive "), op.number)
+    return found if found in durations else None
+
+
+def _other_stage(op: Op) -> int | None:
+    if not op.kind.startswith(("send ", "receive ")):
+        return None
+    onward = op.kind.startswith("send ") != op.kind.endswith("gradient")
+    return op.stage + 1 if onward else op.stage - 1
+
+
+def _depends(durations: Mapping[Op, Times], begins: Mapping[Op, float]) -> dict[Op, list[Op]]:
+    depends: dict[Op, list[Op]] = {op: [] for op in durations}
+    for stage in {op.stage for op in durations}:
+        own = [op for op in durations if op.stage == stage]
+
+        def place(op: Op) -> tuple[int, float]:
+            if op.kind in _FIRST:
+                return 0, float(_FIRST.index(op.kind))
+            if op.kind.startswith("collective "):
+                return 2, begins[op]
+            return (3 if op.kind == "optimizer" else 1), begins[op]
+
+        before: Op | None = None
+        for op in sorted((op for op in own if not op.kind.startswith(("send ", "receive "))), key=place):
+            if before is not None:
+                depends[op].append(before)
+            before = op
+        for op in own:
+            content = "gradient" if op.kind.endswith("gradient") else "activation"
+            action = Op(stage, "backward" if content == "gradient" else "forward", op.number)
+            if action not in depends:
+                continue
+            if op.kind.startswith("receive "):
+                depends[action].append(op)
+            elif op.kind.startswith("send "):
+                depends[op].append(action)
+    return depends

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stagewright.api.plan import PlanResult as PlanResult, plan as plan
     from stagewright.api.run import Run as Run
     from stagewright.api.train import TrainingResult as TrainingResult, train as train
+    from stagewright.attachment.attach import attach as attach
     from stagewright.cluster.cluster import Cluster as Cluster
     from stagewright.cluster.device import Device as Device
     from stagewright.codecs.base import Codec as Codec
@@ -81,6 +82,7 @@ _HOMES = {
     "TrainingResult": "stagewright.api.train",
     "UnitGraph": "stagewright.graph.unit_graph",
     "UsageError": "stagewright.errors",
+    "attach": "stagewright.attachment.attach",
     "capture": "stagewright.graph.capture",
     "compare": "stagewright.api.compare",
     "explain": "stagewright.api.forecast",
@@ -120,6 +122,7 @@ __all__ = [
     "TrainingResult",
     "UnitGraph",
     "UsageError",
+    "attach",
     "capture",
     "compare",
     "explain",

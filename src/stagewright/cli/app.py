@@ -28,6 +28,7 @@ from stagewright.cli.results.report import report
 from stagewright.cli.results.runs import runs
 from stagewright.cli.results.trace import trace
 from stagewright.cli.results.watch import watch
+from stagewright.cli.running.attach import attach
 from stagewright.cli.running.compare import compare
 from stagewright.cli.running.run import run
 from stagewright.cli.running.train import train
@@ -49,7 +50,7 @@ app = typer.Typer(
 GROUPS: dict[str, tuple[Any, ...]] = {
     "Look at a model and this machine": (models, doctor, profile, split, codecs),
     "Choose a strategy": (compare, fit, forecast, plan, study),
-    "Train and run": (train, run, worker, verify, fabric),
+    "Train and run": (train, run, worker, verify, attach, fabric),
     "See results": (runs, trace, explain, report, watch),
 }
 """Verbs in the groups of `stagewright --help`."""

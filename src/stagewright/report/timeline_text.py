@@ -51,5 +51,5 @@ def _draw_cell(bars: list[Bar], moment: float) -> Text:
         if computing.name in ("optimizer", "codec"):
             return Text(computing.name[0], style="dim")
         style = stage_color(computing.stage) + ("" if computing.name in ("F", "L") else " bold reverse")
-        return Text(str(computing.microbatch % 10), style=style)
+        return Text(str(max(0, computing.microbatch) % 10), style=style)
     return Text("+") if active else Text("·", style="dim")

@@ -16,6 +16,7 @@ from stagewright.files.json_values import from_json, read_object
 from stagewright.runs.run_folder import RunFolder
 from stagewright.runs.worker_folder import UNFINISHED, WorkerFolder
 from stagewright.spec.plan import Plan
+from stagewright.trace.attached import is_attached, read_attached
 from stagewright.trace.events import KINDS, STREAMS, Trace, TraceEvent, WorkerTrace
 
 MAX_TIME_S = 1e12
@@ -44,6 +45,8 @@ def read_trace(folder: RunFolder, *, unfinished: bool = False) -> Trace:
     ``unfinished`` includes the step in which a run failed, and omits workers that were killed before their first step
     had ended.
     """
+    if is_attached(folder):
+        return read_attached(folder)
     plan = folder.plan()
     workers_rows: list[tuple[int, WorkerClock, list[dict[str, Any]]]] = []
     for rank in range(plan.mesh.num_workers):

@@ -31,8 +31,8 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="RUN|PLAN|TRACE...",
-            help="A run folder, the beginning of its name, a plan.toml, traces of the PyTorch profiler (.json, .json.gz), "
-            "one file for each rank, or a table of operations (.parquet). \\[default: the newest run]",
+            help="A run folder, the beginning of its name, a plan.toml, traces of the PyTorch profiler (.json, "
+            ".json.gz), one file for each rank, or a table of operations (.parquet). \\[default: the newest run]",
             show_default=False,
         ),
     ] = None,
@@ -76,10 +76,18 @@ def explain(
     from stagewright.api.forecast import explain_target
     from stagewright.api.inputs import load_cluster
     from stagewright.runs.choose import choose_run
+    from stagewright.trace.attached import MARKER
 
     run_or_plan = choose_run(target)
     if str(run_or_plan) != target:
         note(f"run: {run_or_plan}")
+    if (run_or_plan / MARKER).is_file():
+        from stagewright.cli.planning.recorded import show_recorded
+        from stagewright.runs.run_folder import RunFolder
+        from stagewright.trace.attached import read_attached
+
+        show_recorded(read_attached(RunFolder(run_or_plan)), None, json)
+        return
     announce_cpu()
     explanation, prepared = explain_target(
         run_or_plan, load_cluster(cluster), options.what_if(), options.measuring(), SCREEN

@@ -32,7 +32,7 @@ def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool)
 
 def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
     """Print where the median step of a trace goes and what to change; also write the page."""
-    from stagewright.report.waterfall import explanation_page, explanation_tables
+    from stagewright.report.tables.waterfall import explanation_tables
     from stagewright.trace.stragglers.blame import find_culprit
     from stagewright.trace.stragglers.from_trace import job_of_trace
     from stagewright.trace.waterfall import explain_trace
@@ -44,6 +44,7 @@ def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
     if output is not None:
         from stagewright.files.atomic import save_text
         from stagewright.report.page.html import page_html
+        from stagewright.report.waterfall import explanation_page
 
         save_text(page_html(explanation_page(trace, explanation, culprit)), output)
         note(f"{output}: rank by rank, with the timeline; open it in a browser")
@@ -59,7 +60,7 @@ def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
 
 def _show_stragglers(path: Path, as_json: bool) -> None:
     """Print what stragglers cost in a table of operations, and who they are."""
-    from stagewright.report.waterfall import straggler_table
+    from stagewright.report.tables.waterfall import straggler_table
     from stagewright.trace.stragglers.analysis import analyze
     from stagewright.trace.stragglers.operation_table import read_operation_table
 

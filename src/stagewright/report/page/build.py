@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagewright import __version__
+from stagewright.report.page.content.attached import attached_section
 from stagewright.report.page.content.breakdown import breakdown_section, timeline_section
 from stagewright.report.page.content.environment import environment_section, reproduce_section
 from stagewright.report.page.content.fabric import fabric_sections
@@ -72,6 +73,7 @@ def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:
         return ()
     makers: tuple[Callable[[Sequence[RunData]], Section | None], ...] = (
         result_section,
+        attached_section,
         compare_section,
         speed_section,
         speedup_breakdown_section,

@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.errors import UsageError
 from stagewright.files.json_values import MAX_FILE_BYTES, parse_json
+from stagewright.trace.kineto.flops import operator_flops
 from stagewright.trace.kineto.intervals import Interval, merge, subtract
 
 MAX_UNPACKED_BYTES = 4 * MAX_FILE_BYTES
@@ -91,6 +92,8 @@ class RankProfile:
     host_work: Sequence[Interval]
     marks: Mapping[str, Sequence[Interval]] = field(default_factory=dict)
     """data-loading, checkpoint, garbage-collection."""
+    flops: float = 0.0
+    """Of matrix products and attention in all steps, where shapes were recorded."""
 
 
 def read_profile(path: Path, default_rank: int) -> RankProfile:
@@ -122,6 +125,7 @@ def read_profile(path: Path, default_rank: int) -> RankProfile:
         copies=merge(reader.copies),
         host_work=merge(reader.host_work),
         marks={name: merge(found) for name, found in reader.marks.items()},
+        flops=sum(operator_flops(event["name"], event["args"].get("Input Dims")) for event in spans),
     )
 
 

@@ -14,11 +14,14 @@ from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.trace.attached import is_attached, read_marker
 
 
 def reproduce_command(folder: RunFolder, plan: Plan) -> str:
     """Return the command; the run folder's path in it is as given."""
     file = folder.path / "plan.toml"
+    if is_attached(folder):
+        return _join(["stagewright", "attach", "--", *read_marker(folder).get("command", ["python"])])
     if plan.task is not None:
         return _join(["stagewright", "train", plan.model.name, plan.task, "--plan", file, *_training_options(folder)])
     words = _compare_words(plan)

@@ -1,0 +1,64 @@
+"""The profiled steps of a job that ``attach`` recorded, as a trace: ``workers/N/step-000005.json`` of each rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stagewright.errors import UsageError
+from stagewright.files.json_values import read_object_or_empty
+from stagewright.runs.run_folder import RunFolder
+from stagewright.trace.events import Trace
+from stagewright.trace.kineto.profile_file import RankProfile, read_profile
+from stagewright.trace.kineto.read import trace_of
+
+MARKER = "attached.json"
+"""File of a run folder that says that the job was not started by us."""
+
+
+def is_attached(folder: RunFolder) -> bool:
+    """Whether a run folder is that of an attached job."""
+    return (folder.path / MARKER).is_file()
+
+
+def read_marker(folder: RunFolder) -> dict[str, Any]:
+    """Return what is known about the job: its command, ranks and device."""
+    return read_object_or_empty(folder.path / MARKER)
+
+
+def profile_path(folder: RunFolder, rank: int, step: int) -> Path:
+    """Return where a rank's profile of a step is."""
+    return folder.worker(rank).path / f"step-{step:06d}.json"
+
+
+def attached_profiles(folder: RunFolder) -> dict[int, RankProfile]:
+    """Read the profiles of all ranks that have any; a rank's steps are put together."""
+    profiles: dict[int, RankProfile] = {}
+    for rank in folder.workers():
+        for path in sorted(folder.worker(rank).path.glob("step-*.json")):
+            found = read_profile(path, rank)
+            before = profiles.get(rank)
+            profiles[rank] = found if before is None else _joined(before, found)
+    return profiles
+
+
+def read_attached(folder: RunFolder) -> Trace:
+    """Read the profiled steps of all ranks."""
+    profiles = attached_profiles(folder)
+    if not profiles:
+        raise UsageError(f"{folder.path} has no profiled step yet: the first one is step 5, or as --profile-steps says")
+    return replace(trace_of(profiles), run=str(folder.path))
+
+
+def _joined(first: RankProfile, second: RankProfile) -> RankProfile:
+    return replace(
+        first,
+        steps={**first.steps, **second.steps},
+        compute=[*first.compute, *second.compute],
+        communication=[*first.communication, *second.communication],
+        copies=[*first.copies, *second.copies],
+        host_work=[*first.host_work, *second.host_work],
+        marks={name: [*first.marks.get(name, ()), *second.marks.get(name, ())] for name in second.marks},
+        flops=first.flops + second.flops,
+    )

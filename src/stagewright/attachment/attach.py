@@ -254,7 +254,7 @@ class Attached:
 
 def _memory_bytes() -> int | None:
     """Return the memory that this rank uses: allocated on its GPU, else resident."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     try:
         with open("/proc/self/statm", "rb") as file:

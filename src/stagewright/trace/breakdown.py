@@ -206,8 +206,8 @@ def _arrivals(trace: Trace, events: Mapping[int, Sequence[TraceEvent]]) -> dict[
         for event in worker_events:
             if event.call is not None:
                 begun[event.call] = min(begun.get(event.call, math.inf), event.start_s)
-        for call, start_s in begun.items():
-            joined[call] = max(joined.get(call, -math.inf), start_s)
+        for name, start_s in begun.items():
+            joined[name] = max(joined.get(name, -math.inf), start_s)
     arrivals: dict[tuple[int, int], float] = {}
     calls: dict[tuple[Any, ...], dict[int, list[tuple[int, float]]]] = {}
     for rank, worker_events in events.items():

@@ -8,6 +8,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from types import ModuleType
+from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _TRIGGER = "torch.utils.data.dataloader"  # imported by every training script, after torch.optim
@@ -16,20 +18,21 @@ _TRIGGER = "torch.utils.data.dataloader"  # imported by every training script, a
 class _AfterImport(importlib.abc.MetaPathFinder):
     """Calls ``attach`` after one module has been imported."""
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name != _TRIGGER:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+            loader: Any = spec.loader
+            execute = loader.exec_module
 
-            def exec_module(module):  # type: ignore[no-untyped-def]
+            def exec_module(module: ModuleType) -> None:
                 execute(module)
-                spec.loader.exec_module = execute
+                loader.exec_module = execute
                 _attach()
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+            loader.exec_module = exec_module
         return spec
 
 
@@ -39,7 +42,7 @@ def _attach() -> None:
 
     original = builtins.__import__
 
-    def after_torch(name, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def after_torch(name: str, *args: Any, **kwargs: Any) -> Any:
         module = original(name, *args, **kwargs)
         torch = sys.modules.get("torch")
         spec = getattr(torch, "__spec__", None)

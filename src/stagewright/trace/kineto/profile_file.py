@@ -185,10 +185,10 @@ class _Reader:
 
     def steps(self) -> dict[int, Interval]:
         """Return the steps; the whole file is one where the profiler had no schedule."""
-        ends = [span.end_s for span in (*self.compute, *self.communication)]
         if not self._host_steps:
-            starts = [span.start_s for span in (*self.compute, *self.communication)]
-            return {0: (min(starts), max(ends))} if starts else {}
+            spans = [(span.start_s, span.end_s) for span in self.compute]
+            spans += [(span.start_s, span.end_s) for span in self.communication]
+            return {0: (min(start for start, _ in spans), max(end for _, end in spans))} if spans else {}
         if not self.on_device:
             return dict(sorted(self._host_steps.items()))
         steps: dict[int, Interval] = {}

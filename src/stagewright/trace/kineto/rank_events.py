@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from stagewright.trace.events import EventKind, Stream, TraceEvent
 from stagewright.trace.kineto.intervals import Interval, clip, intersect, merge, subtract
@@ -71,8 +72,8 @@ def rank_events(profile: RankProfile, spans: StepSpans) -> list[TraceEvent]:
     exposed = subtract(clip(all_communication, begin_s, end_s), computing)
     details = [_exposed_event(span, part, spans) for span, part in _owners(exposed, communication)]
     covered = merge([*computing, *exposed])
-    for kind, intervals in _host_classes(profile):
-        own = intersect(subtract([(begin_s, end_s)], covered), intervals)
+    for kind, host_intervals in _host_classes(profile):
+        own = intersect(subtract([(begin_s, end_s)], covered), host_intervals)
         details += [_event(spans, kind, "compute", start, end) for start, end in own]
         covered = merge([*covered, *own])
     breaks = sorted(
@@ -155,7 +156,7 @@ def _exposed_event(span: CommunicationSpan, part: Interval, spans: StepSpans) ->
     message = spans.messages.get(id(span))
     if message is None:
         return _event(spans, "collective", "compute", *part, span=span)
-    kind: EventKind = "send" if span.name == "send" else "receive"
+    kind: Literal["send", "receive"] = "send" if span.name == "send" else "receive"
     found = _event(spans, kind, kind, *part, microbatch=message.microbatch)
     return TraceEvent(**{**found.to_dict(), "peer": message.peer, "note": message.content, "bytes": span.bytes})
 

@@ -1,0 +1,141 @@
+"""``sw.attach()`` in this process: metrics of each step, profiled steps, and hooks that leave nothing behind."""
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import stagewright as sw
+from stagewright.attachment.attach import Attached
+from stagewright.attachment.hooks import batch_size
+from stagewright.attachment.summary import summarize
+from stagewright.errors import UsageError
+from stagewright.runs.run_folder import RunFolder
+from stagewright.trace.breakdown import breakdown
+from stagewright.trace.read import read_trace
+from stagewright.trace.waterfall import explain_trace
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> tuple[Attached, RunFolder]:
+    """Twelve steps of a small model; step 6 sleeps while loading, step 7 saves, step 9 collects garbage."""
+
+    class Slow(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            if index == 5 * 8:
+                time.sleep(0.05)
+            return super().__getitem__(index)
+
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]
+    data = DataLoader(Slow(torch.randn(96, 16), torch.randint(4, (96,))), batch_size=8)
+    run = sw.attach(tmp_path, name="job", profile_steps=[4])
+    for step, (x, y) in enumerate(data, start=1):
+        nn.functional.cross_entropy(model(x), y).backward()
+        if step == 7:
+            torch.save(model.state_dict(), tmp_path / "model.pt")
+        if step == 9:
+            gc.collect()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    run.stop()
+    assert run.path is not None
+    return run, RunFolder.open(run.path)
+
+
+def test_every_step_after_the_first_is_a_line_of_metrics(recorded: tuple[Attached, RunFolder]) -> None:
+    _, folder = recorded
+
+    lines = list(folder.metrics(0))
+
+    assert [line["step"] for line in lines] == list(range(2, 13))  # one of two optimizers ends a step
+    assert {line["samples"] for line in lines} == {8}
+    assert [line["step"] for line in lines if line["profiled"]] == [4, 5, 6]
+    loading = {line["step"]: line["loading_s"] for line in lines}
+    assert loading[6] >= 0.05 > loading[7]
+    assert [line["step"] for line in lines if line["checkpoint_s"] > 0] == [7]
+    assert next(line for line in lines if line["step"] == 9)["garbage_collection_s"] > 0
+
+
+def test_the_parts_of_profiled_steps_add_up(recorded: tuple[Attached, RunFolder]) -> None:
+    _, folder = recorded
+
+    trace = read_trace(folder)
+
+    assert trace.steps == (4, 5, 6)
+    for step in trace.steps:
+        (share,) = breakdown(trace, step)
+        assert sum(share.parts().values()) == pytest.approx(share.step_s, rel=1e-6)
+    explained = explain_trace(trace, 6)
+    assert sum(row.share for row in explained.rows) == pytest.approx(1.0)
+    assert next(row for row in explained.rows if row.name == "data loading").seconds >= 0.05
+    assert "DataLoader" in explained.advice
+
+
+def test_the_summary_counts_flops_of_matrix_products(recorded: tuple[Attached, RunFolder]) -> None:
+    _, folder = recorded
+
+    summary = summarize(folder)
+
+    # Forward 2 × 8 × (16 × 32 + 32 × 4); backward as much for weights, and for the inputs of the second layer.
+    assert summary.flops_per_step == 2 * 8 * (2 * (16 * 32 + 32 * 4) + 32 * 4)
+    assert (summary.num_steps, summary.num_ranks, summary.mfu) == (12, 1, None)
+    assert summary.step_s > 0
+    result = folder.result()
+    assert result is not None
+    assert result.status == "done"
+    assert result.extra["attached"]["num_steps"] == 12
+
+
+def test_nothing_stays_behind(recorded: tuple[Attached, RunFolder]) -> None:
+    run, folder = recorded
+
+    assert dataloader._BaseDataLoaderIter.__next__.__module__ == dataloader.__name__
+    assert torch.save.__module__ == "torch.serialization"
+    assert not any(type(callback).__name__ == "_CollectionTimer" for callback in gc.callbacks)
+    before = len(list(folder.metrics(0)))
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    torch.optim.SGD([parameter], lr=0.1).step()
+    assert len(list(folder.metrics(0))) == before
+    assert sw.attach(folder.path.parent) is not run
+    sw.attach(folder.path.parent).stop()
+
+
+def test_it_is_a_callback_of_trainers(tmp_path: Path) -> None:
+    """As Hugging Face's CallbackHandler calls it: every event, with three values and keywords."""
+    run = sw.attach(tmp_path)
+    for name in ("on_init_end", "on_train_begin", "on_step_begin", "on_substep_end", "on_step_end", "on_save"):
+        assert getattr(run, name)("args", "state", "control", model=None) is None
+    run.on_log("args", "state", "control", logs={"loss": 0.5})
+    assert run._loss == 0.5
+    run.on_train_end("args", "state", "control")
+    assert run._is_stopped
+    with pytest.raises(AttributeError):
+        _ = run.unknown
+
+
+def test_a_run_without_profiled_steps_says_so(tmp_path: Path) -> None:
+    run = sw.attach(tmp_path, name="short", profile_steps=[100])
+    parameter = nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for _ in range(3):
+        optimizer.step()
+    run.stop()
+    assert run.path is not None
+
+    with pytest.raises(UsageError, match="no profiled step yet"):
+        read_trace(RunFolder.open(run.path))
+
+
+def test_samples_and_tokens_of_a_batch() -> None:
+    ids = torch.ones(4, 7, dtype=torch.long)
+    assert batch_size({"input_ids": ids, "labels": ids}) == (4, 28)
+    assert batch_size((torch.ones(5, 3, 2, 2), torch.ones(5, dtype=torch.long))) == (5, 0)
+    assert batch_size(["text"]) == (0, 0)

@@ -44,7 +44,7 @@ SECTIONS = {
     "Work on a model object": ("capture", "profile", "split"),
     "Run and plan by name": ("compare", "plan", "forecast", "explain", "fit", "train", "export"),
     "Train in your own script": ("parallelize", "Trainer"),
-    "Verify your own script": ("verify",),
+    "Verify and measure your own script": ("verify", "attach"),
     "Inputs": ("Plan", "Layout", "Cluster", "Device", "Batch", "Model"),
     "Results": (
         "UnitGraph",

@@ -28,6 +28,7 @@ TERMS: dict[str, tuple[str, ...]] = {
     "how-to/mixed-precision.md": ("mixed precision", "bfloat16", "AMP", "autocast", "dtype", "TF32"),
     "how-to/multi-node.md": ("torchrun", "Slurm", "Kubernetes", "multi-node", "NCCL_SOCKET_IFNAME", "rendezvous"),
     "how-to/too-large.md": ("CPU offload", "does not fit", "large model"),
+    "attach.md": ("straggler", "profiler trace", "Kineto", "attach", "Trainer callback"),
     "how-to/slow-job.md": ("slow", "bottleneck", "utilization", "performance"),
     "how-to/extend.md": ("plug-in", "entry points", "custom codec", "custom policy"),
     "train.md": ("checkpoint", "resume", "gradient clipping", "learning rate"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,48 @@ def test_trace(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("compare", compared, "compare")
     words = ("--memory", "--compare-workers", "--forecast", "--repeats", "1")
     checker.check_object("trace", output("trace", row["run"], *words, cache=cache), "trace")
+
+
+def test_recorded(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    """Explain traces of the profiler, and a run that was attached."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "trace" / "kineto"))
+    from kineto_files import gpu_rank, write
+
+    plan = Plan(model=ModelSpec(name="train.py"), batch=4, mesh=Mesh(data=2), steps=1)
+    folder = RunFolder.create(tmp_path, plan, environment={})
+    (folder.path / "attached.json").write_text("{}")
+    for rank, late_us in ((0, 0.0), (1, 150.0)):
+        profile = folder.worker(rank).path / "step-000007.json"
+        profile.parent.mkdir()
+        write(profile, rank, gpu_rank(late_us))
+    explained = output("explain", str(folder.path), cache=cache)
+    assert explained["culprit"]["ranks"] == [1]
+    checker.check_object("recorded-step", explained, "explain")
+    checker.check_object("trace", output("trace", str(folder.path), cache=cache), "trace")
+
+
+def test_stragglers(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    kinds = ("forward-compute", "backward-compute", "optimizer")
+    rows = [(dp, 0, dp, step, kind, n, 1.0 + dp, 0) for dp in (0, 1) for step in (0, 1) for n, kind in enumerate(kinds)]
+    names = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
+    table = pyarrow.table({name: [row[index] for row in rows] for index, name in enumerate(names)})
+    parquet.write_table(table, tmp_path / "operations.parquet")
+    checker.check_object("stragglers", output("explain", str(tmp_path / "operations.parquet"), cache=cache), "explain")
+
+
+@pytest.mark.slow
+def test_attach(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nweight = torch.nn.Parameter(torch.ones(4, 4))\noptimizer = torch.optim.SGD([weight], lr=0.1)\n"
+        "for _ in range(8):\n    (weight @ weight).sum().backward()\n    optimizer.step()\n"
+    )
+    words = ("attach", "--root", str(tmp_path), "--profile-steps", "3", "--json", "--", "python", str(script))
+    done = run_program(words, check=True)
+    checker.check_object("attach", json.loads(done.stdout), "attach")
 
 
 def test_watch(checker: Checker, cache: Path, tmp_path: Path) -> None:

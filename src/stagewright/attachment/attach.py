@@ -55,7 +55,10 @@ def attach(
 
     Example:
         run = sw.attach()
-        …  # the training loop, unchanged
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            model(x).square().mean().backward()
+            optimizer.step()
         run.stop()
         print(run.path)
     """

@@ -59,7 +59,8 @@ class WorkerShare:
     def to_dict(self) -> dict[str, Any]:
         values = {**asdict(self), "stages": list(self.stages)}
         details = values.pop("details")
-        return values | ({"details": [list(detail) for detail in details]} if details else {})
+        named = [dict(zip(("part", "name", "seconds"), detail, strict=True)) for detail in details]
+        return values | ({"details": named} if named else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

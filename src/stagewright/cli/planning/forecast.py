@@ -26,12 +26,23 @@ def forecast(
     chakra: Annotated[
         Path | None, files_option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.")
     ] = None,
+    from_torchtitan: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-torchtitan", metavar="FILE", help="Forecast a torchtitan job file by formulas; needs --cluster."
+        ),
+    ] = None,
     json: Json = False,
     *,
     options: ForecastOptions,
     formulas: AnalyticOptions,
 ) -> None:
     """Predict a plan's step: time, speed-up, timeline of every worker, memory, bytes sent."""
+    if from_torchtitan is not None:
+        if plan is not None:
+            raise UsageError(f"give either {plan} or --from-torchtitan {from_torchtitan}")
+        _print_torchtitan(from_torchtitan, cluster, formulas, json=json)
+        return
     if formulas.analytic:
         _print_analytic(formulas.forecast(plan, cluster, options.innermost), json=json)
         return
@@ -102,3 +113,40 @@ def _print_analytic(result: AnalyticForecast, *, json: bool) -> None:
     print_table(result.table())
     print_table(memory_table(result))
     print_lines(*analytic_summary(result))
+
+
+def _print_torchtitan(path: Path, cluster: Path | None, formulas: AnalyticOptions, *, json: bool) -> None:
+    """Print what a torchtitan job would give, and what would be faster on the same devices."""
+    from stagewright.analytic.forecast import forecast_layout
+    from stagewright.analytic.models import load_shape
+    from stagewright.analytic.torchtitan import better_layouts, read_torchtitan, torchtitan_changes
+    from stagewright.api.inputs import load_cluster
+    from stagewright.quantity import format_bytes, format_s
+
+    if cluster is None:
+        raise UsageError("--from-torchtitan needs the hardware: --cluster 8xh100, or a cluster file")
+    where = load_cluster(cluster)
+    assert where is not None
+    job = read_torchtitan(path, where.num_devices)
+    model = formulas.model or job.model
+    if model is None:
+        raise UsageError(f"the model of {path} is unknown; give --model, a name like llama-3-8b or a config.json")
+    shape = load_shape(model, formulas.sequence_length or job.sequence_length)
+    current = forecast_layout(shape, job.layout, where)
+    better = better_layouts(shape, job.layout, where)
+    if json:
+        best = (
+            None if not better else {"change": torchtitan_changes(job.layout, better[0][0]), **better[0][1].to_dict()}
+        )
+        print_json({**current.to_dict(), "better": best})
+        return
+    _print_analytic(current, json=False)
+    if not better:
+        print_lines("Better: no other layout of these devices and this batch is forecast to be faster")
+        return
+    layout, forecast_of = better[0]
+    gain = 1 - forecast_of.step_s / current.step_s
+    print_lines(
+        f"Better: {torchtitan_changes(job.layout, layout)}: {format_s(forecast_of.step_s)} a step ({gain:.0%} less), "
+        f"MFU {forecast_of.mfu:.0%}, {format_bytes(forecast_of.peak_memory_bytes)} a device (forecast)"
+    )

@@ -201,6 +201,15 @@ def test_recorded(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("trace", output("trace", str(folder.path), cache=cache), "trace")
 
 
+def test_flight_recorder(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        entries = [{"collective_seq_id": n, "profiling_name": "nccl:all_reduce"} for n in range(1, 3 + rank)]
+        (tmp_path / f"rank_{rank}.json").write_text(json.dumps({"entries": entries}))
+    data = output("explain", *(str(tmp_path / f"rank_{rank}.json") for rank in (0, 1)), cache=cache)
+    assert data["findings"][0]["ranks"] == [0]
+    checker.check_object("flight-recorder", data, "explain")
+
+
 def test_stragglers(checker: Checker, cache: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

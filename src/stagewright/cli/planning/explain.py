@@ -15,7 +15,11 @@ from stagewright.errors import UsageError
 
 
 def _are_traces(targets: list[str]) -> bool:
-    return bool(targets) and all(target.endswith((".json", ".json.gz", ".parquet")) for target in targets)
+    from stagewright.trace.flight_recorder import is_flight_recorder
+
+    return bool(targets) and all(
+        target.endswith((".json", ".json.gz", ".parquet")) or is_flight_recorder(Path(target)) for target in targets
+    )
 
 
 def _only(targets: list[str] | None) -> str | None:
@@ -31,8 +35,9 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="RUN|PLAN|TRACE...",
-            help="A run folder, the beginning of its name, a plan.toml, traces of the PyTorch profiler (.json, "
-            ".json.gz), one file for each rank, or a table of operations (.parquet). \\[default: the newest run]",
+            help="A run folder, the beginning of its name, or a plan.toml; or, one file for each rank, traces of the "
+            "PyTorch profiler (.json, .json.gz) or dumps of the Flight Recorder; or a table of operations (.parquet). "
+            "\\[default: the newest run]",
             show_default=False,
         ),
     ] = None,

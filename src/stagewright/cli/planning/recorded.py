@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool) -> None:
     """Explain traces of the PyTorch profiler, one file for each rank, or the stragglers of a table of operations."""
+    from stagewright.trace.flight_recorder import is_flight_recorder
     from stagewright.trace.kineto.read import read_profiles
 
     paths = [Path(target) for target in targets]
@@ -26,6 +27,9 @@ def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool)
         if len(paths) > 1 or output is not None:
             raise UsageError("explain takes one table of operations (.parquet), without --output")
         _show_stragglers(paths[0], as_json)
+        return
+    if all(is_flight_recorder(path) for path in paths):
+        _show_calls(paths, as_json)
         return
     show_recorded(read_profiles(paths), output, as_json)
 
@@ -56,6 +60,20 @@ def show_recorded(trace: Trace, output: Path | None, as_json: bool) -> None:
     print_lines(explanation.advice)
     if culprit is not None:
         print_lines(culprit.sentence)
+
+
+def _show_calls(paths: Sequence[Path], as_json: bool) -> None:
+    """Print who did not join a collective, called another one, or is late."""
+    from stagewright.report.tables.waterfall import calls_table
+    from stagewright.trace.flight_recorder import compare_dumps
+
+    calls, findings = compare_dumps(paths)
+    if as_json:
+        print_json({"findings": [finding.to_dict() for finding in findings]})
+        return
+    print_table(calls_table(calls))
+    equal = "All ranks called the same collectives, none of them clearly later than the others"
+    print_lines(*([finding.sentence for finding in findings] or [equal]))
 
 
 def _show_stragglers(path: Path, as_json: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from stagewright.quantity import format_s
 from stagewright.report.tables.trace import share_table
 from stagewright.table import Table, number_columns, text_columns
+from stagewright.trace.flight_recorder import Call
 from stagewright.trace.stragglers.analysis import StragglerAnalysis
 from stagewright.trace.waterfall import StepExplanation
 
@@ -56,6 +57,23 @@ def straggler_table(analysis: StragglerAnalysis) -> Table:
             f"on the last stage {analysis.last_stage_share:.0%} (M_S).",
         ),
     )
+
+
+def calls_table(calls: Mapping[int, Sequence[Call]]) -> Table:
+    """Tabulate the collectives of each rank in a dump of the Flight Recorder."""
+    rows = []
+    for rank in sorted(calls)[:_MAX_WORKERS]:
+        for group in dict.fromkeys(call.group for call in calls[rank]):
+            own = [call for call in calls[rank] if call.group == group]
+            last = own[-1]
+            rows.append((str(rank), group, str(len(own)), f"{last.number} {last.name} {last.sizes}", last.where or "–"))
+    columns = (
+        *number_columns("rank"),
+        *text_columns("group"),
+        *number_columns("calls"),
+        *text_columns("last call", "where", wrap=True),
+    )
+    return Table(title="collectives of each rank", columns=columns, rows=tuple(rows))
 
 
 def _largest(values: Mapping[K, float], count: int) -> list[tuple[K, float]]:

@@ -12,8 +12,8 @@ NAMES = """
     AnalyticForecast Batch Cluster Codec Comparison Device Explanation ExportedConfig FitResult Forecast Layout Model
     Plan
     PlanResult Profile Run RunError
-    Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError attach capture compare explain export fit
-    forecast parallelize plan profile split train verify
+    Split SplitPolicy StagewrightError Trainer TrainingResult UnitGraph UsageError attach capture compare explain export
+    fit forecast parallelize plan profile split train verify
 """
 
 

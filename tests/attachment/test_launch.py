@@ -52,10 +52,11 @@ def test_an_unchanged_torchrun_job_is_recorded_on_all_ranks(tmp_path: Path) -> N
 
 def test_a_missing_program_is_one_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "stagewright", "attach", "--root", str(tmp_path), "--", "no-such-program"],
+        [sys.executable, "-m", "stagewright", "attach", "--", "no-such-program"],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=tmp_path,
     )
 
     assert done.returncode == 2

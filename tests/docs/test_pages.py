@@ -37,6 +37,7 @@ NOT_RUN = [
 LONG = {
     "README.md",
     "docs/how-to/my-own-model.md",
+    "docs/attach.md",
     "docs/python.md",
     "docs/split.md",
     "docs/studies/stages.md",

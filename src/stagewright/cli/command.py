@@ -37,7 +37,7 @@ class Verb(typer.core.TyperCommand):
         known = {name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         words = [_current(word, known) for word in args[:end]]
-        for index, word in enumerate(args[: end - 1]):
+        for index, word in enumerate(args[: max(0, end - 1)]):
             if words[index] != word:
                 words[index + 1] = FORMER_VALUES.get(word, {}).get(words[index + 1], words[index + 1])
         return super().parse_args(ctx, [*words, *args[end:]])

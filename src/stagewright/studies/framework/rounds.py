@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.studies.framework.phrases import spread
+from stagewright.studies.framework.repeats import SUPERLINEAR, apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +47,51 @@ def read_values(trained: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...
 def read_rounds(results: Mapping[str, Any], part: str, rounds: int) -> dict[int, RunResult]:
     """Read the runs PART-1, PART-2, … by round; rounds without a run are left out.
 
-    So are rounds, of three or more, whose rate is less than a fifth of the median or more than five times as high:
-    something else had the machine, or nothing else for once. Smaller changes of pace cancel out in ratios.
+    So are rounds, of three or more, that `is_outlier` finds: something else had the machine, or nothing else for once.
+    Smaller changes of pace cancel out in ratios.
     """
     rows = {number: results.get(f"{part}-{number}") for number in range(1, rounds + 1)}
     runs = {
         number: RunResult.from_dict(row) for number, row in rows.items() if row is not None and "samples_per_s" in row
     }
-    if len(runs) < 3:
-        return runs
-    median = statistics.median(run.samples_per_s for run in runs.values())
-    return {number: run for number, run in runs.items() if median / 5 <= run.samples_per_s <= 5 * median}
+    rates = [run.samples_per_s for run in runs.values()]
+    return {number: run for number, run in runs.items() if not is_outlier(run.samples_per_s, rates)}
 
 
-SUPERLINEAR = 1.1
-"""A measured speed-up beyond this multiple of the number of devices is not believed: the baseline was disturbed."""
+OUTLIER = 5.0
+"""Factor between the rate of a round and the median of all rounds beyond which it is left out."""
+
+
+def is_outlier(rate: float, rates: Sequence[float]) -> bool:
+    """Whether the rate of one of three or more rounds is far from their median."""
+    return len(rates) > 2 and apart((rate, statistics.median(rates))) > OUTLIER
+
+
+def disturbances(results: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
+    """Say what was repeated and which rounds were left out, and why; `names` are the parts' names for people."""
+    rounds: dict[str, list[float]] = {}
+    for part, row in results.items():
+        rate = row.get("samples_per_s") if isinstance(row, Mapping) else None
+        if not rate:
+            continue
+        name, is_round, _ = names[part].partition(", round ")
+        if is_round:
+            rounds.setdefault(name, []).append(rate)
+        again = row.get("repeated")
+        if again:
+            rates = " then ".join(f"{value:.1f}" for value in again["samples_per_s"])
+            yield f"{names[part]}: {again['reason']}, so it was repeated: {rates} samples/s; {rate:.1f} counts."
+    for name, rates in rounds.items():
+        if len(rates) < 2 or apart(rates) <= OUTLIER:
+            continue
+        left_out = [rate for rate in rates if is_outlier(rate, rates)]
+        verdict = (
+            f"left out: {', '.join(f'{rate:.1f}' for rate in left_out)}"
+            if left_out
+            else "two rounds can't tell which is right; use --rounds 3"
+        )
+        shown = ", ".join(f"{rate:.1f}" for rate in rates)
+        yield f"{name}: rounds of {shown} samples/s differ by a factor of {apart(rates):.0f}: {verdict}."
 
 
 def speedups_by_round(
@@ -94,9 +125,13 @@ def range_text(speedups: Sequence[float], implausible: Sequence[float], *, equal
 def _ratios(runs: Mapping[int, RunResult], baselines: Mapping[int, RunResult]) -> tuple[float, ...]:
     if not all(run.equal for run in runs.values()):
         return ()
-    return tuple(
-        run.samples_per_s / baselines[number].samples_per_s for number, run in runs.items() if number in baselines
-    )
+    ratios = []
+    for number, run in runs.items():
+        # A baseline that was repeated with this run counts instead of the round's.
+        again = run.extra.get("baseline_samples_per_s")
+        if again or number in baselines:
+            ratios.append(run.samples_per_s / float(again or baselines[number].samples_per_s))
+    return tuple(ratios)
 
 
 def choose_baseline(results: Mapping[str, Any], parts: Iterable[str], rounds: int) -> str | None:

@@ -6,19 +6,20 @@ Study ── parts ──► Results ── conclude ──► Findings (tables,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import RunError
+from stagewright.studies.framework.repeats import Expectation, measure
 from stagewright.table import Table
 
 if TYPE_CHECKING:
+    from stagewright.runs.result import RunResult
     from stagewright.spec.plan import Plan
 
-UNSTEADY = 0.2
-"""Half of the interquartile range of a run's steps, relative to the median, beyond which it is repeated."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9.+_-]*")
 
 
@@ -57,18 +58,50 @@ class PartContext:
         """Parent of the run folders."""
         return self.folder / "runs"
 
-    def run(self, plan: Plan) -> dict[str, Any]:
+    def run(self, plan: Plan, *, baselines: Sequence[str] = (), forecast_rate: float | None = None) -> dict[str, Any]:
         """Run a plan with its parity check; return its result, with `run` relative to the study's folder.
 
-        A run whose steps vary a lot is repeated once, and the steadier of both counts.
+        A run that is not plausible is repeated (`framework.repeats`): then the result has `repeated`, and its other
+        runs are in left-out/.
+
+        Args:
+            plan: What to run.
+            baselines: Parts with single-device runs of the same round; the fastest is the baseline.
+            forecast_rate: Samples/s by forecast.
         """
         from stagewright.engine.jobs.compare import run_plan
+        from stagewright.runs.run_folder import RunFolder
 
-        row = run_plan(plan, self.runs, progress=self.note)
-        if row.samples_per_s and row.relative_spread > UNSTEADY:
-            self.note(f"its steps vary by ±{row.relative_spread:.0%}: repeating the run")
-            row = min((row, run_plan(plan, self.runs, progress=self.note)), key=lambda run: run.relative_spread)
-        return {**row.to_dict(), "run": Path(str(row.run)).relative_to(self.folder).as_posix()}
+        def run(chosen: Plan) -> RunResult:
+            return run_plan(chosen, self.runs, progress=self.note)
+
+        rows = [row for name in baselines if (row := self.results.get(name)) and row.get("samples_per_s")]
+        baseline = max(rows, key=lambda row: float(row["samples_per_s"]), default=None)
+        measured = measure(
+            partial(run, plan),
+            Expectation(
+                num_devices=len(set(plan.devices)) or plan.mesh.num_workers,
+                baseline_rate=None if baseline is None else baseline["samples_per_s"],
+                forecast_rate=forecast_rate,
+            ),
+            run_baseline=None
+            if baseline is None
+            else lambda: run(RunFolder.open(self.folder / baseline["run"]).plan()),
+            note=self.note,
+        )
+        for other in measured.left_out:
+            self._leave_out(Path(str(other.run)))
+        row = {**measured.run.to_dict(), "run": Path(str(measured.run.run)).relative_to(self.folder).as_posix()}
+        if measured.reason:
+            row["repeated"] = {"reason": measured.reason, "samples_per_s": list(measured.rates)}
+        if measured.baseline_rate is not None:
+            row["baseline_samples_per_s"] = measured.baseline_rate
+        return row
+
+    def _leave_out(self, run: Path) -> None:
+        """Move a run that does not count out of runs/, so that no page or baseline uses it."""
+        (self.folder / "left-out").mkdir(exist_ok=True)
+        run.rename(self.folder / "left-out" / run.name)
 
     def run_or_out_of_memory(self, plan: Plan) -> dict[str, Any]:
         """Run a plan under its memory limit; return its result with `ran`, or `ran` and `text` if memory ran out."""

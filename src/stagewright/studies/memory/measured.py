@@ -20,6 +20,8 @@ from stagewright.studies.framework.rounds import (
 from stagewright.trace.ideal import IdealStep, check_ideal
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
+SINGLE = ("serial", "serial+recompute")
+"""Variants on one device; the faster one is the baseline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ def ideal_speedups(results: Mapping[str, Any], variant: MeasuredVariant | None) 
 
 def baseline_variant(results: Mapping[str, Any], options: Mapping[str, Any]) -> str:
     """The baseline of every speed-up: the faster of one device without and with activation checkpointing."""
-    fastest = choose_baseline(results, ("run-serial", "run-serial+recompute"), options["rounds"])
+    fastest = choose_baseline(results, [f"run-{variant}" for variant in SINGLE], options["rounds"])
     return (fastest or "run-serial").removeprefix("run-")
 
 

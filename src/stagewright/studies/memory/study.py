@@ -20,7 +20,7 @@ from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
 from stagewright.studies.memory.answers import QUESTIONS, answers
-from stagewright.studies.memory.measured import baseline_variant, measured_variants, shown_variant
+from stagewright.studies.memory.measured import SINGLE, baseline_variant, measured_variants, shown_variant
 from stagewright.studies.memory.options import Options
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
@@ -64,7 +64,7 @@ def _parts(options: Options) -> Iterator[Part]:
             yield Part(
                 name=f"run-{variant}-{round_number}",
                 about=f"{shown_variant(variant)}, round {round_number} of {options.rounds}",
-                run=partial(_run, options, variant),
+                run=partial(_run, options, variant, round_number),
                 needs=("forecast-pipeline",) if variant.startswith("pipeline") else (),
                 expected_s=_run_s(options, variant, step_s),
             )
@@ -160,8 +160,13 @@ def _cuts(options: Options, variant: str, num_layers: int, context: PartContext)
     return split(measured.profile, 2, "macs", conditions).cut_names
 
 
-def _run(options: Options, variant: str, context: PartContext) -> dict[str, Any]:
-    return context.run(options.plan(variant, cuts=_cuts(options, variant, options.num_layers, context)))
+def _run(options: Options, variant: str, round_number: int, context: PartContext) -> dict[str, Any]:
+    forecast = (context.results.get(f"forecast-{variant.partition('+')[0]}") or {}).get(variant)
+    return context.run(
+        options.plan(variant, cuts=_cuts(options, variant, options.num_layers, context)),
+        baselines=() if variant.startswith("serial") else [f"run-{single}-{round_number}" for single in SINGLE],
+        forecast_rate=None if forecast is None else options.batch / forecast["step_s"],
+    )
 
 
 def _executed(strategy: str, context: PartContext) -> dict[str, Any]:

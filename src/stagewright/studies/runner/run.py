@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.errors import RunTerminated, StagewrightError
+from stagewright.studies.framework.rounds import disturbances
 from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
 from stagewright.studies.framework.tables import table_to_dict
 from stagewright.studies.runner.folder import StudyFolder
@@ -28,6 +29,8 @@ MISSING = "Which parts failed?"
 """The question whose answer lists the failed parts."""
 ALONE = "Were the devices used by this study alone?"
 """Asked only if they were not."""
+DISTURBED = "Which measurements were disturbed?"
+"""Asked only if some were repeated or left out."""
 _AGAIN_S = 0.5  # until a SIGTERM whose exception was ignored is sent again
 
 
@@ -91,7 +94,8 @@ def run_study(
             folder.ended("interrupted")
             raise
         results = folder.results(study)
-        findings = _with_neighbors(_with_failures(study.conclude(results), study, results), folder)
+        findings = _with_disturbances(_with_failures(study.conclude(results), study, results), study, results)
+        findings = _with_neighbors(findings, folder)
         write_findings(findings, study, folder)
         folder.ended("incomplete" if results.failures else "done")
         write_page(folder.path, study.title)
@@ -178,6 +182,14 @@ def _with_neighbors(findings: Findings, folder: StudyFolder) -> Findings:
         "this study again by itself (--fresh)."
     )
     return replace(findings, answers=(Answer(question=ALONE, sentences=(sentence,)), *findings.answers))
+
+
+def _with_disturbances(findings: Findings, study: Study, results: Results) -> Findings:
+    """Add an answer if measurements were repeated or left out."""
+    sentences = tuple(disturbances(results, {part.name: part.about for part in study.parts}))
+    if not sentences:
+        return findings
+    return replace(findings, answers=(*findings.answers, Answer(question=DISTURBED, sentences=sentences)))
 
 
 def _with_failures(findings: Findings, study: Study, results: Results) -> Findings:

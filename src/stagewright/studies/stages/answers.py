@@ -101,8 +101,9 @@ def _speedup(
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:
         return (
-            f"{head}: can't be told: measured {joined(times(ratio) for ratio in left_out)}, more than {count} devices "
-            "can reach, so the baseline was disturbed; run it again on a calm machine (--fresh)."
+            f"{head}: can't be told: measured {joined(times(ratio) for ratio in left_out)}, also when repeated, more "
+            f"than {min(count, len(set(options['devices'])))} devices can reach: the baseline was disturbed; run the "
+            "study again on a calm machine (--fresh)."
         )
     if runs:
         return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."

@@ -80,14 +80,15 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                 )
             )
             first, last = runs[min(runs)], runs[max(runs)]
+            num_devices = min(count, len(set(options["devices"])))
             measured.append(
                 MeasuredRun(
                     policy=policy,
                     also=also,
                     num_stages=count,
                     samples_per_s=median_rate(runs),
-                    speedups=speedups_by_round(runs, baselines, count),
-                    implausible=implausible_speedups(runs, baselines, count),
+                    speedups=speedups_by_round(runs, baselines, num_devices),
+                    implausible=implausible_speedups(runs, baselines, num_devices),
                     equal=all(run.equal for run in runs.values()),
                     shared=bool(first.extra.get("shared")),
                     sent_bytes=sum(first.link_bytes.values()),

@@ -70,7 +70,7 @@ def _parts(options: Options) -> Iterator[Part]:
                     yield Part(
                         name=f"run-{mode}-{count}-{policy}-{round_number}",
                         about=f"{count} stages split by {policy}, {mode}, round {round_number} of {options.rounds}",
-                        run=partial(_run, options, mode, count, policy),
+                        run=partial(_run, options, mode, count, policy, round_number),
                         needs=(f"profile-{mode}",),
                     )
     for mode in options.modes:
@@ -149,17 +149,36 @@ def _forecast(options: Options, mode: str, context: PartContext) -> dict[str, An
 
 
 def _run_serial(options: Options, mode: str, context: PartContext) -> dict[str, Any]:
-    return context.run(options.plan(mode, 1))
+    forecasts = (context.results.get(f"forecast-{mode}") or {}).values()
+    # A forecast's speed-up is over the same model's forecast on one device.
+    serial_rates = [
+        forecast["samples_per_s"] / forecast["speedup"]
+        for by_policy in forecasts
+        for forecast in by_policy.values()
+        if forecast.get("speedup")
+    ]
+    is_here = serial_rates and not options.cluster
+    return context.run(options.plan(mode, 1), forecast_rate=serial_rates[0] if is_here else None)
 
 
-def _run(options: Options, mode: str, count: int, policy: str, context: PartContext) -> dict[str, Any]:
+def _run(
+    options: Options, mode: str, count: int, policy: str, round_number: int, context: PartContext
+) -> dict[str, Any]:
     """Run a split, unless an earlier policy has the same cuts."""
     splits = context.results[f"profile-{mode}"]["splits"]
     cuts = _cuts(splits, count, policy)
     earlier = _same_as(splits, count, policy)
     if earlier is not None:
         return {"same_as": earlier}
-    return context.run(options.plan(mode, count, cuts)) | {"shared": count > len(set(options.devices))}
+    is_shared = count > len(set(options.devices))
+    forecast = (context.results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
+    row = context.run(
+        options.plan(mode, count, cuts),
+        baselines=(f"run-{mode}-serial-{round_number}",),
+        # A forecast is for devices like these, one for each stage.
+        forecast_rate=None if is_shared or options.cluster else forecast.get("samples_per_s"),
+    )
+    return row | {"shared": is_shared}
 
 
 def _explain(options: Options, mode: str, context: PartContext) -> dict[str, Any]:

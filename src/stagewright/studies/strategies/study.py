@@ -72,14 +72,14 @@ def _parts(options: Options) -> Iterator[Part]:
                 yield Part(
                     name=f"speed-{task}-serial-{count}-{round_number}",
                     about=f"baseline with the batch of {count} workers, {task}, {shown_round}",
-                    run=partial(_speed, options, task, None, count),
+                    run=partial(_speed, options, task, None, count, round_number),
                 )
             for experiment in options.experiments:
                 if options.is_run(experiment.workers):
                     yield Part(
                         name=f"speed-{task}-{experiment.name}-{round_number}",
                         about=f"{experiment.name}, {task}, {shown_round}",
-                        run=partial(_speed, options, task, experiment, experiment.workers),
+                        run=partial(_speed, options, task, experiment, experiment.workers, round_number),
                         needs=(f"profile-{task}",),
                     )
     for task in options.tasks:
@@ -162,10 +162,16 @@ def _forecast(options: Options, task: str, context: PartContext) -> dict[str, An
 
 
 def _speed(
-    options: Options, task: str, experiment: Experiment | None, workers: int, context: PartContext
+    options: Options, task: str, experiment: Experiment | None, workers: int, round_number: int, context: PartContext
 ) -> dict[str, Any]:
+    plan = options.plan(task, experiment, options.seeds[0], _cuts(context, task, experiment), workers=workers)
+    forecasts = context.results.get(f"forecast-{task}") or {}
+    if experiment is None:
+        data = forecasts.get(f"data-{workers}")
+        return context.run(plan, forecast_rate=None if data is None else data["samples_per_s"] / data["speedup"])
+    forecast = forecasts.get(experiment.name, {})
     return context.run(
-        options.plan(task, experiment, options.seeds[0], _cuts(context, task, experiment), workers=workers)
+        plan, baselines=(f"speed-{task}-serial-{workers}-{round_number}",), forecast_rate=forecast.get("samples_per_s")
     )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from made_pages import make_study
 from made_runs import SERIAL_S, make_run, make_training
 from stagewright.files.atomic import save_text
 from stagewright.report.page import Page, Picture, Section, build_report, page_html, page_markdown
-from stagewright.report.page.sections import BarChart, Code, Fold, LineChart, Prose, Timeline
+from stagewright.report.page.sections import BarChart, Fold, LineChart, Timeline
 from stagewright.report.render.html import script_json
 from stagewright.table import Cell, Table
 
@@ -163,22 +164,20 @@ def test_sections_of_others_come_first(tmp_path: Path) -> None:
     assert "data:image/svg+xml;base64," in page_html(page)
 
 
-def test_a_study_has_its_answers_and_tables(tmp_path: Path) -> None:
-    folder = tmp_path / "2026-11-15-stages-deit"
-    (folder / "figures").mkdir(parents=True)
-    about = {"study": "stages", "title": "Stages of deit", "status": "done", "command": "stagewright study stages deit"}
-    (folder / "study.json").write_text(json.dumps(about))
-    (folder / "answers.md").write_text("# Stages\n\n## Which policy?\n\nTime.\n\nIt is 4 % faster.\n")
-    (folder / "table.md").write_text("# Stages\n\n## Policies\n\n| a \\| b | n |\n|---|---:|\n| x | 2 |\n\nA note.\n")
-    (folder / "figures" / "bars.png").write_bytes(b"png")
-    answers, tables = build_report([folder]).page.sections
-    assert answers.items == (Prose(title="Which policy?", paragraphs=("Time.", "It is 4 % faster.")),)
-    command, table, picture = tables.items
-    assert isinstance(command, Code)
-    assert isinstance(table, Table)
-    assert [(column.name, column.align) for column in table.columns] == [("a | b", "left"), ("n", "right")]
-    assert (table.rows, table.notes) == ((("x", "2"),), ("A note.",))
-    assert isinstance(picture, Picture)
+def test_runs_of_a_study_are_folded_and_have_their_names(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "2026-11-15-stages-deit")
+    run = make_run(folder / "runs", "pipeline=2")
+    findings = json.loads((folder / "findings.json").read_text()) | {"runs": {run.path.name: "2 stages by blocks"}}
+    (folder / "findings.json").write_text(json.dumps(findings))
+    report = build_report([folder, make_run(tmp_path / "runs").path])
+    assert [run.label for run in report.runs] == ["2 stages by blocks", "serial"]
+    study, runs, *plain = report.page.sections
+    assert (study.title, runs.title) == ("Stages of deit", "Runs")
+    assert all(isinstance(item, Fold) for item in runs.items)
+    folded = {item.title for item in runs.items if isinstance(item, Fold)}
+    assert "Timeline" in folded & {section.title for section in plain}, "runs that belong to no study are not folded"
+    assert '<dl class="card"' in page_html(report.page)
+    assert "**Measured**: 1.6 ×" in page_markdown(report.page)
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&|`$<!--"

@@ -10,6 +10,7 @@ from stagewright.report.render.terminal import draw_table
 from stagewright.report.tables.compare import compare_remarks, compare_table, failure_tracebacks
 from stagewright.report.tables.notes import parity_note
 from stagewright.runs.result import ParityReport, RunResult
+from stagewright.table import Cell
 from stagewright.zoo.model import LOSS_NOTES
 
 EQUAL: dict[str, Any] = {
@@ -164,3 +165,10 @@ def test_a_loss_that_nobody_gave_is_told_once() -> None:
     assert note == f"note: {LOSS_NOTES['stand-in']}"
     assert compare_remarks([row(loss_source="model")])[-1] == f"note: {LOSS_NOTES['model']}"
     assert len(compare_remarks([row(loss_source="given")])) == 1
+
+
+def test_more_than_the_bound_is_marked_and_explained() -> None:
+    beyond = row(share_of_bound=1.11)
+    assert Cell("111%", "warning") in compare_table([beyond], "a model").rows[0]
+    assert any("more than the upper bound" in line for line in compare_remarks([beyond]))
+    assert not any("more than the upper bound" in line for line in compare_remarks([row(share_of_bound=1.0)]))

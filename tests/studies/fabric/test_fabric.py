@@ -13,6 +13,7 @@ from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
 from stagewright.studies.fabric.options import Options
 from stagewright.studies.fabric.study import build_study, conclude
+from stagewright.studies.fabric.tables import shown_share
 
 
 def concluded(parts: dict[str, Any], **options: Any) -> Findings:
@@ -109,3 +110,7 @@ def test_trials_are_batches_times_epochs() -> None:
     assert Options(where="loopback", networks=("clean",), trials=7).num_trials == 7
     text = answer_to(concluded(fabric_parts(), epochs=2, num_trials=1876), "What is sent")
     assert "trials = batches × epochs = 938 × 2 = 1876" in text
+
+
+def test_an_ideal_that_is_beaten_has_no_share() -> None:
+    assert [shown_share(share) for share in (None, 0.5, 1.0, 1.12)] == ["–", "50 %", "100 %", "beaten"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.studies.conftest import answer_to, table_rows
-from tests.studies.fake_parts import STAGES_OPTIONS, stages_parts
+from tests.studies.fake_parts import MIB, STAGES_OPTIONS, row, stages_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
@@ -196,3 +196,31 @@ def test_a_round_far_from_the_others_is_left_out() -> None:
     rows = {f"run-{number}": {"samples_per_s": rate, "equal": True} for number, rate in rates.items()}
     assert list(read_rounds(rows, "run", 4)) == [2, 3, 4]
     assert list(read_rounds(rows, "run", 2)) == [1, 2], "of two, none can be called wrong"
+
+
+def test_a_bound_that_a_run_beats_is_not_shown() -> None:
+    def bounds(serial_s: float) -> list[str]:
+        parts = stages_parts()
+        for split in parts["profile-inference"]["splits"]["2"].values():
+            split |= {"serial_s": serial_s, "num_stages": 2}
+        options = {**STAGES_OPTIONS, "stages": [2], "batch": 32}
+        return [row[-1] for row in conclude(options, Results(parts)).tables[0].rows]
+
+    # 4 samples in 0.2 s, as the measured baseline; blocks were measured at 1.6 ×, the bound is 1.9 ×.
+    assert bounds(0.195) == ["1.90", "1.90"]
+    assert bounds(0.26) == ["1.43", "beaten"], "the profile was slower than the runs"
+
+
+def test_more_than_n_is_no_share_of_the_ideal() -> None:
+    text = answer_to(concluded(stages_parts(blocks=(42.0, 44.0))), "reach over")
+    assert "measured 2.10 × (2.10 … 2.10 over 2 rounds), more than the ideal 2 ×: a whole batch" in text
+    assert "105 %" not in text
+
+
+def test_stages_that_share_devices_are_measured_against_the_devices() -> None:
+    parts = stages_parts()
+    for turn in (1, 2):
+        parts[f"run-inference-4-blocks-{turn}"] = row(30.0, run=f"runs/s{turn}", sent=MIB, shared=True)
+    text = answer_to(concluded(parts), "reach over")
+    assert "which is 73 % of the ideal 2 ×" in text
+    assert "Its stages shared devices" in text

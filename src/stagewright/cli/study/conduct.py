@@ -78,9 +78,13 @@ def conduct(
     if json:
         print_json(outcome.to_dict())
     else:
+        from rich.text import Text
+
         from stagewright.report.render.terminal import draw_table
 
         console = screen()
+        for name, text in outcome.findings.summary.rows if outcome.findings.summary is not None else ():
+            console.print(Text.assemble((f"{name}: ", "bold"), text), soft_wrap=True)
         for table in outcome.findings.tables:
             console.print(draw_table(table))
         for answer in outcome.findings.answers:

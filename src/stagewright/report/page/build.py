@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from stagewright.report.page.content.memory import memory_section
 from stagewright.report.page.content.overview import compare_section, overview_section, plans_section
 from stagewright.report.page.content.runs import MAX_RUNS, ReportFolders, RunData, find_folders, read_runs
 from stagewright.report.page.content.speed import result_section, speed_section, speedup_breakdown_section
-from stagewright.report.page.content.study import study_sections
+from stagewright.report.page.content.study import read_run_names, study_section
 from stagewright.report.page.content.traffic import traffic_section
 from stagewright.report.page.content.training import training_section
-from stagewright.report.page.sections import Page, Section
+from stagewright.report.page.sections import Fold, Page, Prose, Section, slug
+from stagewright.runs.run_folder import RunFolder
 
 Forecaster = Callable[[RunData], RunData]
 
@@ -52,13 +53,27 @@ def build_report(
         newest: How many runs to show, newest first; the subtitle says how many are left out.
     """
     folders = find_folders(paths, newest)
-    runs = read_runs(folders.runs)
-    if forecaster is not None:
-        runs = tuple(forecaster(run) if run.is_timed else run for run in runs)
-    studies = [section for folder in folders.studies for section in study_sections(folder)]
+
+    def read(chosen: Sequence[RunFolder], names: Mapping[str, str]) -> tuple[RunData, ...]:
+        found = read_runs(chosen, names)
+        return found if forecaster is None else tuple(forecaster(run) if run.is_timed else run for run in found)
+
+    studies: list[Section] = []
+    runs: tuple[RunData, ...] = ()
+    rest, fabrics = list(folders.runs), list(folders.fabrics)
+    for folder in folders.studies:
+        own = [run for run in rest if run.path.resolve().parent.parent == folder.resolve()]
+        own_fabrics = [run for run in fabrics if run.path.resolve().parent.parent == folder.resolve()]
+        rest = [run for run in rest if run not in own]
+        fabrics = [run for run in fabrics if run not in own_fabrics]
+        names = read_run_names(folder)
+        runs += (found := read(own, names))
+        sections_of_runs = (*run_sections(found), *fabric_sections(own_fabrics, names))
+        studies += [study_section(folder), *_folded(sections_of_runs, folder)]
+    runs += (plain := read(rest, {}))
     reasons = tuple(f"{reason}." for reason in folders.damaged)
     damaged = (Section(name="damaged", title="Damaged runs", prose=reasons),) if reasons else ()
-    sections = (*extra, *studies, *run_sections(runs), *fabric_sections(folders.fabrics), *damaged)
+    sections = (*extra, *studies, *run_sections(plain), *fabric_sections(fabrics), *damaged)
     page = Page(
         title=title or _title(runs, folders),
         subtitle=_subtitle(runs, folders),
@@ -66,6 +81,15 @@ def build_report(
         footer=f"Made by stagewright {__version__} from the run folders; this file loads nothing from the network.",
     )
     return Report(page=page, runs=runs, folders=folders)
+
+
+def _folded(sections: Sequence[Section], folder: Path) -> tuple[Section, ...]:
+    """The sections of a study's runs as one section, whose parts open on a click."""
+    folds = []
+    for section in sections:
+        prose = (Prose(title="", paragraphs=section.prose),) if section.prose else ()
+        folds.append(Fold(title=section.title, items=(*prose, *section.items)))
+    return (Section(name=f"runs-{slug(folder.name)}", title="Runs", items=tuple(folds)),) if folds else ()
 
 
 def run_sections(runs: Sequence[RunData]) -> tuple[Section, ...]:

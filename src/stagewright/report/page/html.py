@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Iterator
 
 from markupsafe import Markup
 
 from stagewright.report.page.charts.svg import bar_svg, line_svg
 from stagewright.report.page.sections import (
     BarChart,
+    Card,
     Code,
     Fold,
     Item,
@@ -49,9 +51,14 @@ def page_html(page: Page) -> str:
 
 
 def _render_section(section: Section) -> Markup:
-    flat = [inner for item in section.items for inner in (item.items if isinstance(item, Fold) else (item,))]
-    num_timelines = sum(isinstance(item, Timeline) for item in flat)
+    num_timelines = sum(isinstance(item, Timeline) for item in _flat(section.items))
     return render_macro("section", section, [_render_item(item) for item in section.items], num_timelines)
+
+
+def _flat(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield the items with those inside folds."""
+    for item in items:
+        yield from _flat(item.items) if isinstance(item, Fold) else (item,)
 
 
 def _render_item(item: Item) -> Markup:
@@ -71,6 +78,8 @@ def _render_item(item: Item) -> Markup:
             return render_macro("code", item)
         case Prose():
             return render_macro("prose", item)
+        case Card():
+            return render_macro("card", item)
         case Picture():
             return render_macro("picture", item, base64.b64encode(item.content).decode("ascii"))
         case Fold():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from stagewright.report.page.charts.axis import format_tick
-from stagewright.report.page.sections import BarChart, Code, Fold, Item, Page, Picture, Prose, Section
+from stagewright.report.page.sections import BarChart, Card, Code, Fold, Item, Page, Picture, Prose, Section
 from stagewright.report.render.markdown import escape_markdown, table_markdown
 from stagewright.table import Table, number_columns, text_columns
 
@@ -38,9 +38,12 @@ def _render_item(item: Item) -> str:
             body = "".join(map(_render_item, item.items))
             title = escape_markdown(item.title)
             return f"\n<details><summary>{title}</summary>\n{body}\n</details>\n" if body else ""
+        case Card():
+            return "".join(f"\n**{escape_markdown(name)}**: {escape_markdown(text)}\n" for name, text in item.rows)
         case Prose():
             paragraphs = (f"\n{escape_markdown(paragraph)}\n" for paragraph in item.paragraphs)
-            return f"\n**{escape_markdown(item.title)}**\n" + "".join(paragraphs)
+            title = f"\n**{escape_markdown(item.title)}**\n" if item.title else ""
+            return title + "".join(paragraphs)
         case Picture():
             return f"\n*{escape_markdown(item.caption)}* (in the page)\n"
         case _:

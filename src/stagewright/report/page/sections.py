@@ -8,6 +8,7 @@
         LineChart           curves, steps or dots
         Timeline            every worker's events, with zoom
         Code, Prose         text to copy; a question with its answer
+        Card                the findings in a few named sentences
         Picture             a figure drawn elsewhere
         Fold                items behind a line that opens
 
@@ -141,6 +142,14 @@ class Prose:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A few sentences, each under its name, in a frame."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """A figure drawn elsewhere."""
 
@@ -157,7 +166,7 @@ class Fold:
     items: tuple[Item, ...]
 
 
-Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Prose | Picture | Fold
+Item: TypeAlias = Table | BarChart | LineChart | Timeline | Code | Prose | Card | Picture | Fold
 
 
 def slug(text: str) -> str:

@@ -60,11 +60,18 @@ def _compare_row(row: RunResult) -> tuple[str | Cell, ...]:
         format_rate(row),
         format_s(row.latency_s),
         "–" if row.speedup is None else f"{row.speedup:.2f} ×",
-        "–" if row.share_of_bound is None else f"{row.share_of_bound:.0%}",
+        _share_of_bound(row.share_of_bound),
         format_bytes(row.max_memory_bytes),
         format_bytes(row.sent_bytes) if row.sent_bytes else "–",
         Cell("ok", "good") if row.equal else Cell("NO", "bad"),
     )
+
+
+def _share_of_bound(share: float | None) -> str | Cell:
+    """Write how much of its bound a speed-up reaches; more than all of it was not measured right."""
+    if share is None:
+        return "–"
+    return Cell(f"{share:.0%}", "warning") if round(share, 2) > 1 else f"{share:.0%}"
 
 
 def format_rate(row: RunResult) -> str:
@@ -116,7 +123,7 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
         lines.append(f"{label}: {match}; peak memory per worker {memory}{sent}")
         if row.compiled is not None:
             lines.append(f"{label}: {_compile_remark(row.compiled)}")
-    return lines + [f"note: {line}" for line in (*loss_notes(rows), *_batch_size_notes(rows))]
+    return lines + [f"note: {line}" for line in (*loss_notes(rows), *_batch_size_notes(rows), *_bound_notes(rows))]
 
 
 def _compile_remark(compiled: CompileReport) -> str:
@@ -127,6 +134,17 @@ def _compile_remark(compiled: CompileReport) -> str:
         return f"{compiled.mode} compiled{because}: {graphs}, no graph breaks"
     breaks = f"{compiled.graph_breaks} graph break{'s' if compiled.graph_breaks != 1 else ''}"
     return f"{compiled.mode} compiled{because}: {graphs}, {breaks} ({'; '.join(compiled.break_reasons)})"
+
+
+def _bound_notes(rows: Sequence[RunResult]) -> list[str]:
+    """Name the strategies whose speed-up is beyond its upper bound, and the reason."""
+    beyond = [strategy_label(row) for row in rows if round(row.share_of_bound or 0.0, 2) > 1]
+    if not beyond:
+        return []
+    return [
+        f"{', '.join(beyond)}: more than the upper bound: the baseline was disturbed, or is less efficient with the "
+        "whole batch (caches); --rounds 3 shows which"
+    ]
 
 
 def _batch_size_notes(rows: Sequence[RunResult]) -> list[str]:

@@ -24,6 +24,12 @@ QUESTIONS = (
     "What is the transfer rate, and how does it depend on the size?",
     "On which links does a codec save time?",
 )
+EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    QUESTIONS[1]: ("Codecs",),
+    QUESTIONS[5]: ("Transfers by size",),
+    QUESTIONS[6]: ("Error and time",),
+}
+"""Beginnings of the titles and names of the tables and figures behind each answer."""
 GOAL_RATIO = 0.15
 """Of fp32 bytes."""
 _COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at least

@@ -20,11 +20,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from stagewright.studies.codecs.answers import QUESTIONS, answers
+from stagewright.studies.codecs.answers import EVIDENCE, GOAL_RATIO, QUESTIONS, answers
 from stagewright.studies.codecs.measured import measured_codecs, part_name
 from stagewright.studies.codecs.options import Options
+from stagewright.studies.codecs.summary import summarize
 from stagewright.studies.codecs.tables import figures, tables
-from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import finite
 from stagewright.studies.parts.samples import samples_folder, samples_part
 
@@ -44,10 +45,12 @@ def build_study(options: Options) -> Study:
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     codecs = {task: measured_codecs(results, options, task) for task in options["tasks"]}
+    shown, drawn = tables(results, options, codecs), figures(options, codecs)
     return Findings(
-        tables=tables(results, options, codecs),
-        answers=answers(results, options, codecs),
-        figures=figures(options, codecs),
+        summary=summarize(results, options, codecs, goal_ratio=GOAL_RATIO),
+        tables=shown,
+        answers=with_evidence(answers(results, options, codecs), EVIDENCE, shown, drawn),
+        figures=drawn,
     )
 
 

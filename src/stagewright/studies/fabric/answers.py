@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.fabric.measured import is_correct, measured_runs
+from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_fault, shown_network
 from stagewright.studies.fabric.options import BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
@@ -19,6 +19,8 @@ QUESTIONS = (
     "What do the gradient buckets of a larger model cost?",
     "How does it compare with published results?",
 )
+EVIDENCE: Mapping[str, tuple[str, ...]] = {QUESTIONS[1]: ("All-reduce latency",), QUESTIONS[3]: ("Diagnosis",)}
+"""Beginnings of the titles and names of the tables and figures behind each answer."""
 _PUBLISHED_S = 0.02
 """Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."""
 
@@ -77,7 +79,7 @@ def _latencies(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         texts = joined(f"{layer['name']} {format_s(layer['p50_s'])}" for layer in layers)
         step_s = row["total"]["p50_s"]
         step = f"; a whole step {format_s(step_s)}" if step_s is not None else ""
-        yield f"{network}: median of {row['trials']} trials: {texts}{step}."
+        yield f"{shown_network(network).capitalize()}: median of {row['trials']} trials: {texts}{step}."
 
 
 def _tail_ratio(layer: Mapping[str, Any]) -> float:
@@ -91,7 +93,7 @@ def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             continue
         p99 = f", p99 {format_s(worst['p99_s'])}" if worst["p99_s"] is not None else ""
         yield (
-            f"{network}: {worst['name']} has the longest tail: at most {format_s(worst['max_s'])}, which is "
+            f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most {format_s(worst['max_s'])}, which is "
             f"{times(_tail_ratio(worst))} its median of {format_s(worst['p50_s'])}{p99}; "
             f"TCP retransmitted {counted(worst['retransmits'], 'segment')}."
         )
@@ -101,7 +103,7 @@ def _causes(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     correct = []
     for model, _, network, row in measured_runs(results, options):
         correct.append(is_correct(row, options))
-        fault = "no fault" if network == "clean" else f"{network} of host {options['wrong_host']}"
+        fault = shown_fault(network, options)
         slowest = max(row["layers"], key=lambda layer: layer["max_s"])
         modes = "".join(f" Slowest layer {slowest['name']}: {mode['sentence']}." for mode in slowest["modes"][:1])
         yield (
@@ -120,10 +122,10 @@ def _buckets(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         ideals = [layer["ideal_s"] for layer in row["layers"]]
         step_s = row["total"]["mean_s"] if row["total"]["p50_s"] is None else row["total"]["p50_s"]
         text = (
-            f"{model}, {network}: {counted(len(row['layers']), 'bucket')} of {format_bytes(total)} in total take "
+            f"{model}, {shown_network(network)}: {counted(len(row['layers']), 'bucket')} of {format_bytes(total)} in total take "
             f"{format_s(step_s)} per step over {row['trials']} trials"
         )
-        if ideals and None not in ideals and sum(ideals):
+        if ideals and None not in ideals and 0 < sum(ideals) <= step_s:
             text += f", {percent(sum(ideals) / step_s)} of the ideal speed ({format_s(sum(ideals))})"
         yield text + "."
 
@@ -136,7 +138,7 @@ def _published(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         share = sum(seconds >= _PUBLISHED_S for seconds in latencies) / len(latencies)
         sentences.append(
-            f"{network}: {percent(share)} of the all-reduces take 20 ms or more; the longest takes "
+            f"{shown_network(network).capitalize()}: {percent(share)} of the all-reduces take 20 ms or more; the longest takes "
             f"{format_s(max(latencies))}."
         )
     if sentences:

@@ -21,3 +21,13 @@ def is_correct(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     verdict = row["verdict"]
     truth = ("none", None) if row["made"] == "clean" else (row["made"], options["wrong_host"])
     return (verdict["kind"], verdict["rank"]) == truth
+
+
+def shown_fault(network: str, options: Mapping[str, Any]) -> str:
+    """Write the emulated fault with its host: "lossy link of host 2"."""
+    return "no fault" if network == "clean" else f"{network.replace('-', ' ')} of host {options['wrong_host']}"
+
+
+def shown_network(network: str) -> str:
+    """Write a network for people: "clean network", "lossy link"."""
+    return "clean network" if network == "clean" else network.replace("-", " ")

@@ -22,10 +22,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import RunError
-from stagewright.studies.fabric.answers import QUESTIONS, answers
+from stagewright.studies.fabric.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.fabric.options import Options
+from stagewright.studies.fabric.summary import summarize
 from stagewright.studies.fabric.tables import figures, tables
-from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import finite
 
 if TYPE_CHECKING:
@@ -59,8 +60,14 @@ def _part_name(model: str) -> str:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
+    shown, drawn = tables(results, options), figures(results, options)
+    # The distributions show the tails.
+    evidence = {**EVIDENCE, QUESTIONS[2]: tuple(figure.name for figure in drawn)}
     return Findings(
-        tables=tables(results, options), answers=answers(results, options), figures=figures(results, options)
+        summary=summarize(results, options),
+        tables=shown,
+        answers=with_evidence(answers(results, options), evidence, shown, drawn),
+        figures=drawn,
     )
 
 

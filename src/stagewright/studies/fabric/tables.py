@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_s
-from stagewright.studies.fabric.measured import is_correct, measured_runs
+from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_fault, shown_network
 from stagewright.studies.framework.phrases import percent
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
@@ -25,11 +25,16 @@ def figures(results: Results, options: Mapping[str, Any]) -> tuple[Figure, ...]:
     return tuple(
         Figure(
             name=f"{part_name}-{network}",
-            caption=f"{model}, {network}: latency of each layer, and when the slow all-reduces happened.",
-            draw=partial(_draw, row, f"{model}: {network}"),
+            caption=f"{model}, {shown_network(network)}: latency of each layer, and when the slow all-reduces happened.",
+            draw=partial(_draw, row, f"{model}: {shown_network(network)}"),
         )
         for model, part_name, network, row in measured_runs(results, options)
     )
+
+
+def shown_share(share: float | None) -> str:
+    """Write a share of the ideal speed; above 100 % the probe of the links was disturbed, and the ideal is unknown."""
+    return "–" if not share else "beaten" if share > 1 else percent(share)
 
 
 def _time(seconds: float | None) -> str:
@@ -40,12 +45,12 @@ def _latency_table(results: Results, options: Mapping[str, Any]) -> Table:
     rows = [
         (
             model,
-            network,
+            shown_network(network),
             layer["name"],
             str(layer["bytes"]),
             str(layer["samples"]),
             *(_time(layer[name]) for name in ("p50_s", "p95_s", "p99_s", "max_s", "ideal_s")),
-            percent(layer["share_of_ideal"]) if layer["share_of_ideal"] else "–",
+            shown_share(layer["share_of_ideal"]),
             str(layer["retransmits"]),
         )
         for model, _, network, row in measured_runs(results, options)
@@ -59,7 +64,8 @@ def _latency_table(results: Results, options: Mapping[str, Any]) -> Table:
         rows,
         f"{options['algorithm']} all-reduce between {options['hosts']} hosts {hosts}, last layer first, as backward "
         "produces the gradients. A percentile is shown if at least two trials lie beyond it. Ideal: from the bandwidth "
-        "and latency of the best pair of hosts alone. Every result was checked.",
+        "and latency of the best pair of hosts alone; beaten: the probe of the links was disturbed, so it is too slow. "
+        "Every result was checked.",
     )
 
 
@@ -67,7 +73,7 @@ def _diagnosis_table(results: Results, options: Mapping[str, Any]) -> Table:
     rows = [
         (
             model,
-            network if network == "clean" else f"{network} of host {options['wrong_host']}",
+            shown_fault(network, options),
             row["verdict"]["sentence"],
             "yes" if is_correct(row, options) else "no",
             _time(row["total"]["p50_s"]),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,8 @@ class Part:
     """Does the work; returns data that JSON can hold."""
     about: str
     """One line for people: what it does."""
+    run_name: str = ""
+    """Name of its run folder on the page, where `about` does not suit."""
     needs: tuple[str, ...] = ()
     """Parts whose data it reads; it is skipped where one of them failed."""
     expected_s: float = 0.0
@@ -139,9 +141,38 @@ class Answer:
 
     question: str
     sentences: tuple[str, ...]
+    tables: tuple[str, ...] = ()
+    """Titles of the tables that it was read from; a page shows them next to it."""
+    figures: tuple[str, ...] = ()
+    """Names of its figures."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {"question": self.question, "sentences": list(self.sentences)}
+        return {
+            "question": self.question,
+            "sentences": list(self.sentences),
+            "tables": list(self.tables),
+            "figures": list(self.figures),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A study in four sentences, for someone who reads nothing else."""
+
+    measured: str
+    ideal: str
+    why: str
+    """What lies between the two."""
+    advice: str
+    """What to do."""
+
+    @property
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Name and text of each."""
+        return (("Measured", self.measured), ("Ideal", self.ideal), ("Why", self.why), ("What to do", self.advice))
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
 
 
 def answer_all(
@@ -150,6 +181,24 @@ def answer_all(
     """Answer each question with the sentences of its reply, or where it has none with `unknown`."""
     pairs = zip(questions, map(tuple, replies), strict=True)
     return tuple(Answer(question=question, sentences=sentences or (unknown,)) for question, sentences in pairs)
+
+
+def with_evidence(
+    answers: Iterable[Answer],
+    evidence: Mapping[str, Sequence[str]],
+    tables: Sequence[Table],
+    figures: Sequence[Figure] = (),
+) -> tuple[Answer, ...]:
+    """Give each answer its tables and figures: `evidence` has the beginnings of their titles and names by question."""
+    return tuple(
+        replace(
+            answer,
+            tables=tuple(table.title for table in tables if table.title.startswith(beginnings)),
+            figures=tuple(figure.name for figure in figures if figure.name.startswith(beginnings)),
+        )
+        for answer in answers
+        for beginnings in (tuple(evidence.get(answer.question, ())),)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +216,7 @@ class Figure:
 class Findings:
     """What a study concludes."""
 
+    summary: Summary | None = None
     tables: tuple[Table, ...] = ()
     answers: tuple[Answer, ...] = ()
     """One for each question."""

@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
+from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
-from stagewright.studies.memory.measured import STRATEGIES, MeasuredVariant, ideal_speedups, shown_variant
+from stagewright.studies.memory.measured import (
+    NOISE,
+    STRATEGIES,
+    MeasuredVariant,
+    checkpointing_cost,
+    ideal_speedups,
+    is_possible_cost,
+    shown_variant,
+)
 
 Variants = Mapping[str, MeasuredVariant]
 
@@ -21,6 +29,13 @@ QUESTIONS = (
     "Which strategy uses the least memory?",
     "How many layers fit at most?",
 )
+EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    QUESTIONS[0]: ("Speed and memory",),
+    QUESTIONS[3]: ("Actions of each worker",),
+    QUESTIONS[4]: ("Cost and savings",),
+    QUESTIONS[6]: ("Most layers",),
+}
+"""Beginnings of the titles and names of the tables and figures behind each answer."""
 
 
 def answers(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Answer, ...]:
@@ -80,10 +95,11 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
         if (best.strategy, worst.strategy) == ("tensor", "pipeline")
         else f"{best.strategy} is the fastest and {worst.strategy} the slowest"
     )
-    sentences.append(
-        "Published, on 2 GPUs: tensor is the fastest and pipeline the slowest (pipeline bubble, load imbalance). "
-        f"Here {comparison}."
-    )
+    if best is not worst:
+        sentences.append(
+            "Published, on 2 GPUs: tensor is the fastest and pipeline the slowest (pipeline bubble, load imbalance). "
+            f"Here {comparison}."
+        )
     return (*sentences, *flagged)
 
 
@@ -189,14 +205,24 @@ def _checkpointing(variants: Variants) -> Iterator[str]:
         without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
         if without is None or checkpointed is None:
             continue
-        cost = without.samples_per_s / checkpointed.samples_per_s - 1
+        cost = checkpointing_cost(without, checkpointed)
         saved = 1 - checkpointed.peak / without.peak
-        time = f"costs {percent(cost)} more time" if cost > 0 else f"costs no time ({percent(-cost)} less)"
+        time = _checkpointing_time(cost)
         share = f"{percent(saved)} of the" if saved > 0 else "no"
         yield (
             f"{shown_variant(strategy).capitalize()}: activation checkpointing {time} and saves {share} memory "
             f"({format_bytes(without.peak)} to {format_bytes(checkpointed.peak)})."
         )
+
+
+def _checkpointing_time(cost: float) -> str:
+    """What activation checkpointing costs in time; can't be told where the measured cost is impossible."""
+    if abs(cost) <= NOISE:
+        return f"costs no measurable time ({change(1 + cost, 1)})"
+    if not is_possible_cost(cost):
+        impossible = "less, though it repeats forwards" if cost < 0 else "more, though it repeats no more than forwards"
+        return f"can't be told to cost time (measured {percent(abs(cost))} {impossible}: a run was disturbed)"
+    return f"costs {percent(cost)} more time"
 
 
 def _least_memory(variants: Variants) -> tuple[str, ...]:

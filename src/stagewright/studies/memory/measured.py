@@ -129,3 +129,19 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
 def shown_variant(variant: str) -> str:
     """Write a variant for people: "tensor with checkpointing", "one device"."""
     return variant.replace("serial", "one device").replace("+recompute", " with checkpointing")
+
+
+MAX_EXTRA_TIME = 1.0
+"""Activation checkpointing repeats forwards, so it can't take a whole step more."""
+NOISE = 0.05
+"""Relative difference between two runs of few steps that is none."""
+
+
+def checkpointing_cost(without: MeasuredVariant, checkpointed: MeasuredVariant) -> float:
+    """Extra time of a step with activation checkpointing, relative to one without."""
+    return without.samples_per_s / checkpointed.samples_per_s - 1
+
+
+def is_possible_cost(cost: float) -> bool:
+    """Whether activation checkpointing can cost this much: it repeats forwards, neither less nor more."""
+    return -NOISE <= cost <= MAX_EXTRA_TIME

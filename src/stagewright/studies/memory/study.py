@@ -18,10 +18,11 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
-from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
-from stagewright.studies.memory.answers import QUESTIONS, answers
+from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
+from stagewright.studies.memory.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.memory.measured import SINGLE, baseline_variant, measured_variants, shown_variant
 from stagewright.studies.memory.options import Options
+from stagewright.studies.memory.summary import summarize
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 
@@ -41,10 +42,12 @@ def build_study(options: Options) -> Study:
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     variants = measured_variants(results, options)
+    shown, drawn = tables(results, options, variants), figures(options, variants)
     return Findings(
-        tables=tables(results, options, variants),
-        answers=answers(results, options, variants),
-        figures=figures(options, variants),
+        summary=summarize(results, options, variants),
+        tables=shown,
+        answers=with_evidence(answers(results, options, variants), EVIDENCE, shown, drawn),
+        figures=drawn,
     )
 
 
@@ -99,6 +102,7 @@ def _parts(options: Options) -> Iterator[Part]:
         yield Part(
             name=f"fit-{variant}",
             about=f"find the most layers of {shown_variant(variant)} by running",
+            run_name=shown_variant(variant),
             run=partial(_fit, options, variant),
             needs=("fit-forecast",),
             expected_s=2 * _run_s(replace(options, steps=1, warmup=0), variant, step_s),

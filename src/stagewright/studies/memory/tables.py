@@ -16,7 +16,9 @@ from stagewright.studies.memory.measured import (
     STRATEGIES,
     MeasuredVariant,
     baseline_variant,
+    checkpointing_cost,
     ideal_speedups,
+    is_possible_cost,
     shown_variant,
 )
 from stagewright.studies.parts.measurements import calibration_note
@@ -86,7 +88,7 @@ def _checkpointing_table(variants: Variants) -> Table:
     rows = [
         (
             shown_variant(without.strategy),
-            percent(without.samples_per_s / checkpointed.samples_per_s - 1),
+            percent(cost) if is_possible_cost(cost := checkpointing_cost(without, checkpointed)) else "disturbed",
             format_bytes(without.peak),
             format_bytes(checkpointed.peak),
             percent(1 - checkpointed.peak / without.peak),

@@ -4,7 +4,8 @@
       study.json          options, command, environment, begun, ended, status
       parts/NAME.json     each part's data or error; written as soon as the part ends
       runs/…              a run folder for every plan that was run
-      table.md  answers.md  figures/NAME.svg, NAME.png  report.html       written at the end
+      left-out/…          runs that were repeated
+      answers.md  table.md  findings.json  figures/NAME.svg, NAME.png  report.html       written at the end
 
 `status` is running until every part has run or failed, then done or incomplete; interrupted after Ctrl-C or SIGTERM. A
 folder whose status is running and which no process has locked was interrupted too: the same study continues there.

@@ -66,6 +66,7 @@ class Outcome:
                 }
                 for part in self.study.parts
             ],
+            "summary": None if self.findings.summary is None else self.findings.summary.to_dict(),
             "tables": [table_to_dict(table) for table in self.findings.tables],
             "answers": [answer.to_dict() for answer in self.findings.answers],
             "figures": [f"figures/{figure.name}.svg" for figure in self.findings.figures],
@@ -96,7 +97,7 @@ def run_study(
         results = folder.results(study)
         findings = _with_disturbances(_with_failures(study.conclude(results), study, results), study, results)
         findings = _with_neighbors(findings, folder)
-        write_findings(findings, study, folder)
+        write_findings(findings, study, folder, results)
         folder.ended("incomplete" if results.failures else "done")
         write_page(folder.path, study.title)
     seconds = {part.name: float((folder.part(part.name) or {"seconds": 0.0})["seconds"]) for part in study.parts}

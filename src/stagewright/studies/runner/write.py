@@ -1,47 +1,67 @@
-"""Write the findings of a study into its folder: table.md, answers.md, figures and report.html."""
+"""Write the findings of a study into its folder: answers.md, table.md, findings.json, figures and report.html."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stagewright.files.atomic import save_text
-from stagewright.studies.framework.study import Answer, Findings, Study
-from stagewright.studies.runner.folder import StudyFolder
+from stagewright.studies.framework.study import Answer, Findings, Results, Study, Summary
+from stagewright.studies.runner.folder import StudyFolder, as_json
 from stagewright.table import Table
 
+ANSWERS, FINDINGS = "answers.md", "findings.json"
 
-def write_findings(findings: Findings, study: Study, folder: StudyFolder) -> None:
-    """Write tables, answers and figures."""
+
+def write_findings(findings: Findings, study: Study, folder: StudyFolder, results: Results) -> None:
+    """Write summary, answers, tables and figures: for people, and for the page in findings.json."""
     head = _head(study, folder.about())
     save_text(head + tables_markdown(findings.tables), folder.path / "table.md")
-    save_text(head + answers_markdown(findings.answers), folder.path / "answers.md")
+    save_text(head + _summary_markdown(findings.summary) + answers_markdown(findings.answers), folder.path / ANSWERS)
     for figure in findings.figures:
         for suffix in (".svg", ".png"):
             figure.draw(folder.path / "figures" / f"{figure.name}{suffix}")
+    content = {
+        "summary": [] if findings.summary is None else [list(row) for row in findings.summary.rows],
+        "answers": [answer.to_dict() for answer in findings.answers],
+        "tables": [
+            {**table.to_dict(), "align": [column.align for column in table.columns]} for table in findings.tables
+        ],
+        "figures": [{"name": figure.name, "caption": figure.caption} for figure in findings.figures],
+        "runs": run_names(study, results),
+    }
+    save_text(as_json(content), folder.path / FINDINGS)
 
 
 def write_page(folder: Path, title: str) -> None:
-    """Write report.html: answers, tables and figures, then the runs; of more than MAX_RUNS runs the first."""
-    from stagewright.report.page.build import build_report, run_sections
-    from stagewright.report.page.content.runs import MAX_RUNS, read_runs
-    from stagewright.report.page.content.study import study_sections
+    """Write report.html: the findings, then the runs, folded."""
+    from stagewright.report.page.build import build_report
     from stagewright.report.page.html import page_html
-    from stagewright.report.page.sections import Page
-    from stagewright.runs.run_folder import RunFolder
 
-    runs = sorted(path for path in (folder / "runs").iterdir() if (path / "plan.toml").is_file())
-    if len(runs) <= MAX_RUNS:
-        page = build_report([folder], title=title).page
-    else:
-        shown = read_runs([RunFolder(path) for path in runs[:MAX_RUNS]])
-        page = Page(
-            title=title,
-            subtitle=f"{len(runs)} runs, of which the first {MAX_RUNS} are shown",
-            sections=(*study_sections(folder), *run_sections(shown)),
-        )
-    save_text(page_html(page), folder / "report.html")
+    save_text(page_html(build_report([folder], title=title).page), folder / "report.html")
+
+
+def run_names(study: Study, results: Results) -> dict[str, str]:
+    """Name every run folder of a study as people would: by what its part did."""
+    names: dict[str, str] = {}
+    for part in study.parts:
+        data = results.get(part.name)
+        if not isinstance(data, Mapping):
+            continue
+        about = part.run_name or part.about.removesuffix(", round 1 of 1")
+        if data.get("run"):
+            names[Path(data["run"]).name] = about
+        for attempt in data.get("attempts") or ():
+            if attempt.get("run"):
+                names[Path(attempt["run"]).name] = f"{about}, {attempt['layers']} layers"
+    return names
+
+
+def _summary_markdown(summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    return "\n## Summary\n\n" + "\n\n".join(f"**{name}**: {text}" for name, text in summary.rows) + "\n"
 
 
 def tables_markdown(tables: Sequence[Table]) -> str:

@@ -29,6 +29,12 @@ QUESTIONS = (
     "What does the pipeline's trace show that the baseline's does not?",
     "How can it be improved?",
 )
+EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    QUESTIONS[0]: ("Cuts of each policy",),
+    QUESTIONS[1]: ("Speed-up over one device",),
+    QUESTIONS[3]: ("Why ", "why-"),
+}
+"""Beginnings of the titles and names of the tables and figures behind each answer."""
 
 
 def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Answer, ...]:
@@ -94,9 +100,16 @@ def _speedup(
     if best is not None and best.speedup is not None:
         rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
         sharing = " Its stages shared devices, so this is no meaningful speed-up." if best.shared else ""
+        ideal = min(count, len(set(options["devices"])))
+        share = (
+            f"which is {percent(best.speedup / ideal)} of the ideal {ideal} ×"
+            if best.speedup <= ideal
+            else f"more than the ideal {ideal} ×: a whole batch on one device is less efficient than micro-batches "
+            "(caches), or was disturbed"
+        )
         return (
-            f"{head}: measured {times(best.speedup)}{rounds}, which is {percent(best.speedup / count)} of the ideal "
-            f"{count} ×, at {best.samples_per_s:.1f} samples/s, cut by {best.policies}.{sharing}{published}"
+            f"{head}: measured {times(best.speedup)}{rounds}, {share}, at {best.samples_per_s:.1f} samples/s, cut by "
+            f"{best.policies}.{sharing}{published}"
         )
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:

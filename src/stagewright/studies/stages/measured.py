@@ -151,3 +151,24 @@ def forecast_speedup(
     if baseline is None or options["cluster"] is not None:
         return float(forecast["speedup"])
     return float(forecast["samples_per_s"]) / baseline
+
+
+def bound_speedup(
+    results: Mapping[str, Any], options: Mapping[str, Any], mode: str, split: Mapping[str, Any]
+) -> float | None:
+    """The speed-up of a split with free links, over the measured baseline; None where a run of it beat this.
+
+    The bound comes from the profile. A run that beats it shows that the machine was slower while it was profiled.
+    """
+    baseline = baseline_rate(results, options, mode)
+    if baseline is None or options["cluster"] is not None or "serial_s" not in split:
+        return float(split["speedup_bound"])
+    microbatch_rate = options["batch"] / options["microbatches"] / split["serial_s"]  # of the profile, on one device
+    bound = float(split["speedup_bound"]) * microbatch_rate / baseline
+    runs = measured_runs(results, options, mode)
+    beaten = any(
+        run.speedup is not None and run.speedup > bound and not run.shared
+        for run in runs
+        if run.num_stages == split["num_stages"] and split["policy"] in (run.policy, *run.also)
+    )
+    return None if beaten else bound

@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any
 
 from stagewright.errors import UsageError
-from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
-from stagewright.studies.stages.answers import QUESTIONS, answers
+from stagewright.studies.stages.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.stages.measured import measured_runs
 from stagewright.studies.stages.options import Options
+from stagewright.studies.stages.summary import summarize
 from stagewright.studies.stages.tables import figures, tables
 
 
@@ -37,10 +38,12 @@ def build_study(options: Options) -> Study:
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     runs = {mode: measured_runs(results, options, mode) for mode in options["modes"]}
+    shown, drawn = tables(results, options, runs), figures(results, options, runs)
     return Findings(
-        tables=tables(results, options, runs),
-        answers=answers(results, options, runs),
-        figures=figures(results, options, runs),
+        summary=summarize(results, options, runs),
+        tables=shown,
+        answers=with_evidence(answers(results, options, runs), EVIDENCE, shown, drawn),
+        figures=drawn,
     )
 
 
@@ -69,7 +72,7 @@ def _parts(options: Options) -> Iterator[Part]:
                 for policy in options.policies:
                     yield Part(
                         name=f"run-{mode}-{count}-{policy}-{round_number}",
-                        about=f"{count} stages split by {policy}, {mode}, round {round_number} of {options.rounds}",
+                        about=f"pipeline, {count} stages, split by {policy}, {mode}, round {round_number} of {options.rounds}",
                         run=partial(_run, options, mode, count, policy, round_number),
                         needs=(f"profile-{mode}",),
                     )

@@ -11,7 +11,7 @@ from stagewright.studies.framework.phrases import counted, joined, signed, sprea
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment, forecast_check, task_scale
-from stagewright.studies.strategies.tables import data_on_2, large_rows
+from stagewright.studies.strategies.tables import data_on_2, large_rows, only_pipeline
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
@@ -24,6 +24,11 @@ QUESTIONS = (
     "What do more workers gain?",
     "Which batches run out of memory under data parallel but run as a pipeline?",
 )
+EVIDENCE: Mapping[str, tuple[str, ...]] = {
+    QUESTIONS[1]: ("Pipeline and data parallel", "Published"),
+    QUESTIONS[6]: ("Large batches",),
+}
+"""Beginnings of the titles and names of the tables and figures behind each answer."""
 _SAME_SPEED = "The difference is within the variation between runs."
 _FORECAST = "forecast with one device per worker"
 
@@ -281,16 +286,12 @@ def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, .
         )
     recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
     passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
-    only_pipeline = [
-        batch
-        for batch in options["large_batches"]
-        if passed.get(("data", batch)) is False and passed.get(("pipeline", batch))
-    ]
+    by_pipeline = only_pipeline(results, options)
     head = f"{recipe.model} on two devices of {format_bytes(limit['memory_bytes'])}"
     sentences = [
-        f"{head}: batch {joined(str(batch) for batch in only_pipeline)} runs out of memory under data parallel and "
+        f"{head}: batch {joined(str(batch) for batch in by_pipeline)} runs out of memory under data parallel and "
         "runs as a pipeline."
-        if only_pipeline
+        if by_pipeline
         else f"{head}: no tested batch runs only as a pipeline."
     ]
     for kind, name in (("data", "Data parallel"), ("pipeline", "Pipeline")):
@@ -301,7 +302,7 @@ def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, .
         ]
         if texts:
             sentences.append(f"{name}, batch and peak memory: {joined(texts)}.")
-    accumulated = [str(batch) for batch in only_pipeline if passed.get(("accumulated", batch))]
+    accumulated = [str(batch) for batch in by_pipeline if passed.get(("accumulated", batch))]
     if accumulated:
         sentences.append(
             f"Data parallel with gradient accumulation over micro-batches of {options['piece']} samples runs "

@@ -25,6 +25,8 @@ from stagewright.studies.framework.rounds import (
 
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
+LARGE_NAMES = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
+"""Names of these in tables."""
 
 PUBLISHED: tuple[tuple[str, ...], ...] = (
     ("pipeline", "CIFAR-10", "MobileNetV2", "2", "64 (4)", "0.005", "95.89 ± 0.07", "228.57", "0.607"),
@@ -68,6 +70,12 @@ class Experiment:
     def shown(self) -> str:
         """data, pipeline, or pipeline, client/server."""
         return "pipeline, client/server" if self.cut == "client" else self.strategy
+
+    @property
+    def full_name(self) -> str:
+        """data, 2 workers; pipeline, client/server, 2 workers, 4 micro-batches."""
+        pieces = f", {self.microbatches} micro-batches" if self.cut else ""
+        return f"{self.shown}, {self.workers} workers{pieces}"
 
 
 def list_experiments(

@@ -19,12 +19,13 @@ from functools import partial
 from typing import Any
 
 from stagewright.spec.plan import Plan
-from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 from stagewright.studies.parts.samples import samples_folder, samples_part
-from stagewright.studies.strategies.answers import QUESTIONS, answers
-from stagewright.studies.strategies.measured import LARGE_KINDS, Experiment, measured_experiments
+from stagewright.studies.strategies.answers import EVIDENCE, QUESTIONS, answers
+from stagewright.studies.strategies.measured import LARGE_KINDS, LARGE_NAMES, Experiment, measured_experiments
 from stagewright.studies.strategies.options import Options
+from stagewright.studies.strategies.summary import summarize
 from stagewright.studies.strategies.tables import figures, tables
 
 
@@ -43,10 +44,12 @@ def build_study(options: Options) -> Study:
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     experiments = {task: measured_experiments(results, options, task) for task in options["tasks"]}
+    shown, drawn = tables(results, options, experiments), figures(options, experiments)
     return Findings(
-        tables=tables(results, options, experiments),
-        answers=answers(results, options, experiments),
-        figures=figures(options, experiments),
+        summary=summarize(results, options, experiments),
+        tables=shown,
+        answers=with_evidence(answers(results, options, experiments), EVIDENCE, shown, drawn),
+        figures=drawn,
     )
 
 
@@ -78,7 +81,7 @@ def _parts(options: Options) -> Iterator[Part]:
                 if options.is_run(experiment.workers):
                     yield Part(
                         name=f"speed-{task}-{experiment.name}-{round_number}",
-                        about=f"{experiment.name}, {task}, {shown_round}",
+                        about=f"{experiment.full_name}, {task}, {shown_round}",
                         run=partial(_speed, options, task, experiment, experiment.workers, round_number),
                         needs=(f"profile-{task}",),
                     )
@@ -87,7 +90,7 @@ def _parts(options: Options) -> Iterator[Part]:
             for experiment in options.experiments:
                 yield Part(
                     name=f"train-{task}-{experiment.name}-{seed}",
-                    about=f"train {task} by {experiment.name}, seed {seed}",
+                    about=f"train {task}, {experiment.full_name}, seed {seed}",
                     run=partial(_train, options, task, experiment, seed),
                     needs=(f"data-{task}", f"profile-{task}"),
                 )
@@ -103,7 +106,7 @@ def _parts(options: Options) -> Iterator[Part]:
             for kind in LARGE_KINDS:
                 yield Part(
                     name=f"large-{kind}-{batch}",
-                    about=f"run batch {batch} under the memory limit, {kind}",
+                    about=f"batch {batch} under the memory limit, {LARGE_NAMES[kind]}",
                     run=partial(_large, options, kind, batch),
                     needs=("large-limit", f"profile-{first}"),
                 )

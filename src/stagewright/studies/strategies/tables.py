@@ -14,6 +14,7 @@ from stagewright.studies.parts.measurements import calibration_note
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import (
     LARGE_KINDS,
+    LARGE_NAMES,
     PUBLISHED,
     PUBLISHED_LARGE,
     MeasuredExperiment,
@@ -129,17 +130,26 @@ def large_rows(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[t
     ]
 
 
+def only_pipeline(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
+    """Return the large batches that ran out of memory under data parallel and ran as a pipeline."""
+    passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in large_rows(results, options)}
+    return [
+        batch
+        for batch in options["large_batches"]
+        if passed.get(("data", batch)) is False and passed.get(("pipeline", batch))
+    ]
+
+
 def _large_table(results: Results, options: Mapping[str, Any]) -> Table:
     limit = results.get("large-limit")
     runs = large_rows(results, options)
     reference = next((row["samples_per_s"] for kind, _, row in runs if kind == "data" and row["ran"]), None)
-    names = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
     rows = []
     for kind, batch, row in runs:
         passed = row["ran"] and row["equal"]
         rows.append(
             (
-                names[kind],
+                LARGE_NAMES[kind],
                 str(batch),
                 str(row["microbatches"]),
                 "ran" if passed else "parity check failed" if row["ran"] else "out of memory",

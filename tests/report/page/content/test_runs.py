@@ -101,10 +101,10 @@ def test_labels_tell_runs_apart(tmp_path: Path) -> None:
     ]
     assert [run.label for run in read_runs(runs)] == [
         "serial",
-        "pipeline=2, microbatches 2, 1f1b",
-        "pipeline=2, microbatches 8, 1f1b",
-        "pipeline=2, microbatches 8, 1f1b #2",
-        "pipeline=2, microbatches 8, gpipe",
+        "pipeline=2, 2 micro-batches, 1f1b",
+        "pipeline=2, 8 micro-batches, 1f1b",
+        "pipeline=2, 8 micro-batches, 1f1b #2",
+        "pipeline=2, 8 micro-batches, gpipe",
     ]
     several = read_runs([runs[0], make_training(tmp_path)])
     assert [run.label for run in several] == ["digits-vit, serial", "mlp-mnist, digits, serial"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,16 @@ _MAX_LAYERS = 6  # more curves are not distinguishable
 _MAX_POINTS = 600
 
 
-def fabric_sections(folders: Sequence[FabricFolder]) -> tuple[Section, ...]:
-    """Return one section per fabric run."""
-    return tuple(_fabric_section(folder, number) for number, folder in enumerate(folders))
+def fabric_sections(folders: Sequence[FabricFolder], names: Mapping[str, str] | None = None) -> tuple[Section, ...]:
+    """Return one section per fabric run; `names` has titles by folder, instead of the folders' names."""
+    return tuple(
+        _fabric_section(folder, number, (names or {}).get(folder.path.name, f"Fabric: {folder.path.name}"))
+        for number, folder in enumerate(folders)
+    )
 
 
-def _fabric_section(folder: FabricFolder, number: int) -> Section:
+def _fabric_section(folder: FabricFolder, number: int, title: str) -> Section:
     name = f"fabric-{number}"
-    title = f"Fabric: {folder.path.name}"
     try:
         result = folder.result()
     except UsageError as error:

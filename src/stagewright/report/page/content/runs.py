@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.results.run_folder import FabricFolder
+from stagewright.quantity import format_bytes
 from stagewright.report.palette import strategy_paint
 from stagewright.runs.baseline import BaselineRun, baseline_runs, begun_s, choose_baseline, is_warm, sibling_folders
 from stagewright.runs.result import RunResult
@@ -178,11 +179,12 @@ def _raise_no_runs(path: Path) -> None:
     raise UnknownName("run", path.name, sorted(names, reverse=True), hint=f"(in {path.parent})")
 
 
-def read_runs(folders: Sequence[RunFolder]) -> tuple[RunData, ...]:
-    """Read everything that the folders have."""
+def read_runs(folders: Sequence[RunFolder], names: Mapping[str, str] | None = None) -> tuple[RunData, ...]:
+    """Read everything that the folders have; `names` has labels by folder, instead of those from the plans."""
     plans = [folder.plan() for folder in folders]
     baselines = _Baselines(folders)
-    labels = _make_labels(plans)
+    pairs = zip(folders, _make_labels(plans), strict=True)
+    labels = number_repeats((names or {}).get(folder.path.name, label) for folder, label in pairs)
     label_by_path = {folder.path.resolve(): label for folder, label in zip(folders, labels, strict=True)}
     return tuple(
         _read_run(folder, plan, label, baselines, label_by_path)
@@ -284,8 +286,16 @@ def _make_labels(plans: Sequence[Plan]) -> list[str]:
             if not key.startswith(("devices", "optimizer.", "model.seed")) and len(words) < 5:
                 value = values.get(key, "–")
                 value = value if len(value) <= 24 else value[:23] + "…"
-                plain = {"schedule": value, "training": "training" if plan.training else "inference"}
-                words.append(plain.get(key, f"{key.rpartition('.')[2]} {value}"))
+                plain = {
+                    "schedule": value,
+                    "training": "training" if plan.training else "inference",
+                    "recompute": "recomputed" if plan.recompute != "none" else "",
+                    "microbatches": f"{value} micro-batches",
+                    "cuts": f"cut after {value}" if plan.cuts else "",
+                    "memory_bytes": f"limit {format_bytes(plan.memory_bytes)}" if plan.memory_bytes else "",
+                }
+                word = plain.get(key, f"{key.rpartition('.')[2]} {value}")
+                words += [word] if word else []
         labels.append(", ".join(words))
     return number_repeats(labels)
 

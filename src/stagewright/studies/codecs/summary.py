@@ -1,0 +1,95 @@
+"""The study *codecs* in four sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stagewright.studies.codecs.measured import MeasuredCodec, goal_points, task_scale
+from stagewright.studies.codecs.tables import shown_rate
+from stagewright.studies.framework.phrases import joined, percent
+from stagewright.studies.framework.study import Results, Summary
+
+Codecs = Mapping[str, Sequence[MeasuredCodec]]
+
+
+def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, goal_ratio: float) -> Summary:
+    compressing = [
+        codec for measured in codecs.values() for codec in measured if codec.raw_bytes and codec.codec != "none"
+    ]
+    if not compressing:
+        return Summary(
+            measured="No codec was measured.",
+            ideal=f"{percent(goal_ratio)} of the bytes without losing accuracy.",
+            why="Unknown: nothing was measured.",
+            advice="See which parts failed, and run the same command again.",
+        )
+    smallest = min(compressing, key=lambda codec: codec.ratio)
+    return Summary(
+        measured=f"The fewest bytes sends {smallest.codec}, {percent(smallest.ratio)} of fp32. "
+        + " ".join(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
+        ideal=f"{percent(goal_ratio)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
+        "time to encode and decode that is less than the link saves.",
+        why=_why(codecs),
+        advice=_advice(codecs),
+    )
+
+
+def _limits(codecs: Codecs) -> str:
+    limits = dict.fromkeys(f"{goal_points(task):g}" for task in codecs)
+    return f"{joined(limits, 'or')} point{'' if list(limits) == ['1'] else 's'}"
+
+
+def _accuracy(results: Results, options: Mapping[str, Any], task: str, measured: Sequence[MeasuredCodec]) -> str:
+    name = options["recipes"][task].shown_data
+    reference = next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
+    if reference is None:
+        return f"{name}: no accuracy was measured."
+    scale = task_scale(results, options, task, measured)
+    if not scale.has_learned(reference):
+        return f"{name}: too little was learned to judge codecs ({scale.shown(reference)}, guessing {scale.chance:g})."
+    verdicts: dict[str, list[str]] = {}
+    for codec in measured:
+        if codec is not reference and codec.mean is not None:
+            verdicts.setdefault(scale.compare(codec, reference, goal_points(task)), []).append(codec.codec)
+    words = {"keeps": "keep the accuracy", "loses": "lose accuracy", "unclear": "can't be told"}
+    texts = [f"{joined(verdicts[verdict])} {word}" for verdict, word in words.items() if verdict in verdicts]
+    return f"{name}, {scale.shown(reference)} without a codec: {'; '.join(texts)}."
+
+
+def _why(codecs: Codecs) -> str:
+    measured = next(iter(codecs.values()))
+    timed = sorted(
+        (codec for codec in measured if codec.raw_bytes and codec.codec_s > 0), key=lambda codec: codec.break_even_rate
+    )
+    if not timed:
+        return "Unknown: no codec was timed."
+    slow, fast = timed[0], timed[-1]
+    return (
+        f"Fewer bits send fewer bytes, but encoding and decoding take time: {fast.codec} saves time on links below "
+        f"{shown_rate(fast.break_even_rate)}, {slow.codec} only below {shown_rate(slow.break_even_rate)}."
+    )
+
+
+def _advice(codecs: Codecs) -> str:
+    measured = next(iter(codecs.values()))
+    rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
+    useful = [
+        codec.codec
+        for codec in measured
+        if codec.codec != "none" and codec.raw_bytes and rate is not None and codec.break_even_rate > rate
+    ]
+    fastest = max(
+        (codec for codec in measured if codec.codec != "none" and codec.raw_bytes),
+        key=lambda codec: codec.break_even_rate,
+        default=None,
+    )
+    if rate is None or fastest is None:
+        return "Measure the link first: stagewright study codecs --epochs 0."
+    here = f"Between these workers ({shown_rate(rate)}) " + (
+        f"use {joined(useful, 'or')}" if useful else "send without a codec: none saves time"
+    )
+    return (
+        f"{here}. On slower links take the codec with the fewest bytes that keeps the accuracy of your task, if the "
+        "link is slower than its rate in the table “Error and time of each codec”."
+    )

@@ -1,0 +1,67 @@
+"""The study *fabric* in four sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stagewright.quantity import format_s
+from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_network
+from stagewright.studies.framework.phrases import counted, joined, percent, times
+from stagewright.studies.framework.study import Results, Summary
+
+_REMEDIES = {
+    "slow-link": "replace the slow link: every ring all-reduce waits for it",
+    "lossy-link": "repair the lossy link: a lost packet costs a retransmission timeout, which doubles with each loss",
+    "late-host": "find what delays the late host: the network is not the cause",
+}
+
+
+def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
+    runs = list(measured_runs(results, options))
+    layered = {network: row for model, _, network, row in runs if model == options["model"]}
+    if not layered:
+        return Summary(
+            measured="No all-reduce was measured.",
+            ideal="Unknown: no link was probed.",
+            why="Unknown: nothing was measured.",
+            advice="See which parts failed, and run the same command again.",
+        )
+    clean = layered.get("clean") or next(iter(layered.values()))
+    step_s = clean["total"]["p50_s"] or clean["total"]["mean_s"]
+    longest = {network: max(layer["max_s"] for layer in row["layers"]) for network, row in layered.items()}
+    worst = max(longest, key=lambda network: longest[network])
+    ideals = [layer["ideal_s"] for layer in clean["layers"]]
+    ideal_s = sum(ideals) if ideals and None not in ideals else None
+    correct = [is_correct(row, options) for _, _, _, row in runs]
+    faults = [network for network in layered if network in _REMEDIES]
+    where = (
+        "on the loopback device, without a network" if options["where"] == "loopback" else f"on {options['rate']} links"
+    )
+    return Summary(
+        measured=f"The gradients of {options['model']} are all-reduced in {format_s(step_s)} per step {where} (median "
+        f"of {counted(clean['trials'], 'trial')}). The longest all-reduce of a layer takes {format_s(longest[worst])}, "
+        f"({shown_network(worst)}).",
+        ideal="Unknown: no link was probed."
+        if ideal_s is None
+        else f"{format_s(ideal_s)} per step from the bandwidth and latency of the links alone; reached: "
+        f"{percent(ideal_s / step_s)}."
+        if ideal_s <= step_s
+        else "Can't be told: the probe of the links was disturbed and is slower than the all-reduces.",
+        why=f"{sum(correct)} of {len(correct)} diagnoses from the trials alone name the emulated cause. "
+        f"{_ratios(layered, clean)}",
+        advice=f"Run the diagnosis on your network, then {joined(_REMEDIES[network] for network in faults)}."
+        if faults
+        else "Run it as root, or with faults (--networks), to see their tails.",
+    )
+
+
+def _ratios(layered: Mapping[str, Mapping[str, Any]], clean: Mapping[str, Any]) -> str:
+    """How much slower a step is on each faulty network than on the clean one."""
+    base = clean["total"]["p50_s"]
+    slower = [
+        f"{shown_network(network)} {times(row['total']['p50_s'] / base)}"
+        for network, row in layered.items()
+        if row is not clean and base and row["total"]["p50_s"]
+    ]
+    return f"A median step takes, compared with the clean network: {joined(slower)}." if slower else ""

@@ -1,0 +1,82 @@
+"""The study *memory* in four sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stagewright.quantity import format_bytes
+from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.memory.measured import MeasuredVariant, ideal_speedups, shown_variant
+
+
+def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[str, MeasuredVariant]) -> Summary:
+    parallel = sorted(
+        (variant for variant in variants.values() if variant.variant in options["strategies"] and variant.speedup),
+        key=lambda variant: variant.speedup or 0.0,
+        reverse=True,
+    )
+    if not parallel:
+        return Summary(
+            measured="No strategy was measured on two devices.",
+            ideal="At most 2 × on two devices.",
+            why="Unknown: nothing was measured.",
+            advice="See which parts failed, and run the same command again.",
+        )
+    least = min(variants.values(), key=lambda variant: variant.peak)
+    serial = variants.get("serial")
+    share = f", {percent(least.peak / serial.peak)} of one device" if serial is not None else ""
+    rates = joined(f"{variant.strategy} {times(variant.speedup or 0.0)}" for variant in parallel)
+    ideals = [
+        f"{variant.strategy} {times(ideal.free)}"
+        for variant in parallel
+        if (ideal := ideal_speedups(results, variant)) is not None
+    ]
+    return Summary(
+        measured=f"{options['model']} on two devices, over one: {rates}. The least memory has "
+        f"{shown_variant(least.variant)}: {format_bytes(least.peak)} on its largest worker{share}.",
+        ideal=f"2 ×; with free communication the same steps would reach {joined(ideals)}."
+        if ideals
+        else "2 ×; what free communication would reach is unknown.",
+        why=_why(results, parallel),
+        advice=_advice(results, options, parallel, variants),
+    )
+
+
+def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
+    texts = []
+    for variant in parallel:
+        forecast = (results.get(f"forecast-{variant.strategy}") or {}).get(variant.strategy)
+        largest = max(forecast["parts"], key=lambda part: part["seconds"], default=None) if forecast else None
+        if forecast is not None and largest is not None and largest["seconds"] > 0:
+            share = percent(largest["seconds"] / forecast["step_s"])
+            texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
+    return f"The largest losses, by forecast: {joined(texts)}." if texts else "Unknown: there is no forecast."
+
+
+def _advice(
+    results: Results,
+    options: Mapping[str, Any],
+    parallel: list[MeasuredVariant],
+    variants: Mapping[str, MeasuredVariant],
+) -> str:
+    best = parallel[0]
+    close = [
+        variant.strategy
+        for variant in parallel[1:]
+        if not (min(best.speedups) > max(variant.speedups) and (best.speedup or 0) > 1.05 * (variant.speedup or 0))
+    ]
+    choice = joined([best.strategy, *close], "or")
+    text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
+    layers = {
+        variant: fit["largest"] for variant in options["fits"] if (fit := results.get(f"fit-{variant}")) is not None
+    }
+    if len(layers) > 1 and max(layers.values()) > min(layers.values()):
+        most, fewest = max(layers, key=lambda name: layers[name]), min(layers, key=lambda name: layers[name])
+        return text + (
+            f" Where it does not, {shown_variant(most)} fits {layers[most]} layers in "
+            f"{format_bytes(options['memory_bytes'])} per device, {shown_variant(fewest)} {layers[fewest]}."
+        )
+    least = min(variants.values(), key=lambda variant: variant.peak)
+    return f"{text} Where it does not, {shown_variant(least.variant)} needs the least memory."

@@ -1,0 +1,96 @@
+"""The study *stages* in four sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stagewright.simulator.what_if import LOSSES
+from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
+from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.stages.measured import MeasuredRun, bound_speedup
+
+
+def summarize(results: Results, options: Mapping[str, Any], runs: Mapping[str, Sequence[MeasuredRun]]) -> Summary:
+    best = {
+        mode: run
+        for mode in options["modes"]
+        if (run := _best([run for run in runs[mode] if run.speedup is not None and not run.shared])) is not None
+    }
+    devices = counted(len(set(options["devices"])), "device")
+    if not best:
+        return Summary(
+            measured=f"No pipeline was measured on {devices}.",
+            ideal="With n stages on n devices at most n ×.",
+            why="Unknown: nothing was measured.",
+            advice="See which parts failed, and run the same command again.",
+        )
+    return Summary(
+        measured=f"{options['model']}: {joined(_measured(mode, run) for mode, run in best.items())} over one device.",
+        ideal=_ideal(results, options, best),
+        why=_why(results, best),
+        advice=_advice(results, options, best, runs),
+    )
+
+
+def _best(runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
+    """The fastest of the runs with the most stages."""
+    return max(runs, key=lambda run: (run.num_stages, run.speedup or 0.0), default=None)
+
+
+def _measured(mode: str, run: MeasuredRun) -> str:
+    rounds = f" ({spread(run.speedups)})" if len(run.speedups) > 1 else ""
+    return f"{mode} with {run.num_stages} stages {times(run.speedup or 0.0)}{rounds}"
+
+
+def _ideal(results: Results, options: Mapping[str, Any], best: Mapping[str, MeasuredRun]) -> str:
+    most = max(run.num_stages for run in best.values())
+    bounds = []
+    for mode, run in best.items():
+        saved = results.get(f"profile-{mode}")
+        bound = (
+            None
+            if saved is None
+            else bound_speedup(results, options, mode, saved["splits"][str(run.num_stages)][run.policy])
+        )
+        if bound is not None:
+            bounds.append(f"{mode} {times(min(bound, run.num_stages))}")
+    limits = f"; with this split's balance and pipeline bubble, links free, at most {joined(bounds)}" if bounds else ""
+    return f"{most} × on {most} devices{limits}."
+
+
+def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
+    texts = []
+    for mode in best:
+        why = results.get(f"why-{mode}")
+        parts = [] if why is None else [part for part in why["parts"] if part["seconds"] > 0]
+        if why is not None and parts:
+            largest = max(parts, key=lambda part: part["seconds"])
+            share = percent(largest["seconds"] / why["step_s"])
+            texts.append(f"{mode}: {largest['name']} takes {share} of a step ({LOSSES[largest['name']]})")
+    return f"The largest loss in {'; in '.join(texts)}." if texts else "Unknown: no pipeline was explained."
+
+
+def _advice(
+    results: Results,
+    options: Mapping[str, Any],
+    best: Mapping[str, MeasuredRun],
+    runs: Mapping[str, Sequence[MeasuredRun]],
+) -> str:
+    sentences = []
+    for mode, run in best.items():
+        others = [other for other in runs[mode] if other.num_stages == run.num_stages and other is not run]
+        slower = [other.policies for other in others if run.differs_from(other)]
+        sentences.append(
+            f"{mode.capitalize()}: cut by {run.policies}, faster than {joined(slower)}."
+            if slower
+            else f"{mode.capitalize()}: any of these policies will do, their difference can't be told."
+            if others
+            else f"{mode.capitalize()}: cut by {run.policies}, which choose the same cuts."
+            if run.also
+            else f"{mode.capitalize()}: cut by {run.policies}."
+        )
+        change = (results.get(f"why-{mode}") or {}).get("change")
+        if change:
+            sentences.append(f"Then {change['what']} gains {percent(change['gain'])} more, by forecast.")
+    return " ".join(sentences)

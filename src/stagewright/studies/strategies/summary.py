@@ -1,0 +1,116 @@
+"""The study *strategies* in four sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from stagewright.quantity import format_bytes
+from stagewright.studies.framework.phrases import joined, percent, signed, spread, times
+from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.strategies.measured import MeasuredExperiment, task_scale
+from stagewright.studies.strategies.tables import only_pipeline
+
+Experiments = Mapping[str, Sequence[MeasuredExperiment]]
+
+
+def summarize(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Summary:
+    pairs = list(_pairs(options, experiments))
+    if not pairs:
+        return Summary(
+            measured="Nothing was measured.",
+            ideal="With n workers at most n ×.",
+            why="Unknown: nothing was measured.",
+            advice="See which parts failed, and run the same command again.",
+        )
+    workers = joined(str(count) for count in options["workers"])
+    return Summary(
+        measured=" ".join((*(_speeds(*pair) for pair in pairs), *_accuracies(results, options, experiments))),
+        ideal=f"{workers} × with {workers} workers, and the accuracy of data parallel: the gradients are the same.",
+        why=" ".join(dict.fromkeys(_why(data, pipeline) for _, data, pipeline in pairs)),
+        advice=_advice(results, options, pairs),
+    )
+
+
+def _pairs(
+    options: Mapping[str, Any], experiments: Experiments
+) -> Iterator[tuple[str, MeasuredExperiment, MeasuredExperiment]]:
+    """(data set, data parallel, the fastest pipeline of equal stages) of each task and number of workers."""
+    for task, measured in experiments.items():
+        for count in options["workers"]:
+            rows = [row for row in measured if row.experiment.workers == count and row.speedup is not None]
+            data = next((row for row in rows if row.experiment.strategy == "data"), None)
+            pipelines = [row for row in rows if row.experiment.strategy == "pipeline"]
+            even = [row for row in pipelines if row.experiment.cut == "even"] or pipelines
+            if data is not None and even:
+                yield options["recipes"][task].shown_data, data, max(even, key=lambda row: row.speedup or 0.0)
+
+
+def _speeds(name: str, data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
+    source = "" if data.is_measured and pipeline.is_measured else ", forecast"
+    texts = [
+        f"{label} {times(row.speedup or 0.0)}" + (f" ({spread(row.speedups)})" if len(row.speedups) > 1 else "")
+        for label, row in (
+            ("data parallel", data),
+            (f"pipeline ({pipeline.experiment.microbatches} micro-batches)", pipeline),
+        )
+    ]
+    return f"{name} on {data.experiment.workers} workers{source}: {joined(texts)} over one device."
+
+
+def _accuracies(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+    for task, measured in experiments.items():
+        scale = task_scale(results, options, task, measured)
+        data = next((row for row in measured if row.experiment.strategy == "data" and row.mean is not None), None)
+        rows = [row for row in measured if row.experiment.strategy == "pipeline" and row.mean is not None]
+        if data is None or data.mean is None or not rows:
+            continue
+        if not scale.has_learned(data) or scale.deviation is None:
+            yield f"Whether the accuracy differs can't be told ({scale.shown(data)}, guessing {scale.chance:g})."
+            continue
+        apart = [
+            f"{row.experiment.shown} {signed(row.mean - data.mean)}"
+            for row in rows
+            if row.mean is not None and abs(row.mean - data.mean) > scale.difference_half_width(row, data)
+        ]
+        yield (
+            f"Accuracy: data {scale.shown(data)}; beyond the interval: {joined(apart)}."
+            if apart
+            else f"Accuracy: data {scale.shown(data)}; no pipeline differs beyond the interval."
+        )
+
+
+def _why(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
+    stages, microbatches = pipeline.experiment.workers, pipeline.experiment.microbatches
+    bubble = (stages - 1) / (microbatches + stages - 1)
+    return (
+        f"With {stages} equal stages and {microbatches} micro-batches the pipeline bubble alone is {percent(bubble)} of a step, "
+        f"(p − 1) ÷ (m + p − 1); data parallel has none, but all-reduces every gradient."
+    )
+
+
+def _advice(
+    results: Results, options: Mapping[str, Any], pairs: Sequence[tuple[str, MeasuredExperiment, MeasuredExperiment]]
+) -> str:
+    faster = {_faster(data, pipeline) for _, data, pipeline in pairs}
+    text = {
+        frozenset({"data"}): "Use data parallel where the model and its batch fit on every device",
+        frozenset({"pipeline"}): "Use the pipeline: it is faster here",
+    }.get(frozenset(faster), "Which one is faster can't be told in general: compare both for your batch and workers")
+    limit = results.get("large-limit")
+    batches = only_pipeline(results, options)
+    if limit is not None and batches:
+        text += (
+            f"; where the batch does not fit (batch {joined(map(str, batches))} in "
+            f"{format_bytes(limit['memory_bytes'])} per device), use a pipeline or gradient accumulation"
+        )
+    return f"{text}."
+
+
+def _faster(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
+    """data, pipeline, or empty if the difference is within the variation or 5 %."""
+    if min(data.speedups) > max(pipeline.speedups) and (data.speedup or 0.0) > 1.05 * (pipeline.speedup or 0.0):
+        return "data"
+    if max(data.speedups) < min(pipeline.speedups) and (pipeline.speedup or 0.0) > 1.05 * (data.speedup or 0.0):
+        return "pipeline"
+    return ""

@@ -25,19 +25,19 @@ def test_layers_tails_and_what_was_published() -> None:
     assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
     assert "host 2 has a link of 100mbit, loses 1% of its packets" in answer_to(findings, "What is sent")
     layers = answer_to(findings, "each layer")
-    assert "clean: median of 3 trials: fc4 1.00 ms and fc1 10.0 ms; a whole step 11.0 ms." in layers
-    assert "slow-link: fc4 has the longest tail: at most 400 ms, which is 40.00 × its median of 10.0 ms" in answer_to(
+    assert "Clean network: median of 3 trials: fc4 1.00 ms and fc1 10.0 ms; a whole step 11.0 ms." in layers
+    assert "Slow link: fc4 has the longest tail: at most 400 ms, which is 40.00 × its median of 10.0 ms" in answer_to(
         findings, "tail"
     )
     published = answer_to(findings, "published")
-    assert "clean: 17 % of the all-reduces take 20 ms or more; the longest takes 30.0 ms." in published
-    assert "slow-link: 67 % of the all-reduces take 20 ms or more; the longest takes 4.00 s." in published
+    assert "Clean network: 17 % of the all-reduces take 20 ms or more; the longest takes 30.0 ms." in published
+    assert "Slow link: 67 % of the all-reduces take 20 ms or more; the longest takes 4.00 s." in published
 
 
 def test_blame_is_right_only_where_it_names_what_was_made() -> None:
     text = answer_to(concluded(fabric_parts()), "causes")
     assert (
-        "slow-link of host 2: the diagnosis “it is slow-link 2” is correct. Slowest layer fc1: a plateau of fc1."
+        "slow link of host 2: the diagnosis “it is slow-link 2” is correct. Slowest layer fc1: a plateau of fc1."
         in text
     )
     assert "3 of 3 diagnoses are correct." in text
@@ -50,8 +50,8 @@ def test_blame_is_right_only_where_it_names_what_was_made() -> None:
 def test_buckets() -> None:
     text = answer_to(concluded(fabric_parts()), "buckets")
     assert text == (
-        "deit-small, clean: 2 buckets of 788 KiB in total take 1.10 s per step over 3 trials, 50 % of the ideal speed "
-        "(550 ms)."
+        "deit-small, clean network: 2 buckets of 788 KiB in total take 1.10 s per step over 3 trials, 50 % of the ideal "
+        "speed (550 ms)."
     )
 
 

@@ -93,9 +93,9 @@ def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             continue
         p99 = f", p99 {format_s(worst['p99_s'])}" if worst["p99_s"] is not None else ""
         yield (
-            f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most {format_s(worst['max_s'])}, which is "
-            f"{times(_tail_ratio(worst))} its median of {format_s(worst['p50_s'])}{p99}; "
-            f"TCP retransmitted {counted(worst['retransmits'], 'segment')}."
+            f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most "
+            f"{format_s(worst['max_s'])}, which is {times(_tail_ratio(worst))} its median of "
+            f"{format_s(worst['p50_s'])}{p99}; TCP retransmitted {counted(worst['retransmits'], 'segment')}."
         )
 
 
@@ -122,8 +122,8 @@ def _buckets(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         ideals = [layer["ideal_s"] for layer in row["layers"]]
         step_s = row["total"]["mean_s"] if row["total"]["p50_s"] is None else row["total"]["p50_s"]
         text = (
-            f"{model}, {shown_network(network)}: {counted(len(row['layers']), 'bucket')} of {format_bytes(total)} in total take "
-            f"{format_s(step_s)} per step over {row['trials']} trials"
+            f"{model}, {shown_network(network)}: {counted(len(row['layers']), 'bucket')} of {format_bytes(total)} in "
+            f"total take {format_s(step_s)} per step over {row['trials']} trials"
         )
         if ideals and None not in ideals and 0 < sum(ideals) <= step_s:
             text += f", {percent(sum(ideals) / step_s)} of the ideal speed ({format_s(sum(ideals))})"
@@ -138,8 +138,8 @@ def _published(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
             continue
         share = sum(seconds >= _PUBLISHED_S for seconds in latencies) / len(latencies)
         sentences.append(
-            f"{shown_network(network).capitalize()}: {percent(share)} of the all-reduces take 20 ms or more; the longest takes "
-            f"{format_s(max(latencies))}."
+            f"{shown_network(network).capitalize()}: {percent(share)} of the all-reduces take 20 ms or more; the "
+            f"longest takes {format_s(max(latencies))}."
         )
     if sentences:
         sentences.append(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import RunError
 from stagewright.studies.fabric.answers import EVIDENCE, QUESTIONS, answers
+from stagewright.studies.fabric.measured import shown_network
 from stagewright.studies.fabric.options import Options
 from stagewright.studies.fabric.summary import summarize
 from stagewright.studies.fabric.tables import figures, tables
@@ -77,12 +78,14 @@ def _parts(options: Options) -> Iterator[Part]:
         yield Part(
             name=f"floor-{name}",
             about=f"all-reduce the gradients of {model} on this host's loopback",
+            run_name=f"{model}, loopback",
             run=partial(_floor, options, model),
         )
         for network in options.networks_of(model):
             yield Part(
                 name=f"sent-{name}-{network}",
-                about=f"all-reduce the gradients of {model}, {network}",
+                about=f"all-reduce the gradients of {model}, {shown_network(network)}",
+                run_name=f"{model}, {shown_network(network)}",
                 run=partial(_send, options, model, network),
                 needs=(f"floor-{name}",),
             )

@@ -25,7 +25,7 @@ def figures(results: Results, options: Mapping[str, Any]) -> tuple[Figure, ...]:
     return tuple(
         Figure(
             name=f"{part_name}-{network}",
-            caption=f"{model}, {shown_network(network)}: latency of each layer, and when the slow all-reduces happened.",
+            caption=f"{model}, {shown_network(network)}: latency of each layer, and when slow all-reduces happened.",
             draw=partial(_draw, row, f"{model}: {shown_network(network)}"),
         )
         for model, part_name, network, row in measured_runs(results, options)

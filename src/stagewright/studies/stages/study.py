@@ -72,7 +72,7 @@ def _parts(options: Options) -> Iterator[Part]:
                 for policy in options.policies:
                     yield Part(
                         name=f"run-{mode}-{count}-{policy}-{round_number}",
-                        about=f"pipeline, {count} stages, split by {policy}, {mode}, round {round_number} of {options.rounds}",
+                        about=f"pipeline, {count} stages by {policy}, {mode}, round {round_number} of {options.rounds}",
                         run=partial(_run, options, mode, count, policy, round_number),
                         needs=(f"profile-{mode}",),
                     )

@@ -84,8 +84,8 @@ def _why(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     stages, microbatches = pipeline.experiment.workers, pipeline.experiment.microbatches
     bubble = (stages - 1) / (microbatches + stages - 1)
     return (
-        f"With {stages} equal stages and {microbatches} micro-batches the pipeline bubble alone is {percent(bubble)} of a step, "
-        f"(p − 1) ÷ (m + p − 1); data parallel has none, but all-reduces every gradient."
+        f"With {stages} equal stages and {microbatches} micro-batches the pipeline bubble, (p − 1) ÷ (m + p − 1), is "
+        f"{percent(bubble)} of a step; data parallel has none, but all-reduces every gradient."
     )
 
 

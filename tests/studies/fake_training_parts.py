@@ -156,6 +156,8 @@ FABRIC_OPTIONS: dict[str, Any] = {
     "wrong_host": 2,
     "slow_rate": "100mbit",
     "loss": "1%",
+    "failing_loss": "25%",
+    "part_name": "mlp-mnist",
     "late_s": 0.02,
     "algorithm": "ring",
     "sent": [
@@ -199,7 +201,7 @@ def sent(made: str, *, times_s: Sequence[float], kind: str = "none", rank: int |
 def fabric_parts() -> dict[str, Any]:
     """A clean network, a slow link that is found, and buckets."""
     return {
-        "floor-mlp-mnist": {},
+        "floor-mlp-mnist": {"activations": [["fc1", 65536], ["fc4", 2560]]},
         "sent-mlp-mnist-clean": sent("clean", times_s=[0.001, 0.001, 0.003]),
         "sent-mlp-mnist-slow-link": sent("slow-link", times_s=[0.01, 0.01, 0.4], kind="slow-link", rank=2),
         "sent-deit-small-clean": sent("clean", times_s=[0.1, 0.1, 0.1]),

@@ -23,7 +23,9 @@ def concluded(parts: dict[str, Any], **options: Any) -> Findings:
 def test_layers_tails_and_what_was_published() -> None:
     findings = concluded(fabric_parts())
     assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
-    assert "host 2 has a link of 100mbit, loses 1% of its packets" in answer_to(findings, "What is sent")
+    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 25% (failing) of its packets" in answer_to(
+        findings, "What is sent"
+    )
     layers = answer_to(findings, "each layer")
     assert "Clean network: median of 3 trials: fc4 1.00 ms and fc1 10.0 ms; a whole step 11.0 ms." in layers
     assert "Slow link: fc4 has the longest tail: at most 400 ms, which is 40.00 × its median of 10.0 ms" in answer_to(
@@ -50,8 +52,8 @@ def test_blame_is_right_only_where_it_names_what_was_made() -> None:
 def test_buckets() -> None:
     text = answer_to(concluded(fabric_parts()), "buckets")
     assert text == (
-        "deit-small, clean network: 2 buckets of 788 KiB in total take 1.10 s per step over 3 trials, 50 % of the ideal "
-        "speed (550 ms)."
+        "deit-small, clean network: 2 buckets of 788 KiB in total take 1.10 s per step over 3 trials, 50 % of the "
+        "ideal speed (550 ms)."
     )
 
 
@@ -114,3 +116,22 @@ def test_trials_are_batches_times_epochs() -> None:
 
 def test_an_ideal_that_is_beaten_has_no_share() -> None:
     assert [shown_share(share) for share in (None, 0.5, 1.0, 1.12)] == ["–", "50 %", "100 %", "beaten"]
+
+
+def test_sizes_of_activations_stand_beside_those_of_gradients() -> None:
+    text = answer_to(concluded(fabric_parts()), "What is sent")
+    assert "outputs of these layers, in a forward pass of 64 samples: fc1 65536 and fc4 2560 bytes" in text
+
+
+def test_long_tails_are_explained_by_timeouts_in_a_row() -> None:
+    def tails(kind: str) -> str:
+        parts = {f"sent-mlp-mnist-{kind}": sent(kind, times_s=[0.01, 0.01, 0.64], kind="lossy-link", rank=2)}
+        return answer_to(concluded(parts, sent=[("mlp-mnist", "mlp-mnist", kind)]), "tail")
+
+    assert "fc1 with 6.40 s, is as long as 5 in a row (0.2 + 0.4 + 0.8 + 1.6 + 3.2 = 6.2 s)" in tails("failing-link")
+    assert "in a row" not in tails("slow-link"), "nothing was lost there"
+    failing = concluded(
+        {"sent-mlp-mnist-failing-link": sent("failing-link", times_s=[0.1], kind="lossy-link", rank=2)},
+        sent=[("mlp-mnist", "mlp-mnist", "failing-link")],
+    )
+    assert "1 of 1 diagnoses are correct." in answer_to(failing, "causes")

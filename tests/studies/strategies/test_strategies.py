@@ -16,8 +16,10 @@ from stagewright.errors import UsageError
 from stagewright.planner.calibration.calibrate import Calibration
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.studies import Findings, PartContext, Results
+from stagewright.studies.parts.plain_loop import time_plain_loop
+from stagewright.studies.parts.training import cuts_of_client
 from stagewright.studies.strategies.measured import Experiment, list_experiments
-from stagewright.studies.strategies.options import Options
+from stagewright.studies.strategies.options import Options, parse_client
 from stagewright.studies.strategies.study import build_study, conclude
 
 
@@ -240,3 +242,46 @@ def test_plans_of_the_experiments() -> None:
 def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         Options(**wrong)
+
+
+def test_clients_of_any_size() -> None:
+    assert parse_client("4,3") == ("f4l3",)
+    assert parse_client("f1l1, f2l2") == ("f1l1", "f2l2")
+    for wrong in ("4", "0,3", "f1", "4,3,2", ""):
+        with pytest.raises(UsageError, match="first and last units"):
+            parse_client(wrong)
+    options = Options(tasks=("digits",), client=("f1l1", "f2l2"), workers=(2, 4), microbatches=(4,))
+    assert [experiment.name for experiment in options.experiments] == [
+        "data-2",
+        "pipeline-2-4-even",
+        "pipeline-2-4-f1l1",
+        "pipeline-2-4-f2l2",
+        "data-4",
+        "pipeline-4-4-even",
+    ]
+    client = options.experiments[3]
+    assert (client.client_units, client.shown) == ((2, 2), "pipeline, client/server, first 2 and last 2")
+    assert options.plan("digits", client, 0).placement == "client-server"
+    names = [f"u{number}" for number in range(6)]
+    assert cuts_of_client(names, 2, 1, "m") == ("u1", "u4")
+    with pytest.raises(UsageError, match="first 4 and the last 2 of the 6 units"):
+        cuts_of_client(names, 4, 2, "m")
+
+
+def test_a_plain_loop_is_a_row_and_judges_the_baseline() -> None:
+    parts = strategies_parts()
+    parts["plain-cifar10-1"] = {"samples_per_s": 80.0}
+    found = concluded(parts)
+    assert [row[0] for row in found.tables[0].rows][:2] == ["plain torch loop", "one device (baseline)"]
+    assert [row[10] for row in found.tables[0].rows][:2] == ["0.80", "1.00"]
+    assert "0.80 × the single-device baseline, so speed-ups over a plain loop are 1.25 × as high" in answer_to(
+        found, "which is faster"
+    )
+
+
+@pytest.mark.slow
+def test_a_plain_loop_trains() -> None:
+    options = Options(tasks=("digits",), workers=(2,), microbatches=(4,), batch=8, steps=3, warmup=1)
+    row = time_plain_loop(options.plan("digits", None, 0))
+    assert len(row["steps_s"]) == 3
+    assert row["samples_per_s"] == pytest.approx(8 / sorted(row["steps_s"])[1])

@@ -66,6 +66,30 @@ def gradient_sizes(model: Model) -> list[tuple[str, int]]:
     return sizes
 
 
+def activation_sizes(model: Model, batch: int) -> list[tuple[str, int]]:
+    """Return (layer, bytes of its output for a batch) in forward order, of layers with parameters of their own."""
+    import torch
+
+    sizes: dict[str, int] = {}
+
+    def count(name: str, output: object) -> None:
+        if isinstance(output, torch.Tensor) and name not in sizes:
+            sizes[name] = output.numel() * output.element_size() * batch // model.batch_size
+
+    hooks = [
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: count(name or "model", output))
+        for name, module in model.module.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    try:
+        with torch.no_grad():
+            model.module(*model.args, **model.kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(sizes.items())
+
+
 def buckets(layers: Sequence[tuple[str, int]], bucket_bytes: int | None) -> list[tuple[str, int]]:
     """Group adjacent layers into buckets; without a bucket size, one bucket per layer."""
     if bucket_bytes is None:

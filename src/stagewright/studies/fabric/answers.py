@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_fault, shown_network
-from stagewright.studies.fabric.options import BATCHES_PER_EPOCH
+from stagewright.studies.fabric.options import BATCH, BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 
@@ -47,16 +48,24 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in row["layers"])
         total = sum(layer["bytes"] for layer in row["layers"])
         yield f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step."
+    activations = (results.get(f"floor-{options['part_name']}") or {}).get("activations")
+    if activations:
+        texts = joined(f"{name} {size}" for name, size in activations)
+        yield (
+            f"The outputs of these layers, in a forward pass of {BATCH} samples: {texts} bytes. A pipeline would send "
+            "those at its cuts; data parallel sends the gradients, whose sizes do not depend on the batch."
+        )
     if options.get("epochs"):
         yield (
             f"A training step all-reduces each layer once, so trials = batches × epochs = {BATCHES_PER_EPOCH} × "
-            f"{options['epochs']} = {options['num_trials']}; 60000 samples make {BATCHES_PER_EPOCH} batches of 64."
+            f"{options['epochs']} = {options['num_trials']}; 60000 samples make {BATCHES_PER_EPOCH} batches of {BATCH}."
         )
     if options["where"] == "lab":
         yield (
             f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "
             f"the faulty networks, host {options['wrong_host']} has a link of {options['slow_rate']}, loses "
-            f"{options['loss']} of its packets, or is {format_s(options['late_s'])} late."
+            f"{options['loss']} (lossy) or {options['failing_loss']} (failing) of its packets, or is "
+            f"{format_s(options['late_s'])} late."
         )
     else:
         yield (
@@ -96,7 +105,28 @@ def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most "
             f"{format_s(worst['max_s'])}, which is {times(_tail_ratio(worst))} its median of "
             f"{format_s(worst['p50_s'])}{p99}; TCP retransmitted {counted(worst['retransmits'], 'segment')}."
+            f"{_timeouts(row) if network in ('lossy-link', 'failing-link') else ''}"
         )
+
+
+_MIN_RTO_S = 0.2
+"""Linux' minimum retransmission timeout."""
+
+
+def _timeouts(row: Mapping[str, Any]) -> str:
+    """How many retransmission timeouts in a row the longest all-reduce is; empty where there was none."""
+    longest = max(row["layers"], key=lambda layer: layer["max_s"])
+    if not longest["retransmits"] or longest["max_s"] < _MIN_RTO_S:
+        return ""
+    count = max(1, math.floor(math.log2(longest["max_s"] / _MIN_RTO_S + 1)))
+    waits = [_MIN_RTO_S * 2**number for number in range(count)]
+    steps = " + ".join(f"{wait:g}" for wait in waits)
+    return (
+        f" A segment that is lost again is repeated after a timeout of at least {format_s(_MIN_RTO_S)}, which doubles "
+        f"with each loss in a row: the longest all-reduce, {longest['name']} with {format_s(longest['max_s'])}, is as "
+        f"long as {count} in a row ({steps}{f' = {sum(waits):g}' if count > 1 else ''} s); timeouts of several "
+        "segments add up."
+    )
 
 
 def _causes(results: Results, options: Mapping[str, Any]) -> Iterator[str]:

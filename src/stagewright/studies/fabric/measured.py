@@ -19,7 +19,8 @@ def measured_runs(
 def is_correct(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether the diagnosis names the emulated fault and its host."""
     verdict = row["verdict"]
-    truth = ("none", None) if row["made"] == "clean" else (row["made"], options["wrong_host"])
+    kind = "lossy-link" if row["made"] == "failing-link" else row["made"]  # both lose packets
+    truth = ("none", None) if kind == "clean" else (kind, options["wrong_host"])
     return (verdict["kind"], verdict["rank"]) == truth
 
 

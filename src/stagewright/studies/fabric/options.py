@@ -10,10 +10,20 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_rate, parse_s
 from stagewright.studies.framework.options import Note, option, parse_words, setting
 
+BATCH = 64
+"""Samples per step."""
 BATCHES_PER_EPOCH = 938
-"""Batches of 64 samples in the 60000 of MNIST."""
-NETWORKS = ("clean", "slow-link", "lossy-link", "late-host")
+"""Batches in the 60000 samples of MNIST."""
+NETWORKS = ("clean", "slow-link", "lossy-link", "failing-link", "late-host")
 _ON_LOOPBACK = ("clean", "late-host")
+
+
+def _parse_loss(text: str) -> str:
+    """Check a packet loss; it is kept as it was typed."""
+    from stagewright.fabric.lab.network import parse_loss
+
+    parse_loss(text)
+    return text
 
 
 def _show_s(seconds: float) -> str:
@@ -45,7 +55,9 @@ class Options:
     )
     wrong_host: int = option(2, "Host whose link is slow or lossy, or which is late.")
     slow_rate: str = setting("100mbit")
-    loss: str = setting("1%")
+    loss: str = option("1%", "Packet loss of the lossy link.", parse=_parse_loss)
+    failing_loss: str = setting("25%")
+    """Packet loss of the failing link: losses of the same segment in a row become likely."""
     late_s: float = setting(0.02)
     epochs: int | None = option(
         None,

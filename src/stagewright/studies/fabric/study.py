@@ -5,6 +5,7 @@
       clean        every link with the same bandwidth
       slow-link    one host's link has a tenth of it
       lossy-link   one host's link loses packets
+      failing-link one host's link loses a quarter of them
       late-host    one host (a straggler) is late before each message
     each ─► latency of every trial of every layer ─► CDF, tail, and a diagnosis, compared with the emulated fault
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from stagewright.errors import RunError
 from stagewright.studies.fabric.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.fabric.measured import shown_network
-from stagewright.studies.fabric.options import Options
+from stagewright.studies.fabric.options import BATCH, Options
 from stagewright.studies.fabric.summary import summarize
 from stagewright.studies.fabric.tables import figures, tables
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
@@ -49,6 +50,7 @@ def build_study(options: Options) -> Study:
             asdict(options)
             | {
                 "num_trials": options.num_trials,
+                "part_name": _part_name(options.model),
                 "sent": [(m, _part_name(m), n) for m in options.models for n in options.networks_of(m)],
             },
         ),
@@ -129,13 +131,16 @@ def _measure(workload: Workload, places: list[RankLocation], settings: Settings,
 
 
 def _floor(options: Options, model: str, context: PartContext) -> dict[str, Any]:
-    """Run a few trials of the same messages without a network."""
+    """Run a few trials of the same messages without a network; list the sizes of the layers' outputs too."""
+    from stagewright import zoo
     from stagewright.fabric.ranks.coordinator import RankLocation, Settings
+    from stagewright.fabric.traffic.from_model import activation_sizes
 
     workload = _workload(options, model)
     few = replace(workload, trials=min(workload.trials, _FLOOR_TRIALS))
     measured = _measure(few, [RankLocation(name="local")] * options.hosts, Settings(probe=False, steps=False), context)
-    return _save(few, measured, context, same_host=True)
+    sizes = activation_sizes(zoo.load(model, batch=2), BATCH) if model == options.model else []
+    return {**_save(few, measured, context, same_host=True), "activations": [list(pair) for pair in sizes]}
 
 
 def _send(options: Options, model: str, network: str, context: PartContext) -> dict[str, Any]:
@@ -165,11 +170,12 @@ def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation],
     if options.where == "loopback":
         yield [RankLocation(name="local")] * options.hosts, None
         return
+    losses = {"lossy-link": options.loss, "failing-link": options.failing_loss}
     lab_network = LabNetwork.parse(
         hosts=options.hosts,
         rate=options.rate,
         slow_links=[f"{options.wrong_host}:{options.slow_rate}"] if network == "slow-link" else [],
-        lossy_links=[f"{options.wrong_host}:{options.loss}"] if network == "lossy-link" else [],
+        lossy_links=[f"{options.wrong_host}:{losses[network]}"] if network in losses else [],
     )
     with open_lab(lab_network) as lab:
         places = [

@@ -13,6 +13,7 @@ from stagewright.studies.framework.study import Results, Summary
 _REMEDIES = {
     "slow-link": "replace the slow link: every ring all-reduce waits for it",
     "lossy-link": "repair the lossy link: a lost packet costs a retransmission timeout, which doubles with each loss",
+    "failing-link": "replace the failing link: its timeouts reach seconds",
     "late-host": "find what delays the late host: the network is not the cause",
 }
 

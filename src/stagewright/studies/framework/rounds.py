@@ -79,8 +79,8 @@ def disturbances(results: Mapping[str, Any], names: Mapping[str, str]) -> Iterat
             rounds.setdefault(name, []).append(rate)
         again = row.get("repeated")
         if again:
-            rates = " then ".join(f"{value:.1f}" for value in again["samples_per_s"])
-            yield f"{names[part]}: {again['reason']}, so it was repeated: {rates} samples/s; {rate:.1f} counts."
+            shown = " then ".join(f"{value:.1f}" for value in again["samples_per_s"])
+            yield f"{names[part]}: {again['reason']}, so it was repeated: {shown} samples/s; {rate:.1f} counts."
     for name, rates in rounds.items():
         if len(rates) < 2 or apart(rates) <= OUTLIER:
             continue

@@ -29,10 +29,14 @@ def client_cuts(plan: Plan, first: int, last: int) -> tuple[str, ...]:
 
     model = plan.model.load(batch=2)
     model.module.train(plan.training)
-    names = [call.name for call in capture_for(plan, model).calls]
+    return cuts_of_client([call.name for call in capture_for(plan, model).calls], first, last, plan.model.name)
+
+
+def cuts_of_client(names: Sequence[str], first: int, last: int, model: str) -> tuple[str, str]:
+    """Return the units to cut after, so that the first and the last ones stay at the client."""
     if first < 1 or last < 1 or first + last >= len(names):
         raise UsageError(
-            f"the first {first} and the last {last} of the {len(names)} units of {plan.model.name!r} can't stay at the "
+            f"the first {first} and the last {last} of the {len(names)} units of {model!r} can't stay at the "
             "client: keep at least 1 at each end and leave at least 1 to the server"
         )
     return (names[first - 1], names[len(names) - last - 1])

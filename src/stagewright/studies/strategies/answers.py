@@ -10,7 +10,13 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
-from stagewright.studies.strategies.measured import PUBLISHED_LARGE, MeasuredExperiment, forecast_check, task_scale
+from stagewright.studies.strategies.measured import (
+    PUBLISHED_LARGE,
+    MeasuredExperiment,
+    forecast_check,
+    plain_loop,
+    task_scale,
+)
 from stagewright.studies.strategies.tables import data_on_2, large_rows, only_pipeline
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
@@ -36,7 +42,7 @@ _FORECAST = "forecast with one device per worker"
 def answers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Answer, ...]:
     replies = (
         _training(results, options),
-        _faster(options, experiments),
+        (*_faster(options, experiments), *(filter(None, (_plain(results, options, task) for task in experiments)))),
         _accuracy(results, options, experiments),
         _microbatches(options, experiments),
         _cuts(results, options, experiments),
@@ -123,6 +129,23 @@ def _faster(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, 
             "on 4 GPUs it is slower on CIFAR-10 (1.07 and 1.66) and faster on RTE (1.40 and 1.25)."
         )
     return tuple(sentences)
+
+
+def _plain(results: Results, options: Mapping[str, Any], task: str) -> str:
+    """Whether the baseline is as fast as the loop that a user would write; empty if it was not measured."""
+    loop = plain_loop(results, options, task)
+    if loop is None or not loop.ratios:
+        return ""
+    ratio = statistics.median(loop.ratios)
+    verdict = (
+        "so the baseline is a fair one"
+        if abs(ratio - 1) <= 0.1
+        else f"so speed-ups over a plain loop are {times(1 / ratio)} as high"
+    )
+    return (
+        f"{options['recipes'][task].shown_data}: a plain torch loop reaches {loop.samples_per_s:.1f} samples/s, "
+        f"{times(ratio)} the single-device baseline, {verdict}."
+    )
 
 
 def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
@@ -216,7 +239,7 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
             f"{options['recipes'][task].shown_data}, {row.experiment.microbatches} micro-batches: "
             + _client_and_even(row, even.get(row.experiment.microbatches), cuts.get(row.experiment.name, ()))
             for row in measured
-            if row.experiment.cut == "client" and row.speedup is not None
+            if row.experiment.is_client and row.speedup is not None
         ]
     if sentences:
         sentences.append(
@@ -231,7 +254,9 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
 def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None, cuts: Sequence[str]) -> str:
     """Compare client and server with equal stages and as many micro-batches."""
     after = f" (cut after {joined(cuts)})" if cuts else ""
-    text = f"client and server reach {times(client.speedup or 0.0)}{after}"
+    units = client.experiment.client_units
+    which = f" with the first {units[0]} and last {units[1]} units at the client" if units else ""
+    text = f"client and server{which} reach {times(client.speedup or 0.0)}{after}"
     if even is not None and even.speedup is not None:
         text += f", equal stages {times(even.speedup)}"
     if len(client.peak_bytes) == 2:

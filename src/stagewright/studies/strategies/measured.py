@@ -7,6 +7,7 @@ accuracy      of each seed; sharing a device does not change it
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from stagewright.studies.framework.rounds import (
     speedups_by_round,
 )
 
+CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
+"""Name of a cut with so many first and last units at the client: f4l3."""
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
 LARGE_NAMES = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
@@ -58,7 +61,8 @@ class Experiment:
     workers: int
     microbatches: int = 1
     cut: str = ""
-    """Of a pipeline: even, or client (the first and last units on one worker, the rest on the other)."""
+    """Of a pipeline: even, client (the first and last units on one worker, the rest on the other), or f4l3: client with
+    the first 4 and the last 3 units."""
 
     @property
     def name(self) -> str:
@@ -69,7 +73,21 @@ class Experiment:
     @property
     def shown(self) -> str:
         """data, pipeline, or pipeline, client/server."""
-        return "pipeline, client/server" if self.cut == "client" else self.strategy
+        if not self.is_client:
+            return self.strategy
+        counts = self.client_units
+        return "pipeline, client/server" + (f", first {counts[0]} and last {counts[1]}" if counts else "")
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the first and last units are on one worker."""
+        return self.cut not in ("", "even")
+
+    @property
+    def client_units(self) -> tuple[int, int] | None:
+        """How many first and last units the client has; None: chosen from the profile."""
+        match = re.fullmatch(CLIENT, self.cut)
+        return None if match is None else (int(match[1]), int(match[2]))
 
     @property
     def full_name(self) -> str:
@@ -87,8 +105,8 @@ def list_experiments(
         experiments.append(Experiment(strategy="data", workers=count))
         experiments += [
             Experiment(strategy="pipeline", workers=count, microbatches=number, cut=cut)
-            for cut in ("even", "client")
-            if cut in cuts and (cut == "even" or count == 2)
+            for cut in cuts
+            if cut == "even" or count == 2
             for number in microbatches
         ]
     return tuple(experiments)
@@ -135,6 +153,31 @@ def task_scale(
     """How exactly the accuracies of a task are known."""
     samples = results.get(f"data-{task}") or {}
     return accuracy_scale(task, options["recipes"][task].metric, measured, samples.get("judged"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainLoop:
+    """A plain torch loop on one device, next to the single-device baseline with the same batch."""
+
+    samples_per_s: float
+    baseline: float | None
+    """Samples/s of the baseline; None: not measured."""
+    ratios: tuple[float, ...]
+    """Of each round, to the baseline."""
+
+
+def plain_loop(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> PlainLoop | None:
+    """Read the plain torch loop of a task."""
+    runs = read_rounds(results, f"plain-{task}", options["rounds"])
+    if not runs:
+        return None
+    baselines = read_rounds(results, f"speed-{task}-serial-2", options["rounds"])
+    ratios = tuple(
+        run.samples_per_s / baselines[number].samples_per_s for number, run in runs.items() if number in baselines
+    )
+    return PlainLoop(
+        samples_per_s=median_rate(runs), baseline=median_rate(baselines) if baselines else None, ratios=ratios
+    )
 
 
 def forecast_check(measured: Sequence[MeasuredExperiment]) -> ForecastCheck:

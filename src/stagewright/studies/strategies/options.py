@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,9 +13,22 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
 from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting, show_bytes
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
-from stagewright.studies.strategies.measured import Experiment, list_experiments
+from stagewright.studies.strategies.measured import CLIENT, Experiment, list_experiments
 
 CUTS = ("even", "client")
+
+
+def parse_client(text: str) -> tuple[str, ...]:
+    """Read `4,3` as ("f4l3",), and `f1l1,f2l2` as both."""
+    words = parse_words(text)
+    if len(words) == 2 and all(re.fullmatch(r"[1-9]\d*", word) for word in words):
+        return (f"f{words[0]}l{words[1]}",)
+    wrong = [word for word in words if not re.fullmatch(CLIENT, word)]
+    if wrong or not words:
+        raise UsageError(
+            f"--client {text!r}: write the numbers of first and last units, like 4,3, or several as f4l3,f1l1"
+        )
+    return words
 
 
 def _parse_batches(text: str) -> tuple[int, ...]:
@@ -33,6 +47,12 @@ class Options(TrainingOptions):
         "How to cut pipelines: into equal stages, or with the first and last units at a client.",
         parse=parse_words,
         quick=("even",),
+    )
+    client: tuple[str, ...] = option(
+        (),
+        "First and last units at the client, instead of those of --cuts client: 4,3; several: f1l1,f2l2.",
+        parse=parse_client,
+        metavar="N,N",
     )
     train_samples: int | None = samples_option(quick=192)
     judged_samples: int | None = setting(None, quick=100)
@@ -101,7 +121,13 @@ class Options(TrainingOptions):
 
     @property
     def experiments(self) -> tuple[Experiment, ...]:
-        return list_experiments(self.workers, self.microbatches, self.cuts)
+        return list_experiments(self.workers, self.microbatches, self.all_cuts)
+
+    @property
+    def all_cuts(self) -> tuple[str, ...]:
+        """How pipelines are cut: --client replaces the published client and server."""
+        cuts = tuple(cut for cut in CUTS if cut in self.cuts)
+        return (*(cut for cut in cuts if cut != "client"), *self.client) if self.client else cuts
 
     def is_run(self, workers: int) -> bool:
         """Whether there is a device for each worker."""
@@ -115,7 +141,7 @@ class Options(TrainingOptions):
         count = experiment.workers if experiment is not None else workers
         num_workers = experiment.workers if experiment is not None else 1
         mesh = Mesh() if experiment is None else Mesh(**{experiment.strategy: num_workers})
-        is_client = experiment is not None and experiment.cut == "client"
+        is_client = experiment is not None and experiment.is_client
         microbatches = experiment.microbatches if experiment is not None else 1
         num_stages = (num_workers + 1 if is_client else num_workers) if mesh.pipeline > 1 else 1
         return Plan(

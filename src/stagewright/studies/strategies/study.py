@@ -38,7 +38,7 @@ def build_study(options: Options) -> Study:
         options=asdict(options),
         questions=QUESTIONS,
         parts=tuple(_parts(options)),
-        conclude=partial(conclude, asdict(options) | {"recipes": recipes}),
+        conclude=partial(conclude, asdict(options) | {"recipes": recipes, "cuts": options.all_cuts}),
     )
 
 
@@ -71,6 +71,11 @@ def _parts(options: Options) -> Iterator[Part]:
     for round_number in range(1, options.rounds + 1):
         shown_round = f"round {round_number} of {options.rounds}"
         for task in options.tasks:
+            yield Part(
+                name=f"plain-{task}-{round_number}",
+                about=f"plain torch loop, {task}, {shown_round}",
+                run=partial(_plain_loop, options, task),
+            )
             for count in filter(options.is_run, options.workers):
                 yield Part(
                     name=f"speed-{task}-serial-{count}-{round_number}",
@@ -117,6 +122,7 @@ def _profile(options: Options, task: str, context: PartContext) -> dict[str, Any
     from stagewright.partition.conditions import Conditions
     from stagewright.partition.split import split
     from stagewright.planner.costs.interpolation import interpolate_at
+    from stagewright.studies.parts.training import cuts_of_client
 
     batch = options.recipe(task).batch
     few = max(2, batch // 8)  # batch norm needs more than one sample
@@ -133,7 +139,11 @@ def _profile(options: Options, task: str, context: PartContext) -> dict[str, Any
             continue
         microbatch_size = options.plan(task, experiment, 0).batch // experiment.microbatches
         profile = interpolate_at(models, microbatch_size).profile
-        policy, count = ("client-server", 3) if experiment.cut == "client" else ("time", experiment.workers)
+        if experiment.client_units is not None:
+            names = [unit.name for unit in profile.units]
+            cuts[experiment.name] = list(cuts_of_client(names, *experiment.client_units, options.recipe(task).model))
+            continue
+        policy, count = ("client-server", 3) if experiment.is_client else ("time", experiment.workers)
         chosen = split(profile, count, policy, Conditions(num_microbatches=experiment.microbatches))
         cuts[experiment.name] = list(chosen.cut_names)
     large_cuts = split(interpolate_at(models, options.piece).profile, 2, "time", Conditions()).cut_names
@@ -176,6 +186,13 @@ def _speed(
     return context.run(
         plan, baselines=(f"speed-{task}-serial-{workers}-{round_number}",), forecast_rate=forecast.get("samples_per_s")
     )
+
+
+def _plain_loop(options: Options, task: str, context: PartContext) -> dict[str, Any]:
+    """Time the loop that a user would write, with the batch of two workers."""
+    from stagewright.studies.parts.plain_loop import time_plain_loop
+
+    return time_plain_loop(options.plan(task, None, options.seeds[0], workers=2))
 
 
 def _train(options: Options, task: str, experiment: Experiment, seed: int, context: PartContext) -> dict[str, Any]:

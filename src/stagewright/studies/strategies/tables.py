@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,9 @@ from stagewright.studies.strategies.measured import (
     PUBLISHED,
     PUBLISHED_LARGE,
     MeasuredExperiment,
+    PlainLoop,
     forecast_check,
+    plain_loop,
     task_scale,
 )
 from stagewright.table import Table
@@ -72,6 +75,28 @@ def _source(row: MeasuredExperiment, verdict: str) -> str:
     return {"trusted": "forecast", "unchecked": "unverified forecast"}.get(verdict, f"forecast, {verdict}")
 
 
+def _over(rate: float | None, reference: MeasuredExperiment | None) -> str:
+    """Write a throughput relative to data parallel on 2 workers."""
+    is_known = rate and reference is not None and reference.samples_per_s
+    return f"{(rate or 0.0) / (reference.samples_per_s or 1.0):.2f}" if is_known and reference is not None else "–"
+
+
+def _single_device_rows(
+    recipe: TrainingRecipe, loop: PlainLoop | None, chance: str, reference: MeasuredExperiment | None
+) -> list[tuple[str, ...]]:
+    """The plain torch loop and the baseline, which are not trained."""
+    if loop is None:
+        return []
+    ratio = f"{statistics.median(loop.ratios):.2f}" if loop.ratios else "–"
+    rates = [("plain torch loop", loop.samples_per_s, ratio), ("one device (baseline)", loop.baseline, "1.00")]
+    about = (recipe.shown_data, recipe.model, "1", str(recipe.batch), f"{recipe.learning_rate:g}", "–", "–", chance)
+    return [
+        (name, *about, f"{rate:.1f}", speedup, _over(rate, reference), "–", "–", "measured")
+        for name, rate, speedup in rates
+        if rate is not None
+    ]
+
+
 def _experiment_table(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Table:
     rows, sentences = [], []
     for task, measured in experiments.items():
@@ -80,12 +105,9 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         scale = task_scale(results, options, task, measured)
         if any(not row.is_measured and row.forecast is not None for row in measured):
             sentences.append(f"{recipe.shown_data}: {check.sentence}")
+        rows += _single_device_rows(recipe, plain_loop(results, options, task), f"{scale.chance:g}", reference)
         for row in measured:
-            over_data = (
-                f"{row.samples_per_s / reference.samples_per_s:.2f}"
-                if reference is not None and reference.samples_per_s and row.samples_per_s and row.equal
-                else "–"
-            )
+            over_data = _over(row.samples_per_s, reference) if row.equal else "–"
             rows.append(
                 (
                     row.experiment.shown,
@@ -101,21 +123,24 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
                     f"{row.speedup:.2f}" if row.speedup is not None else "–",
                     over_data,
                     f"{row.forecast:.2f}" if row.forecast is not None else "–",
+                    ", ".join(format_bytes(size) for size in row.peak_bytes) or "–",
                     _source(row, check.verdict),
                 )
             )
     metric = ", for CoLA Matthews × 100" if "cola" in experiments else ""
     columns = ("experiment", "data set", "backbone", "workers", "batch (micro-batches)", "learning rate", "accuracy %")
+    speed = ("samples/s", "speed-up", "over data on 2", "forecast", "memory of each worker", "source of speed")
     return study_table(
         "Pipeline and data parallel",
-        (*columns, "95 %", "guessing", "samples/s", "speed-up", "over data on 2", "forecast", "source of speed"),
+        (*columns, "95 %", "guessing", *speed),
         rows,
         f"Accuracy: mean ± standard deviation over {len(options['seeds'])} seeds{metric}, always from real training; "
         "95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
         "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
         "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
         "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "
-        f"replaces the measured speed, as if each worker had its own device. {' '.join(sentences)}"
+        f"replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
+        f"same model, batch and optimizer without Stagewright, on one device. {' '.join(sentences)}"
         f"{calibration_note(results)}".rstrip(),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stagewright.studies import Answer, Figure, Findings, Part, PartContext, Results, Study
+from stagewright.studies.framework.study import Summary
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.table import Table
@@ -33,8 +34,9 @@ def small_study(run: Callable[[str, PartContext], Any], options: dict[str, Any] 
     def conclude(results: Results) -> Findings:
         sentences = tuple(f"{name} is {results[name]}." for name in results)
         return Findings(
+            summary=Summary(measured=f"{len(results)} numbers.", ideal="Three.", why="Some fail.", advice="Count."),
             tables=(study_table("All", ("part", "number"), [(name, str(results[name])) for name in results]),),
-            answers=(Answer(question="What are the numbers?", sentences=sentences),),
+            answers=(Answer(question="What are the numbers?", sentences=sentences, tables=("All",)),),
             figures=(Figure(name="dots", caption="Dots.", draw=lambda path: path.write_text("drawn")),),
         )
 

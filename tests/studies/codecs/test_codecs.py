@@ -204,3 +204,13 @@ def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) ->
     with pytest.raises(UsageError, match=text.replace("(", r"\(")) as raised:
         Options(**wrong)
     assert "\n" not in str(raised.value)
+
+
+def test_the_summary_has_the_numbers() -> None:
+    found = concluded(codecs_parts())
+    assert found.summary is not None
+    assert "of fp32. CIFAR-10, " in found.summary.measured
+    assert "saves time on links below" in found.summary.why
+    nothing = conclude(CODECS_OPTIONS, Results({})).summary
+    assert nothing is not None
+    assert nothing.measured == "No codec was measured."

@@ -23,7 +23,7 @@ def concluded(parts: dict[str, Any], **options: Any) -> Findings:
 def test_layers_tails_and_what_was_published() -> None:
     findings = concluded(fabric_parts())
     assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
-    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 25% (failing) of its packets" in answer_to(
+    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 6% (failing) of its packets" in answer_to(
         findings, "What is sent"
     )
     layers = answer_to(findings, "each layer")
@@ -135,3 +135,15 @@ def test_long_tails_are_explained_by_timeouts_in_a_row() -> None:
         sent=[("mlp-mnist", "mlp-mnist", "failing-link")],
     )
     assert "1 of 1 diagnoses are correct." in answer_to(failing, "causes")
+
+
+def test_the_summary_has_the_numbers() -> None:
+    summary = concluded(fabric_parts()).summary
+    assert summary is not None
+    assert summary.measured == (
+        "The gradients of mlp-mnist are all-reduced in 11.0 ms per step on 1gbit links (median of 3 trials). The "
+        "longest all-reduce of a layer takes 4.00 s (slow link)."
+    )
+    assert summary.ideal.startswith("5.50 ms per step from the bandwidth and latency of the links alone; reached: 50 %")
+    assert "slow link 10.00 ×" in summary.why
+    assert "replace the slow link" in summary.advice

@@ -237,3 +237,18 @@ def test_what_it_takes_is_known_before_it_begins() -> None:
     assert 5 < minutes() < 20  # 8.5 minutes, as measured
     assert minutes(model="gpt-layers:12", batch=16) > 2 * minutes()
     assert minutes(rounds=1) < 0.7 * minutes()
+
+
+def test_the_summary_has_the_numbers() -> None:
+    summary = concluded(memory_parts()).summary
+    assert summary is not None
+    assert summary.measured == (
+        "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. The least memory has "
+        "tensor with checkpointing: 165 MiB on its largest worker, 41 % of one device."
+    )
+    assert "with free communication the same steps would reach data 2.00 ×" in summary.ideal
+    assert "data collectives (20 % of a step)" in summary.why
+    assert summary.advice.startswith("Where the model fits, use data.")
+    level = concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})).summary
+    assert level is not None
+    assert "use data, tensor or pipeline, which differ by less than noise." in level.advice

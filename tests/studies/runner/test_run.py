@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,15 @@ import pytest
 from tests.studies.conftest import small_study
 
 from stagewright.errors import RunError, RunTerminated, UsageError
-from stagewright.studies import PartContext, Study, run_study
+from stagewright.runs.result import RunResult
+from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.studies import PartContext, Results, Study, run_study
 from stagewright.studies.runner.check import check_study_inputs
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.studies.runner.load import choose_study
 from stagewright.studies.runner.neighbors import announced, find_neighbors
-from stagewright.studies.runner.run import ALONE, MISSING
+from stagewright.studies.runner.run import ALONE, DISTURBED, MISSING
 
 NewFolder = Callable[[Study], StudyFolder]
 
@@ -41,7 +45,10 @@ def test_all_parts_run_in_order_and_are_saved(new_folder: NewFolder) -> None:
     assert folder.about()["ended"] is not None
     assert "| two | 2 |" in (folder.path / "table.md").read_text()
     assert "## What are the numbers?\n\none is 1.\n\ntwo is 2." in (folder.path / "answers.md").read_text()
+    assert "## Summary\n\n**Measured**: 3 numbers.\n\n**Ideal**: Three." in (folder.path / "answers.md").read_text()
     assert (folder.path / "figures/dots.svg").read_text() == "drawn"
+    page = (folder.path / "report.html").read_text()
+    assert page.index("3 numbers.") < page.index("What are the numbers?") < page.index("<caption>All</caption>")
     assert "A small study" in (folder.path / "report.html").read_text()
     assert "2 cores of an abacus" in (folder.path / "answers.md").read_text()
 
@@ -213,3 +220,45 @@ def test_a_memory_limit_that_nothing_fits_is_refused_before_anything_runs(name: 
     study = choose_study(name, {"devices": ("cpu:0", "cpu:1"), "memory_bytes": 10**4}, quick=True)
     with pytest.raises(UsageError, match=r"--memory 9\.77 KiB: no strategy fits .* use more than that"):
         check_study_inputs(study)
+
+
+def test_runs_have_the_names_of_their_parts(new_folder: NewFolder) -> None:
+    attempts = [{"layers": 3, "run": "runs/c"}, {"layers": 4, "ran": False}]
+    data = {"one": {"run": "runs/a"}, "two": {"attempts": attempts}, "three": 3}
+    study = small_study(lambda name, context: data[name])
+    folder = new_folder(study)
+    run_study(study, folder)
+    names = json.loads((folder.path / "findings.json").read_text())["runs"]
+    assert names == {"a": "the part one", "c": "the part two, 3 layers"}
+
+
+def test_what_was_repeated_is_an_answer(new_folder: NewFolder) -> None:
+    again = {"samples_per_s": 21.0, "repeated": {"reason": "its steps varied by ±30 %", "samples_per_s": [20.0, 21.0]}}
+    study = small_study(lambda name, context: again if name == "one" else name)
+    answer = run_study(study, new_folder(study)).findings.answers[-1]
+    assert answer.question == DISTURBED
+    assert answer.sentences == (
+        "the part one: its steps varied by ±30 %, so it was repeated: 20.0 then 21.0 samples/s; 21.0 counts.",
+    )
+    study = small_study(lambda name, context: name)
+    assert run_study(study, new_folder(study)).findings.answers[-1].question != DISTURBED
+
+
+def test_an_implausible_run_is_repeated_with_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([25.0, 10.0, 18.0])
+
+    def run_plan(plan: Plan, root: Path, progress: object) -> RunResult:
+        folder = RunFolder.create(root, plan, environment={})
+        return RunResult(equal=True, samples_per_s=next(rates), run=str(folder.path))
+
+    monkeypatch.setattr("stagewright.engine.jobs.compare.run_plan", run_plan)
+    single = Plan(model=ModelSpec(name="mlp-mnist"), batch=4)
+    (tmp_path / "runs").mkdir()
+    serial = RunFolder.create(tmp_path / "runs", single, environment={})
+    results = Results({"serial": {"samples_per_s": 8.0, "run": f"runs/{serial.path.name}"}})
+    context = PartContext(folder=tmp_path, results=results)
+    row = context.run(replace(single, mesh=Mesh(data=2)), baselines=("serial",))
+    assert (row["samples_per_s"], row["baseline_samples_per_s"]) == (18.0, 10.0)
+    assert row["repeated"]["samples_per_s"] == [25.0, 18.0]
+    assert len(list((tmp_path / "left-out").iterdir())) == 1
+    assert (tmp_path / row["run"]).is_dir()

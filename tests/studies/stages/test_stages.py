@@ -224,3 +224,23 @@ def test_stages_that_share_devices_are_measured_against_the_devices() -> None:
     text = answer_to(concluded(parts), "reach over")
     assert "which is 73 % of the ideal 2 ×" in text
     assert "Its stages shared devices" in text
+
+
+def test_the_summary_has_the_numbers() -> None:
+    summary = concluded(stages_parts()).summary
+    assert summary is not None
+    assert summary.measured == "deit-small: inference with 2 stages 1.59 × (1.57 … 1.60) over one device."
+    assert summary.ideal == (
+        "2 × on 2 devices; with this split's balance and pipeline bubble, links free, at most inference 1.90 ×."
+    )
+    assert summary.why.startswith("The largest loss in inference: imbalance takes 12 % of a step")
+    assert summary.advice == (
+        "Inference: cut by blocks, faster than parameters, macs. Then 16 micro-batches instead of 8 gains 4.0 % more, "
+        "by forecast."
+    )
+    level = concluded(stages_parts(blocks=(25.0, 26.0))).summary
+    assert level is not None
+    assert "any of these policies will do" in level.advice
+    nothing = conclude(STAGES_OPTIONS, Results({})).summary
+    assert nothing is not None
+    assert nothing.measured == "No pipeline was measured on 2 devices."

@@ -285,3 +285,14 @@ def test_a_plain_loop_trains() -> None:
     row = time_plain_loop(options.plan("digits", None, 0))
     assert len(row["steps_s"]) == 3
     assert row["samples_per_s"] == pytest.approx(8 / sorted(row["steps_s"])[1])
+
+
+def test_the_summary_has_the_numbers() -> None:
+    found = concluded(strategies_parts())
+    assert found.summary is not None
+    assert found.summary.measured.startswith("CIFAR-10 on 2 workers: data parallel ")
+    assert "the pipeline bubble, (p − 1) ÷ (m + p − 1), is " in found.summary.why
+    assert found.summary.advice.endswith(".")
+    nothing = conclude(STRATEGIES_OPTIONS, Results({})).summary
+    assert nothing is not None
+    assert nothing.measured == "Nothing was measured."

@@ -84,6 +84,11 @@ def _latencies(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for network, row in _layer_runs(results, options):
         layers = [layer for layer in row["layers"] if layer["p50_s"] is not None]
         if not layers:
+            texts = joined(f"{layer['name']} {format_s(layer['max_s'])}" for layer in row["layers"])
+            yield (
+                f"{shown_network(network).capitalize()}: {counted(row['trials'], 'trial')} within the time limit, too "
+                f"few for a median; at most {texts}."
+            )
             continue
         texts = joined(f"{layer['name']} {format_s(layer['p50_s'])}" for layer in layers)
         step_s = row["total"]["p50_s"]
@@ -95,17 +100,24 @@ def _tail_ratio(layer: Mapping[str, Any]) -> float:
     return float(layer["max_s"] / layer["p50_s"]) if layer["p50_s"] else 0.0
 
 
+_LOSSY = ("lossy-link", "failing-link")
+
+
 def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for network, row in _layer_runs(results, options):
         worst = max(row["layers"], key=_tail_ratio)
         if not worst["p50_s"]:
+            yield (
+                f"{shown_network(network).capitalize()}: can't be told from {counted(row['trials'], 'trial')}."
+                f"{_timeouts(row) if network in _LOSSY else ''}"
+            )
             continue
         p99 = f", p99 {format_s(worst['p99_s'])}" if worst["p99_s"] is not None else ""
         yield (
             f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most "
             f"{format_s(worst['max_s'])}, which is {times(_tail_ratio(worst))} its median of "
             f"{format_s(worst['p50_s'])}{p99}; TCP retransmitted {counted(worst['retransmits'], 'segment')}."
-            f"{_timeouts(row) if network in ('lossy-link', 'failing-link') else ''}"
+            f"{_timeouts(row) if network in _LOSSY else ''}"
         )
 
 

@@ -5,7 +5,7 @@
       clean        every link with the same bandwidth
       slow-link    one host's link has a tenth of it
       lossy-link   one host's link loses packets
-      failing-link one host's link loses a quarter of them
+      failing-link one host's link loses many, so that timeouts add up to seconds
       late-host    one host (a straggler) is late before each message
     each ─► latency of every trial of every layer ─► CDF, tail, and a diagnosis, compared with the emulated fault
 

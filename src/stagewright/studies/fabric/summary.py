@@ -29,7 +29,7 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
             advice="See which parts failed, and run the same command again.",
         )
     clean = layered.get("clean") or next(iter(layered.values()))
-    step_s = clean["total"]["p50_s"] or clean["total"]["mean_s"]
+    step_s, which = clean["total"]["p50_s"] or clean["total"]["mean_s"], "median" if clean["total"]["p50_s"] else "mean"
     longest = {network: max(layer["max_s"] for layer in row["layers"]) for network, row in layered.items()}
     worst = max(longest, key=lambda network: longest[network])
     ideals = [layer["ideal_s"] for layer in clean["layers"]]
@@ -40,8 +40,8 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         "on the loopback device, without a network" if options["where"] == "loopback" else f"on {options['rate']} links"
     )
     return Summary(
-        measured=f"The gradients of {options['model']} are all-reduced in {format_s(step_s)} per step {where} (median "
-        f"of {counted(clean['trials'], 'trial')}). The longest all-reduce of a layer takes {format_s(longest[worst])}, "
+        measured=f"The gradients of {options['model']} are all-reduced in {format_s(step_s)} per step {where} ({which} "
+        f"of {counted(clean['trials'], 'trial')}). The longest all-reduce of a layer takes {format_s(longest[worst])} "
         f"({shown_network(worst)}).",
         ideal="Unknown: no link was probed."
         if ideal_s is None
@@ -50,7 +50,7 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         if ideal_s <= step_s
         else "Can't be told: the probe of the links was disturbed and is slower than the all-reduces.",
         why=f"{sum(correct)} of {len(correct)} diagnoses from the trials alone name the emulated cause. "
-        f"{_ratios(layered, clean)}",
+        f"{_ratios(layered, clean)}".rstrip(),
         advice=f"Run the diagnosis on your network, then {joined(_REMEDIES[network] for network in faults)}."
         if faults
         else "Run it as root, or with faults (--networks), to see their tails.",

@@ -34,7 +34,7 @@ def time_plain_loop(plan: Plan) -> dict[str, Any]:
             start = time.perf_counter()
             optimizer.zero_grad()
             loss = model.loss(module(*args, **kwargs), target)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             loss.item()  # waits for the device
             seconds.append(time.perf_counter() - start)

@@ -52,8 +52,16 @@ def _accuracy(results: Results, options: Mapping[str, Any], task: str, measured:
     for codec in measured:
         if codec is not reference and codec.mean is not None:
             verdicts.setdefault(scale.compare(codec, reference, goal_points(task)), []).append(codec.codec)
-    words = {"keeps": "keep the accuracy", "loses": "lose accuracy", "unclear": "can't be told"}
-    texts = [f"{joined(verdicts[verdict])} {word}" for verdict, word in words.items() if verdict in verdicts]
+    words = {
+        "keeps": ("keeps the accuracy", "keep the accuracy"),
+        "loses": ("loses accuracy", "lose accuracy"),
+        "unclear": ("can't be told", "can't be told"),
+    }
+    texts = [
+        f"{joined(verdicts[verdict])} {one if len(verdicts[verdict]) == 1 else several}"
+        for verdict, (one, several) in words.items()
+        if verdict in verdicts
+    ]
     return f"{name}, {scale.shown(reference)} without a codec: {'; '.join(texts)}."
 
 

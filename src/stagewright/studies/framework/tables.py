@@ -11,7 +11,7 @@ from stagewright.table import Column, Table
 def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
     """Build a table with one note below it."""
     numeric = [
-        bool(rows) and all(row[index][:1].isdigit() or row[index] in ("", "–") for row in rows)
+        bool(rows) and all(row[index].lstrip("±−+ ")[:1].isdigit() or row[index] in ("", "–") for row in rows)
         for index in range(len(columns))
     ]
     return Table(

@@ -17,7 +17,7 @@ from stagewright.studies.runner.load import STUDIES, options_class
 
 SHARED = {"quick", "resume", "fresh", "root", "json"}
 # Options whose default depends on the task, the data or the machine.
-CHOSEN = {"tasks", "data", "weights", "devices", "train_samples", "batch", "learning_rate", "size", "fits"}
+CHOSEN = {"client", "tasks", "data", "weights", "devices", "train_samples", "batch", "learning_rate", "size", "fits"}
 
 
 def commands(study: str) -> dict[str, Any]:

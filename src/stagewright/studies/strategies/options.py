@@ -52,6 +52,7 @@ class Options(TrainingOptions):
         (),
         "First and last units at the client, instead of those of --cuts client: 4,3; several: f1l1,f2l2.",
         parse=parse_client,
+        default_text="where it is fastest",
         metavar="N,N",
     )
     train_samples: int | None = samples_option(quick=192)

@@ -15,7 +15,7 @@ from program import run_program
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.fabric.options import why_no_lab
 from stagewright.studies.parts.training import client_cuts, train_by_pipeline, train_in_one_process
-from stagewright.studies.runner.run import ALONE
+from stagewright.studies.runner.run import ALONE, DISTURBED
 
 
 def conduct(words: list[str], folder: Path, cache: Path) -> tuple[int, dict[str, Any], str]:
@@ -30,7 +30,8 @@ def is_whole(folder: Path, found: dict[str, Any]) -> None:
         assert (folder / name).is_file(), name
     asked = json.loads((folder / "study.json").read_text())["questions"]
     answered = [answer["question"] for answer in found["answers"]]
-    assert [question for question in answered if question != ALONE] == asked  # other programs may run beside this one
+    # Other programs may run beside this one.
+    assert [question for question in answered if question not in (ALONE, DISTURBED)] == asked
 
 
 @pytest.mark.long
@@ -97,11 +98,12 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     assert large["large-accumulated-512"]
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [(row["experiment"], row["source of speed"]) for row in rows] == [
+        ("plain torch loop", "measured"),
         ("data", "forecast"),
         ("pipeline", "forecast"),
     ]
     # Without dropout and batch norm, both learn the same but for rounding.
-    assert float(rows[0]["accuracy %"]) == pytest.approx(float(rows[1]["accuracy %"]), abs=1.0)
+    assert float(rows[1]["accuracy %"]) == pytest.approx(float(rows[2]["accuracy %"]), abs=1.0)
     assert "batch 512 runs out of memory under data parallel and runs as a" in (folder / "answers.md").read_text()
 
 

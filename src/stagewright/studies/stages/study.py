@@ -190,7 +190,7 @@ def _explain(options: Options, mode: str, context: PartContext) -> dict[str, Any
     from stagewright.runs.run_folder import RunFolder
     from stagewright.studies.parts.traces import read_breakdown
 
-    runs = [run for run in measured_runs(context.results, asdict(options), mode) if run.speedup is not None]
+    runs = [run for run in measured_runs(context.results, asdict(options), mode) if run.equal]
     if not runs:
         raise UsageError(f"no pipeline in {mode} has run on the {len(options.devices)} devices; give 2 or more")
     most = max(run.num_stages for run in runs)

@@ -99,8 +99,8 @@ def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     rows = [dict(zip(found["tables"][0]["columns"], row, strict=True)) for row in found["tables"][0]["rows"]]
     assert [(row["experiment"], row["source of speed"]) for row in rows] == [
         ("plain torch loop", "measured"),
-        ("data", "forecast"),
-        ("pipeline", "forecast"),
+        ("data", "unverified forecast"),
+        ("pipeline", "unverified forecast"),
     ]
     # Without dropout and batch norm, both learn the same but for rounding.
     assert float(rows[1]["accuracy %"]) == pytest.approx(float(rows[2]["accuracy %"]), abs=1.0)

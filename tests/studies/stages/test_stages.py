@@ -199,16 +199,31 @@ def test_a_round_far_from_the_others_is_left_out() -> None:
 
 
 def test_a_bound_that_a_run_beats_is_not_shown() -> None:
-    def bounds(serial_s: float) -> list[str]:
-        parts = stages_parts()
-        for split in parts["profile-inference"]["splits"]["2"].values():
-            split |= {"serial_s": serial_s, "num_stages": 2}
-        options = {**STAGES_OPTIONS, "stages": [2], "batch": 32}
-        return [row[-1] for row in conclude(options, Results(parts)).tables[0].rows]
+    def bounds(blocks: tuple[float, float]) -> list[str]:
+        return [
+            row["upper bound ×"] for row in table_rows(concluded(stages_parts(blocks=blocks), stages=[2]).tables[0])
+        ]
 
-    # 4 samples in 0.2 s, as the measured baseline; blocks were measured at 1.6 ×, the bound is 1.9 ×.
-    assert bounds(0.195) == ["1.90", "1.90"]
-    assert bounds(0.26) == ["1.43", "beaten"], "the profile was slower than the runs"
+    assert bounds((32.0, 33.0)) == ["1.90", "1.90"]
+    assert bounds((40.0, 41.0)) == ["1.90", "beaten"], "1.98 × is more than 1.90 ×"
+
+
+def test_a_busy_machine_corrects_no_forecast() -> None:
+    parts = stages_parts(blocks=(24.0, 25.0), macs=(19.0, 20.0))
+    text = answer_to(concluded(parts), "reach over")
+    assert "corrected by the measured ratio" in text
+    parts["calibration"] = {"measured_at": "2026-11-17T16:51", "noise": 0.35}
+    busy = answer_to(concluded(parts), "reach over")
+    assert "while the machine was busy: the forecasts of the others are withheld" in busy
+    assert "Corrected forecast" not in busy
+
+
+def test_policies_that_cut_alike_are_not_compared() -> None:
+    parts = stages_parts()
+    for turn in (1, 2):
+        parts[f"run-inference-2-blocks-{turn}"] = {"same_as": "parameters"}
+    assert "can tell them apart" in answer_to(concluded(parts), "Which policy")
+    assert "can tell them apart" not in answer_to(concluded(stages_parts()), "Which policy")
 
 
 def test_more_than_n_is_no_share_of_the_ideal() -> None:

@@ -3,6 +3,7 @@
 measured ÷ forecast of the measured cases    within 10 %          ─► other forecasts are shown as they are
                                              all off alike        ─► they are corrected by that ratio
                                              off in different ways ─► they are withheld
+                                             off, machine busy    ─► they are withheld
                                              none                 ─► they are shown as unchecked
 """
 
@@ -27,6 +28,8 @@ class ForecastCheck:
 
     ratios: tuple[float, ...] = ()
     """Measured ÷ forecast of each case that was measured."""
+    is_busy: bool = False
+    """Whether the machine was busy during its calibration, so that a ratio may be noise."""
 
     @property
     def verdict(self) -> Verdict:
@@ -36,6 +39,8 @@ class ForecastCheck:
         if all(abs(1 / ratio - 1) <= TRUSTED for ratio in self.ratios):
             return "trusted"
         middle = statistics.median(self.ratios)
+        if self.is_busy:
+            return "withheld"
         return "corrected" if all(abs(ratio / middle - 1) <= TRUSTED for ratio in self.ratios) else "withheld"
 
     def corrected(self, forecast: float) -> float | None:
@@ -59,9 +64,11 @@ class ForecastCheck:
         if self.verdict == "corrected":
             factor = statistics.median(self.ratios)
             return f"{head}: the forecasts of the others are corrected by the measured ratio, {factor:.2f}."
-        return f"{head}, more than {percent(TRUSTED)} and in different ways: the forecasts of the others are withheld."
+        reason = "while the machine was busy" if self.is_busy else "in different ways"
+        return f"{head}, more than {percent(TRUSTED)} and {reason}: the forecasts of the others are withheld."
 
 
-def check_forecasts(pairs: Sequence[tuple[float | None, float | None]]) -> ForecastCheck:
+def check_forecasts(pairs: Sequence[tuple[float | None, float | None]], *, is_busy: bool = False) -> ForecastCheck:
     """Compare (measured, forecast) pairs; pairs in which one is unknown do not count."""
-    return ForecastCheck(ratios=tuple(measured / forecast for measured, forecast in pairs if measured and forecast))
+    ratios = tuple(measured / forecast for measured, forecast in pairs if measured and forecast)
+    return ForecastCheck(ratios=ratios, is_busy=is_busy)

@@ -49,6 +49,11 @@ def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]
     return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
 
 
+def is_busy(results: Mapping[str, Any]) -> bool:
+    """Whether the machine was busy while it was calibrated."""
+    return ((results.get("calibration") or {}).get("noise") or 0.0) > NOISY
+
+
 def calibration_note(results: Mapping[str, Any]) -> str:
     """Say when the calibration behind the forecasts was measured and how much its rounds varied; "" if unknown."""
     saved = results.get("calibration") or {}
@@ -57,7 +62,7 @@ def calibration_note(results: Mapping[str, Any]) -> str:
     noise = saved.get("noise") or 0.0
     text = f" Forecasts use a calibration of this machine of {str(saved['measured_at'])[:16].replace('T', ' ')}"
     text += f", whose rounds varied by {percent(noise)}" if noise else ""
-    return text + (": the machine was busy, so forecasts are rough." if noise > NOISY else ".")
+    return text + (": the machine was busy, so forecasts are rough." if is_busy(results) else ".")
 
 
 def finite(content: Any) -> Any:

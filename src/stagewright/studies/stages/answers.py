@@ -146,8 +146,18 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[
                 yield from _best_forecast(
                     mode, count, results, options, forecast_check(results, options, mode, runs[mode])
                 )
+        counts = {run.num_stages for run in runs[mode]}
+        if len(options["policies"]) > 1 and counts and len(runs[mode]) == len(counts):
+            yield (
+                f"{mode.capitalize()}: where it was run, all policies choose the same cuts, so no measurement can tell "
+                f"them apart. A model in which they differ: {DIFFERING}"
+            )
         if not any(run.speedup is not None for run in runs[mode]):
             yield f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best."
+
+
+DIFFERING = "stagewright study stages --model mobilenet-v2 --image-size 96 --stages 2"
+"""Early units of a convolutional network have most MACs, late ones most parameters."""
 
 
 def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:

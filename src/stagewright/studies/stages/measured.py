@@ -13,6 +13,7 @@ from typing import Any
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import implausible_speedups, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.parts.measurements import is_busy
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
@@ -136,7 +137,8 @@ def forecast_check(
             (run.speedup, forecast_speedup(results, options, mode, forecast))
             for run in runs
             if not run.shared and "speedup" in (forecast := forecasts.get(str(run.num_stages), {}).get(run.policy, {}))
-        ]
+        ],
+        is_busy=is_busy(results),
     )
 
 
@@ -156,19 +158,16 @@ def forecast_speedup(
 def bound_speedup(
     results: Mapping[str, Any], options: Mapping[str, Any], mode: str, split: Mapping[str, Any]
 ) -> float | None:
-    """The speed-up of a split with free links, over the measured baseline; None where a run of it beat this.
+    """The speed-up of a split with free links over one device with the same micro-batches; None where a run beat it.
 
-    The bound comes from the profile. A run that beats it shows that the machine was slower while it was profiled.
+    A run can beat it, since its baseline has the whole batch at once, or since the machine was slower while the model
+    was profiled: then it is no bound.
     """
-    baseline = baseline_rate(results, options, mode)
-    if baseline is None or options["cluster"] is not None or "serial_s" not in split:
-        return float(split["speedup_bound"])
-    microbatch_rate = options["batch"] / options["microbatches"] / split["serial_s"]  # of the profile, on one device
-    bound = float(split["speedup_bound"]) * microbatch_rate / baseline
-    runs = measured_runs(results, options, mode)
-    beaten = any(
-        run.speedup is not None and run.speedup > bound and not run.shared
+    bound = float(split["speedup_bound"])
+    runs = [run for run in measured_runs(results, options, mode) if run.speedup is not None and not run.shared]
+    is_beaten = any(
+        (run.speedup or 0.0) > bound
         for run in runs
-        if run.num_stages == split["num_stages"] and split["policy"] in (run.policy, *run.also)
+        if run.num_stages == len(split["cut_names"]) + 1 and split["policy"] in (run.policy, *run.also)
     )
-    return None if beaten else bound
+    return None if is_beaten else bound

@@ -63,11 +63,16 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
     texts = []
     for mode in best:
         why = results.get(f"why-{mode}")
-        parts = [] if why is None else [part for part in why["parts"] if part["seconds"] > 0]
+        known = [] if why is None else [part for part in why["parts"] if part["name"] != "unexplained"]
+        parts = [part for part in known if part["seconds"] > 0]
         if why is not None and parts:
             largest = max(parts, key=lambda part: part["seconds"])
             share = percent(largest["seconds"] / why["step_s"])
-            texts.append(f"{mode}: {largest['name']} takes {share} of a step ({LOSSES[largest['name']]})")
+            text = f"{mode}: {largest['name']} takes {share} of a step ({LOSSES[largest['name']]})"
+            rest = sum(part["seconds"] for part in why["parts"] if part["name"] == "unexplained")
+            if rest > largest["seconds"]:
+                text += f", but more, {percent(rest / why['step_s'])}, is unexplained: the machine was disturbed"
+            texts.append(text)
     return f"The largest loss in {'; in '.join(texts)}." if texts else "Unknown: no pipeline was explained."
 
 

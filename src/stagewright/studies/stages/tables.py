@@ -75,9 +75,9 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
         ("mode", "stages", "policy", "cut after", "bottleneck stage", "balance", "sent", "upper bound ×"),
         rows,
         "For one micro-batch, from profiled units. Balance: mean time of the stages ÷ time of the bottleneck stage. "
-        "Upper bound: the speed-up over the measured baseline with free links; in inference for an endless stream of "
-        "batches, in training for one step with its pipeline bubble. Beaten: a run was faster than the profile allows, "
-        "since the machine was slower while it was profiled, so the bound is not shown.",
+        "Upper bound: the speed-up with free links over one device with the same micro-batches; in inference for an "
+        "endless stream of batches, in training for one step with its pipeline bubble. Beaten: a run was faster, since "
+        "its baseline runs the whole batch at once, or since the machine was slower while it was profiled.",
     )
 
 
@@ -153,7 +153,7 @@ def _loss_table(why: Mapping[str, Any], mode: str) -> Table:
         f"Why {why['stages']} stages reach {why['speedup']:.2f} × and not {why['num_devices']} ×: {mode}",
         ("part", "time", "of the step", "speed-up lost"),
         rows,
-        f"The run {why['run']}, cut by {why['policy']}, with the measured times of its stages. Unexplained: the "
+        f"{why['stages']} stages, cut by {why['policy']}, with the measured times of its stages. Unexplained: the "
         "difference between the measured and the forecast step; negative if the run was faster than forecast.",
     )
 

@@ -46,7 +46,7 @@ def answers(results: Results, options: Mapping[str, Any], experiments: Experimen
         _accuracy(results, options, experiments),
         _microbatches(options, experiments),
         _cuts(results, options, experiments),
-        _workers(options, experiments),
+        _workers(results, options, experiments),
         _large_batches(results, options),
     )
     return answer_all(QUESTIONS, replies)
@@ -266,7 +266,7 @@ def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None
     return text + "."
 
 
-def _workers(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
+def _workers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if tuple(options["workers"]) == (2,):
         yield "Only 2 workers were studied; this studies more: stagewright study strategies --workers 2,4"
         return
@@ -287,7 +287,7 @@ def _workers(options: Mapping[str, Any], experiments: Experiments) -> Iterator[s
             )
             is_measured = all(row.is_measured for row in rows)
             if not is_measured:
-                yield f"{options['recipes'][task].shown_data}: {forecast_check(measured).sentence}"
+                yield f"{options['recipes'][task].shown_data}: {forecast_check(results, measured).sentence}"
             source = "measured" if is_measured else _FORECAST
             yield (
                 f"{options['recipes'][task].shown_data}, {count} workers, {source}, relative to data parallel on 2: "

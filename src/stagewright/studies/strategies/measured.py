@@ -23,6 +23,7 @@ from stagewright.studies.framework.rounds import (
     read_values,
     speedups_by_round,
 )
+from stagewright.studies.parts.measurements import is_busy
 
 CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
 """Name of a cut with so many first and last units at the client: f4l3."""
@@ -180,9 +181,10 @@ def plain_loop(results: Mapping[str, Any], options: Mapping[str, Any], task: str
     )
 
 
-def forecast_check(measured: Sequence[MeasuredExperiment]) -> ForecastCheck:
+def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperiment]) -> ForecastCheck:
     """Compare the forecasts of a task's experiments with those that were measured."""
-    return check_forecasts([(row.speedup, row.forecast) for row in measured if row.is_measured])
+    pairs = [(row.speedup, row.forecast) for row in measured if row.is_measured]
+    return check_forecasts(pairs, is_busy=is_busy(results))
 
 
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
@@ -191,7 +193,7 @@ def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any],
     Speeds that are only forecast are corrected or withheld as the measured ones demand.
     """
     rows = _experiments(results, options, task)
-    check = forecast_check(rows)
+    check = forecast_check(results, rows)
     return [row if row.is_measured or row.forecast is None else _corrected(row, check) for row in rows]
 
 

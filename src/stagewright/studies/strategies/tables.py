@@ -101,7 +101,7 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
     rows, sentences = [], []
     for task, measured in experiments.items():
         recipe: TrainingRecipe = options["recipes"][task]
-        reference, check = data_on_2(measured), forecast_check(measured)
+        reference, check = data_on_2(measured), forecast_check(results, measured)
         scale = task_scale(results, options, task, measured)
         if any(not row.is_measured and row.forecast is not None for row in measured):
             sentences.append(f"{recipe.shown_data}: {check.sentence}")

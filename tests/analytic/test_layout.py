@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stagewright.analytic.layout import Layout
+from stagewright.analytic.plan_layout import balance, layout_of
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
 
@@ -47,6 +50,41 @@ def test_of_a_plan() -> None:
         model=ModelSpec(name="hf:x"), batch=64, mesh=Mesh(data=2, tensor=2, pipeline=2), microbatches=4,
         precision="bf16", shard=True, optimizer=OptimizerSpec(name="adamw"),
     )  # fmt: skip
-    layout = Layout.of(plan)
+    layout = layout_of(plan, 8)
     assert (layout.microbatch, layout.zero, layout.stack, layout.batch) == (8, 3, "stagewright", 64)
     assert layout.stride("pipeline") == 1, "the engine places pipeline neighbors on consecutive ranks"
+
+
+def test_of_a_plan_with_cuts_and_a_codec() -> None:
+    plan = Plan(
+        model=ModelSpec(name="hf:x"), batch=64, mesh=Mesh(pipeline=3), microbatches=4, precision="bf16",
+        cuts=("model.layers.3", "model.layers.5"), recompute="always", codec="block8",
+    )  # fmt: skip
+    layout = layout_of(plan, 8)
+    assert layout.layers == (4, 2, 2)
+    assert layout.checkpoint_segments == 1, "a stage is recomputed as a whole"
+    assert 0.5 <= layout.message_share < 0.6, "8 of 16 bits, and scales"
+    with pytest.raises(UsageError, match="do not follow the 5 blocks"):
+        layout_of(plan, 5)
+    with pytest.raises(UsageError, match="has training = false"):
+        layout_of(replace(plan, training=False), 8)
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "expected"),
+    [
+        ("float32", OptimizerSpec(name="adamw"), ("float32", False, 4, 2)),
+        ("bf16", OptimizerSpec(name="sgd", momentum=0.9), ("bfloat16", False, 2, 1)),
+        ("bf16-mixed", OptimizerSpec(name="rmsprop"), ("bfloat16", True, 4, 1)),
+        ("fp16-mixed", OptimizerSpec(name="sgd"), ("float16", True, 4, 0)),
+    ],
+)
+def test_precision_and_states(precision: str, optimizer: OptimizerSpec, expected: tuple[object, ...]) -> None:
+    plan = Plan(model=ModelSpec(name="hf:x"), batch=4, precision=precision, optimizer=optimizer)  # type: ignore[arg-type]
+    layout = layout_of(plan, 8)
+    assert (layout.precision, layout.master_weights, layout.gradient_bytes, layout.optimizer_states) == expected
+
+
+def test_blocks_are_balanced_with_embedding_and_head() -> None:
+    assert balance(8, 4, 1.0, 0.0, 1.5, 3) == (3, 2, 2, 1)
+    assert balance(8, 4, 1.0, 0.0, 1.5, 0) == (1, 3, 2, 2), "a V brings the head back to the first rank"

@@ -11,7 +11,7 @@ from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
-from stagewright.planner.fit import MEMORY, SizedModel, SizeLimit, StrategyFit, fit_strategies, peak_bytes
+from stagewright.planner.fit import MEMORY, SizedModel, SizeLimit, StrategyFit, fit_strategies, memory_of, peak_bytes
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 
@@ -41,7 +41,7 @@ def layers(source: MadeSource) -> SizedModel:
 
 
 def rows_of(limit: int, sized: SizedModel, what: str = "batch") -> dict[tuple[str, bool], StrategyFit]:
-    found = fit_strategies(BASE, 2, limit, sized, what, now=8, microbatches=4)  # type: ignore[arg-type]
+    found = fit_strategies(BASE, 2, limit, memory_of(sized), what, now=8, microbatches=4)  # type: ignore[arg-type]
     return {(row.strategy, row.recompute): row for row in found}
 
 
@@ -101,7 +101,7 @@ def test_a_row_says_what_ends_it() -> None:
     found = {}
     for size in (6, 7, 8, 1):
         most = SizeLimit(size=size, reason=f"{size} at most")
-        row = fit_strategies(BASE, 1, limit, sized, "batch", now=8, microbatches=4, limit=most)[0]
+        row = fit_strategies(BASE, 1, limit, memory_of(sized), "batch", now=8, microbatches=4, limit=most)[0]
         found[size] = row.largest, row.bound, row.above_bytes > limit
     assert found == {
         6: (6, "6 at most", False),
@@ -109,10 +109,10 @@ def test_a_row_says_what_ends_it() -> None:
         8: (7, MEMORY, True),
         1: (1, "1 at most", False),
     }
-    endless = fit_strategies(BASE, 1, 2**60, sized, "batch", now=8, microbatches=4)[0]
+    endless = fit_strategies(BASE, 1, 2**60, memory_of(sized), "batch", now=8, microbatches=4)[0]
     assert (endless.largest, endless.bound) == (2**20, "no size above 1048576 was tested")
     pipeline = fit_strategies(
-        BASE, 2, limit, sized, "batch", now=8, microbatches=4, limit=SizeLimit(size=3, reason="3")
+        BASE, 2, limit, memory_of(sized), "batch", now=8, microbatches=4, limit=SizeLimit(size=3, reason="3")
     )[-1]
     assert pipeline.refused == "at least 4 are needed, but 3", "as many samples as micro-batches"
 
@@ -159,11 +159,15 @@ def test_memory_is_compared_at_one_size() -> None:
     """A pipeline of two has two layers at least, so that the others are asked for two as well."""
     blocks = [replace(one, block=one.name) for one in equal_units(4).units]
     sized = layers(MadeSource(units=tuple(blocks)))
-    rows = fit_strategies(BASE, 2, 10**9, sized, "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9"))
+    rows = fit_strategies(
+        BASE, 2, 10**9, memory_of(sized), "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9")
+    )
     assert {row.now for row in rows} == {2}
     serial = next(row for row in rows if row.strategy == "serial" and not row.recompute)
     assert serial.now_bytes == peak_bytes(*sized(replace(BASE, recompute="none"), 2))
-    alone = fit_strategies(BASE, 1, 10**9, sized, "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9"))
+    alone = fit_strategies(
+        BASE, 1, 10**9, memory_of(sized), "layers", now=1, microbatches=4, limit=SizeLimit(size=9, reason="9")
+    )
     assert {row.now for row in alone} == {1}
 
 
@@ -180,7 +184,7 @@ def test_what_can_not_be_used_is_said() -> None:
 
 def test_a_worker_alone_has_one_strategy() -> None:
     sized = batches(MadeSource(units=random_units(6, 0)))
-    found = fit_strategies(BASE, 1, 20_000, sized, "batch", now=8, microbatches=4)
+    found = fit_strategies(BASE, 1, 20_000, memory_of(sized), "batch", now=8, microbatches=4)
     assert [(row.strategy, row.recompute) for row in found] == [("serial", False), ("serial", True)]
 
 

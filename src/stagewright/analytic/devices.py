@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from stagewright.cluster.cluster import DeviceGroup
+from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_bytes
 
@@ -110,6 +110,16 @@ def accelerator_of(group: DeviceGroup) -> Accelerator:
         num_sms=group.num_sms or found.num_sms,
         memory_bytes=group.memory_bytes or found.memory_bytes,
     )
+
+
+def efficient_device(cluster: Cluster, efficiency: float | None) -> Accelerator:
+    """Return the rates of a cluster's first devices, with a stated share of the peak for matrix products."""
+    device = accelerator_of(cluster.devices[0])
+    if efficiency is None:
+        return device
+    if not 0 < efficiency <= 1:
+        raise UsageError(f"an efficiency of {efficiency} is not possible: use a number above 0 and up to 1")
+    return replace(device, matmul_share=efficiency)
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -10,13 +11,15 @@ from stagewright.analytic.devices import Accelerator, accelerator_of
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory
-from stagewright.analytic.named_cluster import network_of
+from stagewright.analytic.named_cluster import network_of, rank_speeds
+from stagewright.analytic.plan_layout import layout_of
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS
 from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster
 from stagewright.display import Displayed
 from stagewright.errors import UsageError
+from stagewright.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,8 @@ class AnalyticForecast(Displayed):
     """The predicted step of a layout."""
 
     step_s: float
+    batch: int
+    """Global batch in samples."""
     tokens_per_s: float
     mfu: float
     """Model FLOPs utilization: useful arithmetic over the peak of all devices."""
@@ -39,6 +44,24 @@ class AnalyticForecast(Displayed):
     """Where the kernels' efficiency comes from: measured kernels, measured kernels scaled, or formulas."""
     price_per_hour: float | None = None
     """Cost of all devices for an hour; None: the cluster states no price."""
+
+    serial_s: float | None = None
+    """Step time of the same batch on one device, whatever its memory; None: not computed."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second."""
+        return self.batch / self.step_s
+
+    @property
+    def speedup(self) -> float:
+        """serial_s over step_s; NaN where it was not computed."""
+        return math.nan if self.serial_s is None else self.serial_s / self.step_s
+
+    @property
+    def price_per_step(self) -> float | None:
+        """Cost of a step."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.step_s / 3600
 
     @property
     def price_per_million_tokens(self) -> float | None:
@@ -69,6 +92,8 @@ class AnalyticForecast(Displayed):
         return {
             **asdict(self),
             "memory": [rank.to_dict() for rank in self.memory],
+            "samples_per_s": self.samples_per_s,
+            "price_per_step": self.price_per_step,
             "price_per_million_tokens": self.price_per_million_tokens,
             "low_s": self.low_s,
             "high_s": self.high_s,
@@ -83,8 +108,45 @@ def kernels_for(device: Accelerator, precision: str, fused_attention: bool) -> K
     return Kernels(device=device, precision=precision, fused_attention=fused_attention)
 
 
-def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> AnalyticForecast:
-    """Forecast a step of a layout on a cluster."""
+def forecast_layout(
+    shape: TransformerShape, layout: Layout, cluster: Cluster, device: Accelerator | None = None
+) -> AnalyticForecast:
+    """Forecast a step of a layout on a cluster.
+
+    Args:
+        shape: The model.
+        layout: How its step is laid out.
+        cluster: Devices and links.
+        device: Rates of the first devices; None: those of the cluster.
+    """
+    check_layout(shape, layout, cluster)
+    device = device or accelerator_of(cluster.devices[0])
+    return _forecast(step_model(shape, layout, cluster, device), cluster, layout.batch)
+
+
+def forecast_plan(
+    plan: Plan,
+    shape: TransformerShape,
+    cluster: Cluster,
+    *,
+    innermost: str = "pipeline",
+    device: Accelerator | None = None,
+) -> AnalyticForecast:
+    """Forecast a step of a plan that the engine runs; blocks are divided by their times where the plan has no cuts."""
+    layout = layout_of(plan, shape.num_layers, innermost)
+    check_layout(shape, layout, cluster)
+    model = step_model(shape, layout, cluster, device or accelerator_of(cluster.devices[0]))
+    if layout.pipeline > 1 and not layout.layers and plan.split in ("optimal", "time"):
+        model = model.balanced()
+    result = _forecast(model, cluster, plan.batch)
+    if plan.memory_bytes is None:
+        return result
+    limit = min(plan.memory_bytes, result.memory_limit_bytes or plan.memory_bytes)
+    return replace(result, memory_limit_bytes=limit)
+
+
+def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> None:
+    """Raise UsageError for a layout that does not fit the model or the number of devices."""
     if layout.num_devices > cluster.num_devices:
         raise UsageError(
             f"the layout needs {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
@@ -95,28 +157,39 @@ def forecast_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -
         raise UsageError(f"{stages} pipeline stages can't divide {shape.num_layers} blocks; use fewer")
     if layout.layers and sum(layout.layers) != shape.num_layers:
         raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
-    device = accelerator_of(cluster.devices[0])
-    network = network_of(cluster)
-    model = StepModel(
+    if layout.expert > 1 and shape.experts is None:
+        raise UsageError(f"the layout has {layout.expert} expert parallel ranks, but the model has no experts")
+
+
+def step_model(shape: TransformerShape, layout: Layout, cluster: Cluster, device: Accelerator) -> StepModel:
+    """Return the model of a step on a cluster's devices and links."""
+    return StepModel(
         shape=shape,
         layout=layout,
         kernels=kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention),
-        network=network,
+        network=network_of(cluster),
+        devices_speed=rank_speeds(cluster, layout),
     )
+
+
+def _forecast(model: StepModel, cluster: Cluster, batch: int) -> AnalyticForecast:
+    shape, layout, device = model.shape, model.layout, model.kernels.device
     step_s, parts = model.step()
-    tokens = layout.batch * shape.sequence_length
+    tokens = batch * shape.sequence_length
     peak = device.flops(layout.precision) * layout.num_devices
+    limits = [group.memory_bytes for group in cluster.devices if group.memory_bytes is not None]
     return AnalyticForecast(
         step_s=step_s,
+        batch=batch,
         tokens_per_s=tokens / step_s,
         mfu=shape.model_flops_per_token * tokens / step_s / peak,
-        memory=tuple(model.memory(rank) for rank in range(layout.pipeline)),
-        memory_limit_bytes=cluster.devices[0].memory_bytes,
+        memory=model.memory(),
+        memory_limit_bytes=min(limits, default=None),
         parts=parts,
         num_devices=layout.num_devices,
-        spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > network.devices_per_host),
+        spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > model.network.devices_per_host),
         source=device.source,
-        price_per_hour=None if cluster.devices[0].price is None else cluster.devices[0].price * layout.num_devices,
+        price_per_hour=cluster.price_per_hour(layout.num_devices),
     )
 
 

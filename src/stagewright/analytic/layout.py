@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.spec.plan import Plan
+from stagewright.schedules.rules import SCHEDULES, ScheduleName
 
 LayoutAxis: TypeAlias = Literal["tensor", "context", "expert", "data", "pipeline"]
 RecomputeMode: TypeAlias = Literal["none", "selective", "full"]
@@ -75,7 +75,12 @@ class Layout:
     """Whether gradient collectives overlap with the last backward."""
     overlap_tensor: bool = True
     """Whether tensor collectives of backward overlap with gradients of weights, where the stack can."""
-    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    checkpoint_segments: int | None = None
+    """Parts of each rank that `recompute = "full"` recomputes one at a time; None: one for each block."""
+    schedule: ScheduleName = "1f1b"
+    """Order of micro-batches; 1f1b with several stages on each rank is the interleaved schedule."""
+    message_share: float = 1.0
+    """Bytes of a point-to-point message over those of the activation: below 1 with a codec."""
     order: tuple[LayoutAxis, ...] = AXIS_ORDER
     """Axes from innermost to outermost: neighbors of the first share a host."""
     layers: tuple[int, ...] = ()
@@ -89,6 +94,9 @@ class Layout:
         for name in ("data", "tensor", "pipeline", "context", "expert", "virtual", "microbatch", "microbatches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"layout: {name} = {getattr(self, name)}, but must be at least 1")
+        placement = SCHEDULES[self.schedule].placement
+        if placement == "v" and self.virtual != 2:
+            raise UsageError(f"layout: schedule = {self.schedule} has two stages on each rank: set virtual = 2 (vp=2)")
         if self.zero not in (0, 1, 2, 3):
             raise UsageError(f"layout: zero = {self.zero}, but ZeRO has the stages 0, 1, 2 and 3")
         if self.data * self.context % self.expert:
@@ -105,6 +113,11 @@ class Layout:
     @property
     def num_devices(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def head_rank(self) -> int:
+        """Pipeline rank with the head; schedules in a V bring it back to the first."""
+        return 0 if SCHEDULES[self.schedule].placement == "v" else self.pipeline - 1
 
     @property
     def batch(self) -> int:
@@ -169,31 +182,6 @@ class Layout:
                 raise UnknownName(name, values[name], choices)
         return cls(**values)
 
-    @classmethod
-    def of(cls, plan: Plan) -> Layout:
-        """Return the layout of a plan that the engine runs."""
-        mesh = plan.mesh
-        recompute: RecomputeMode = "none" if plan.recompute == "none" else "full"
-        share = plan.batch // max(1, mesh.data * plan.microbatches)
-        return cls(
-            data=mesh.data,
-            tensor=mesh.tensor,
-            pipeline=mesh.pipeline,
-            virtual=max(1, plan.num_stages // mesh.pipeline),
-            microbatch=max(1, share),
-            microbatches=plan.microbatches,
-            zero=3 if plan.shard else 0,
-            recompute=recompute,
-            precision=plan.dtype,
-            master_weights=False,
-            gradient_bytes=2 if plan.dtype == "bfloat16" else 4,
-            optimizer_states=0 if plan.optimizer.name == "sgd" and not plan.optimizer.momentum else 2,
-            divided_vocabulary=False,
-            schedule="gpipe" if plan.schedule == "gpipe" else "1f1b",
-            order=("pipeline", "tensor", "context", "data"),
-            stack="stagewright",
-        )
-
 
 @cache
 def _equal_blocks(num_layers: int, ranks: int) -> tuple[int, ...]:
@@ -206,6 +194,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(RecomputeMode),
     "attention": ("flash", "unfused"),
     "precision": get_args(Precision),
-    "schedule": ("1f1b", "gpipe"),
+    "schedule": tuple(SCHEDULES),
     "stack": get_args(StackName),
 }

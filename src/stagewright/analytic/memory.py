@@ -47,13 +47,26 @@ class RankMemory:
         parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "rank"}
         return max(parts, key=lambda name: parts[name])
 
+    def holding(self, rank: int, microbatches: float) -> RankMemory:
+        """Return the memory of a rank that is like this one, with so many micro-batches in flight instead of one."""
+        return RankMemory(
+            rank=rank,
+            parameters_bytes=self.parameters_bytes,
+            gradients_bytes=self.gradients_bytes,
+            optimizer_bytes=self.optimizer_bytes,
+            activations_bytes=microbatches * self.activations_bytes,
+            logits_bytes=self.logits_bytes,
+            temporary_bytes=self.temporary_bytes,
+            base_bytes=self.base_bytes,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "peak_bytes": self.peak_bytes, "largest": self.largest}
 
 
 def rank_parameters(shape: TransformerShape, layout: Layout, rank: int, blocks: int) -> tuple[float, float]:
     """Return the parameters of a rank: those that data ranks replicate, and those of routed experts."""
-    first, last = rank == 0, rank == layout.pipeline - 1
+    first, last = rank == 0, rank == layout.head_rank
     tensor = layout.tensor
     moe = moe_blocks(shape, layout, rank)
     dense = blocks - moe
@@ -84,17 +97,6 @@ def moe_blocks(shape: TransformerShape, layout: Layout, rank: int) -> int:
     before = sum(counts[:rank])
     dense = min(counts[rank], max(0, shape.experts.dense_layers - before))
     return counts[rank] - dense
-
-
-def in_flight(layout: Layout, rank: int) -> float:
-    """Return the micro-batches whose activations a rank holds at once."""
-    micro, ranks, virtual = layout.microbatches, layout.pipeline, layout.virtual
-    if layout.schedule == "gpipe":
-        return micro
-    if virtual == 1:
-        return min(micro, ranks - rank)
-    chunks = min(micro * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
-    return chunks / virtual
 
 
 def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, layout: Layout, *, full: bool) -> float:

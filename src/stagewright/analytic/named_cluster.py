@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from stagewright.analytic.collectives import Network
-from stagewright.analytic.devices import Accelerator, accelerator_of, accelerators, find_accelerator
+from stagewright.analytic.devices import accelerator_of, accelerators, find_accelerator
+from stagewright.analytic.layout import Layout
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 
@@ -70,6 +71,19 @@ def _finite(link: Link, usual: float) -> float:
     return usual if link.bandwidth_bytes_per_s == float("inf") else link.bandwidth_bytes_per_s
 
 
-def device_of(cluster: Cluster) -> Accelerator:
-    """Return the rates of the cluster's devices."""
-    return accelerator_of(cluster.devices[0])
+def rank_speeds(cluster: Cluster, layout: Layout) -> tuple[float, ...]:
+    """Return the relative speed of each pipeline rank's slowest device; (): all devices are alike."""
+    if len(cluster.devices) == 1:
+        return ()
+    rates = [_rate(group) for group in cluster.members]
+    stride = layout.stride("pipeline")
+    return tuple(
+        min(rate for index, rate in enumerate(rates[: layout.num_devices]) if index // stride % layout.pipeline == rank)
+        / rates[0]
+        for rank in range(layout.pipeline)
+    )
+
+
+def _rate(group: DeviceGroup) -> float:
+    device = accelerator_of(group)
+    return device.flops_16 * device.matmul_share * group.speed

@@ -8,68 +8,18 @@ end of step    exposed gradient collectives, optimizer, gathered parameters (ZeR
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stagewright.analytic.block import Operator, Operators
 from stagewright.analytic.collectives import Network
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.memory import RankMemory, block_saved_bytes, in_flight, moe_blocks, rank_parameters
+from stagewright.analytic.memory import RankMemory, block_saved_bytes, moe_blocks, rank_parameters
+from stagewright.analytic.pipeline import bubble_s, in_flight
+from stagewright.analytic.plan_layout import balance
+from stagewright.analytic.rank_time import Pass, RankTime
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTime:
-    """Time of one micro-batch on one pipeline rank."""
-
-    forward_s: float
-    backward_s: float
-    """With recomputation."""
-    compute_s: float
-    """Kernels alone."""
-    recompute_s: float
-    collective_s: float
-    """Exposed tensor, context and expert collectives."""
-    host_wait_s: float
-    """How long the device waits for the host."""
-    message_s: float
-    """Exposed point-to-point messages of a micro-batch in the steady state."""
-    hop_s: float
-    """Messages to the next rank and back, while the pipeline fills and drains."""
-
-    @property
-    def total_s(self) -> float:
-        """Time of a micro-batch in the steady state."""
-        return self.forward_s + self.backward_s + self.message_s
-
-    @property
-    def fill_s(self) -> float:
-        """Time by which the rank delays the pipeline's warm-up and drain."""
-        return self.forward_s + self.backward_s + self.hop_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """Device time, exposed collectives and host time of forward or backward."""
-
-    device_s: float = 0.0
-    collective_s: float = 0.0
-    host_s: float = 0.0
-
-    def __add__(self, other: Pass) -> Pass:
-        return Pass(
-            device_s=self.device_s + other.device_s,
-            collective_s=self.collective_s + other.collective_s,
-            host_s=self.host_s + other.host_s,
-        )
-
-    def times(self, count: float) -> Pass:
-        return Pass(device_s=self.device_s * count, collective_s=self.collective_s * count, host_s=self.host_s * count)
-
-    @property
-    def total_s(self) -> float:
-        return max(self.device_s + self.collective_s, self.host_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +33,7 @@ class StepModel:
     devices_speed: tuple[float, ...] = ()
     """Relative speed of each pipeline rank's devices; (): all alike."""
     _blocks: dict[bool, tuple[Operator, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _head: list[Operator] = field(default_factory=list, repr=False, compare=False)
     _passes: dict[tuple[bool, bool], Pass] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -99,6 +50,12 @@ class StepModel:
             self._blocks[experts] = self.operators.block(experts=experts)
         return self._blocks[experts]
 
+    def head(self) -> tuple[Operator, ...]:
+        """Return the operators of head and loss, computed once."""
+        if not self._head:
+            self._head.extend(self.operators.head())
+        return tuple(self._head)
+
     def block_pass(self, *, experts: bool, backward: bool) -> Pass:
         """Return forward or backward of a block with its collectives, computed once."""
         key = (experts, backward)
@@ -113,7 +70,11 @@ class StepModel:
         if backward:
             kernels = sum(operator.backward_kernels for operator in operators)
             seconds = sum(operator.backward_s for operator in operators)
-            return Pass(device_s=stack.kernel_factor * seconds, host_s=kernels * stack.host_backward_s)
+            return Pass(
+                device_s=stack.kernel_factor * seconds,
+                host_s=kernels * stack.host_backward_s,
+                weight_s=stack.kernel_factor * sum(operator.weight_s for operator in operators),
+            )
         kernels = sum(operator.kernels for operator in operators)
         seconds = sum(operator.forward_s for operator in operators)
         return Pass(device_s=stack.kernel_factor * seconds, host_s=kernels * stack.host_kernel_s)
@@ -159,6 +120,20 @@ class StepModel:
             host += layout.tensor * (stack.host_peer_s[spread] + spread * layout.tensor * stack.host_pair_s) / 2
         return Pass(collective_s=seconds, host_s=host)
 
+    def balanced(self) -> StepModel:
+        """Return the model with blocks divided so that the slowest rank is as fast as possible."""
+        layout, builder = self.layout, self.operators
+        seconds: list[float] = []
+        for operators in ((builder.embedding(),), self.head()):
+            seconds.append(sum(self.pass_of(operators, backward=backward).total_s for backward in (False, True)))
+        passes = [
+            self.block_pass(experts=self.shape.experts is not None, backward=backward).total_s
+            for backward in (False, True)
+        ]
+        block_s = sum(passes) + (passes[0] if layout.recompute == "full" else 0.0)
+        layers = balance(self.shape.num_layers, layout.pipeline, block_s, *seconds, layout.head_rank)
+        return replace(self, layout=replace(layout, layers=layers))
+
     def rank_time(self, rank: int) -> RankTime:
         """Return the time of one micro-batch on a pipeline rank."""
         shape, layout = self.shape, self.layout
@@ -188,15 +163,12 @@ class StepModel:
             operator = (builder.embedding(),)
             forward += self.pass_of(operator, backward=False)
             backward += self.pass_of(operator, backward=True)
-        if rank == layout.pipeline - 1:
-            forward += self.pass_of(builder.head(), backward=False)
-            backward += self.pass_of(builder.head(), backward=True)
+        if rank == layout.head_rank:
+            forward += self.pass_of(self.head(), backward=False)
+            backward += self.pass_of(self.head(), backward=True)
         speed = self.devices_speed[rank] if self.devices_speed else 1.0
         if speed != 1.0:
-            forward = Pass(device_s=forward.device_s / speed, collective_s=forward.collective_s, host_s=forward.host_s)
-            backward = Pass(
-                device_s=backward.device_s / speed, collective_s=backward.collective_s, host_s=backward.host_s
-            )
+            forward, backward = forward.at_speed(speed), backward.at_speed(speed)
         device = forward.device_s + backward.device_s
         collective = forward.collective_s + backward.collective_s
         return RankTime(
@@ -204,6 +176,7 @@ class StepModel:
             backward_s=backward.total_s,
             compute_s=device,
             recompute_s=recompute_s,
+            weight_s=backward.weight_s,
             collective_s=collective,
             host_wait_s=forward.total_s + backward.total_s - device - collective,
             message_s=self.message_s() * layout.virtual * (1 if layout.pipeline == 2 else self.stack.message_neighbors),
@@ -217,7 +190,11 @@ class StepModel:
             return 0.0
         tokens = layout.microbatch * self.shape.sequence_length / layout.context
         size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if layout.sequence_parallel else 1)
-        return 2 * (self.network.message_s(size, layout.stride("pipeline")) + layout.message_stall_s)
+        codec_s = 0.0
+        if layout.message_share != 1.0:  # encoding and decoding read and write memory
+            codec_s = 2 * self.kernels.stream_s((1 + layout.message_share) * size)
+        sent = self.network.message_s(size * layout.message_share, layout.stride("pipeline"))
+        return 2 * (sent + codec_s + layout.message_stall_s)
 
     def gradient_s(self, rank: int) -> float:
         """Return the collectives of gradients and, with ZeRO, of parameters of a rank."""
@@ -269,8 +246,14 @@ class StepModel:
         gathers = 2 * self.network.collective_s("all_gather", group, size)
         return max(0.0, gathers - 0.8 * (micro.forward_s + micro.backward_s))
 
-    def memory(self, rank: int) -> RankMemory:
-        """Return the peak memory of a rank."""
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Return the peak memory of each rank."""
+        distinct, like = self._distinct_ranks()
+        rows = [self._microbatch_memory(rank) for rank in distinct]
+        return tuple(rows[kind].holding(rank, in_flight(self.layout, rank)) for rank, kind in enumerate(like))
+
+    def _microbatch_memory(self, rank: int) -> RankMemory:
+        """Return the memory of a rank with one micro-batch in flight."""
         shape, layout = self.shape, self.layout
         replicated, routed = self.parameters(rank)
         replicas = layout.data * layout.context
@@ -292,24 +275,27 @@ class StepModel:
                 kept = block_saved_bytes(operators, shape, layout, full=False)
                 again = block_saved_bytes(operators, shape, layout, full=True)
                 part = count * checkpointed / blocks if full else 0.0
-                saved += part * again + (count - part) * kept
+                segments = part if layout.checkpoint_segments is None else min(part, layout.checkpoint_segments)
+                saved += segments * again + (count - part) * kept
                 if part:
-                    largest = max(largest, kept)
+                    largest = max(largest, kept * part / segments)
         tokens = builder.tokens
         hidden = tokens * shape.width * layout.item_bytes
         logits = 0.0
-        if rank == layout.pipeline - 1:
+        if rank == layout.head_rank:
             columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
-            logits = sum(operator.saved_bytes for operator in builder.head())
+            logits = sum(operator.saved_bytes for operator in self.head())
             logits += builder.tokens * columns * self.stack.logit_bytes
+        # FSDP gathers the next block's parameters while it uses those of one.
+        gathered = 2 * layout.item_bytes * whole / max(2, blocks) if sharded >= 3 and replicas > 1 else 0.0
         return RankMemory(
             rank=rank,
             parameters_bytes=layout.item_bytes * (divide if sharded >= 3 else whole),
             gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 else whole),
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
-            activations_bytes=saved * in_flight(layout, rank) * (1 + self.stack.fragmentation),
+            activations_bytes=saved * (1 + self.stack.fragmentation),
             logits_bytes=logits,
-            temporary_bytes=largest + 4 * hidden,
+            temporary_bytes=largest + 4 * hidden + gathered,
             base_bytes=self.stack.base_bytes,
         )
 
@@ -322,7 +308,7 @@ class StepModel:
         slots = [time.total_s for time in by_rank]
         slowest = max(range(len(slots)), key=lambda index: slots[index])
         micro = layout.microbatches
-        bubble = (sum(time.fill_s for time in by_rank) - by_rank[slowest].fill_s) / layout.virtual
+        bubble = bubble_s(layout, by_rank, slowest)
         body = micro * slots[slowest] + bubble
         ends = []
         for index in sorted(set(ranks)):
@@ -354,7 +340,7 @@ class StepModel:
         seen: dict[tuple[int, int, int, float], tuple[int, int]] = {}
         like = []
         for rank in range(layout.pipeline):
-            place = (rank == 0) + 2 * (rank == layout.pipeline - 1)
+            place = (rank == 0) + 2 * (rank == layout.head_rank)
             speed = self.devices_speed[rank] if self.devices_speed else 1.0
             kind = (counts[rank], moe_blocks(self.shape, layout, rank), place, speed)
             like.append(seen.setdefault(kind, (len(seen), rank))[0])

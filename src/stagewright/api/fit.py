@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stagewright.analytic.devices import accelerators
 from stagewright.analytic.models import load_shape
 from stagewright.api.inputs import check_names, split_options
 from stagewright.api.progress import SILENT, Progress
@@ -16,9 +15,8 @@ from stagewright.display import Displayed
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
-from stagewright.planner.costs.analytic import AnalyticModel
-from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies
-from stagewright.planner.scaled_models import analytic_models, scaled_models, size_limit
+from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies, memory_of
+from stagewright.planner.scaled_models import analytic_memory, scaled_models, size_limit
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
@@ -131,7 +129,7 @@ def fit(
     def measuring(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
         return progress.task(f"measuring {plan.model.name}, {size} samples")
 
-    sized = scaled_models(what, head, cache=cache, progress=measuring)
+    sized = memory_of(scaled_models(what, head, cache=cache, progress=measuring))
     now = {
         "batch": batch,
         "layers": int(layers) if layers.isdigit() else 1,
@@ -172,10 +170,8 @@ def _fit_analytic(
         **rest,
     )
     shape = load_shape(model, base.model.sequence_length)
-    # Sizes do not depend on the device's speed.
-    source = AnalyticModel(name=model, shape=shape, device=accelerators()["A100"], precision=base.dtype)
     now = {"batch": batch, "layers": shape.num_layers, "sequence": shape.sequence_length}[what]
-    rows = fit_strategies(base, devices, limit, analytic_models(what, source), what, now=now, microbatches=microbatches)
+    rows = fit_strategies(base, devices, limit, analytic_memory(what, shape), what, now=now, microbatches=microbatches)
     return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows))
 
 

@@ -150,6 +150,8 @@ def forecast(
     analytic: Literal[True],
     model: TransformerShape | Mapping[str, Any] | str | Path | None = None,
     sequence_length: int | None = None,
+    innermost: Axis = "pipeline",
+    efficiency: float | None = None,
 ) -> AnalyticForecast: ...
 
 
@@ -180,7 +182,8 @@ def forecast(
         progress: Receives notes while the model is measured.
         options: What to change (``free_communication``, ``perfect_balance``, ``bandwidth`` in bytes per second,
             ``latency_s``, ``devices``, ``infinite_devices``) and how to measure (``repeats``, ``fresh``, ``cache``,
-            ``rescale``, ``innermost``).
+            ``rescale``, ``innermost``); with `analytic` only ``innermost`` and ``efficiency``, the share of the peak
+            that matrix products reach.
 
     Example:
         forecast = sw.forecast("plan.toml", repeats=1)
@@ -190,8 +193,8 @@ def forecast(
         print(large.step_s, large.mfu)
     """
     if analytic:
-        check_names("option of an analytic forecast", options, [])
-        return forecast_analytic(plan, cluster, model, sequence_length)
+        check_names("option of an analytic forecast", options, ["innermost", "efficiency"])
+        return forecast_analytic(plan, cluster, model, sequence_length, **options)
     if model is not None or sequence_length is not None or isinstance(plan, Layout):
         raise UsageError("model, sequence_length and layouts belong to analytic forecasts: add analytic=True")
     what_if, measuring = _options(options)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stagewright.analytic.devices import efficient_device
+from stagewright.analytic.models import load_shape
 from stagewright.api.forecast import Measuring
 from stagewright.api.inputs import check_names, load_cluster, split_options
 from stagewright.api.progress import SILENT, Progress
@@ -18,11 +20,12 @@ from stagewright.engine.parallel.codec_choice import CANDIDATES
 from stagewright.errors import UsageError
 from stagewright.machine.machine import default_devices, probe_machine, spread_cores
 from stagewright.planner.calibration.calibrate import load_calibration
-from stagewright.planner.costs.analytic import AnalyticModel, analytic_source
 from stagewright.planner.costs.link_codecs import measure_link_codec
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource, MeasuredCostSource
 from stagewright.planner.forecast import check_kind
+from stagewright.planner.search.analytic import AnalyticSearch
+from stagewright.planner.search.price import Search, merge_by_price
 from stagewright.planner.search.result import RankedPlan, SearchResult
 from stagewright.planner.search.search import search
 from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans, verify as run_best
@@ -51,6 +54,8 @@ class SearchSpace:
     """Whether costs come from formulas and the hardware's peak instead of measurements."""
     efficiency: float | None = None
     """With `analytic`: the share of the peak that large matrix products reach; None: the device's."""
+    price: bool = False
+    """Whether to rank by the cost of a step, on all devices and on a half, a quarter, … of them."""
 
     def check(self) -> None:
         """Refuse unknown names."""
@@ -58,8 +63,6 @@ class SearchSpace:
         check_names("recompute mode", self.recompute, RECOMPUTES)
         for name in self.codecs:
             check_codec(name)
-        if self.efficiency is not None and not 0 < self.efficiency <= 1:
-            raise UsageError(f"an efficiency of {self.efficiency} is not possible: use a number above 0 and up to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +133,8 @@ def plan(
         root: Where run folders of `verify` go.
         progress: Receives notes while the model is measured.
         options: Options of the model (``image_size``, …), of the search (``top``, ``schedules``, ``recompute``,
-            ``codecs``, ``analytic``, ``efficiency``) and of measuring (``repeats``, ``fresh``, ``cache``, ``rescale``,
-            ``innermost``).
+            ``codecs``, ``analytic``, ``efficiency``, ``price``) and of measuring (``repeats``, ``fresh``, ``cache``,
+            ``rescale``, ``innermost``).
 
     Example:
         result = sw.plan("mlp-mnist", batch=64, repeats=1)
@@ -173,35 +176,75 @@ def search_plans(
     """Search for the best plans; with `verify_in` also run them, with their run folders there."""
     space.check()
     check_names("axis", [measuring.innermost], AXES)
-    source: CostSource
-    overheads = EngineOverheads()
     if space.analytic:
         if cluster is None:
-            raise UsageError("--analytic needs the hardware: give --cluster FILE")
-        source = analytic_source(base, cluster, space.efficiency)
+            raise UsageError("--analytic needs the hardware: give --cluster, like 8xh100 or a cluster file")
+        if verify_in is not None:
+            raise UsageError("--verify runs plans here, but --analytic is for hardware that is not at hand")
+        run, source = _analytic_search(base, cluster, space, measuring), None
     else:
-        source, cluster, overheads = _measured_source(base, cluster, measuring, progress)
-    extra = CANDIDATES if list(space.codecs) == ["none"] else ()
+        run, source, cluster = _measured_search(base, cluster, space, measuring, verify_in is not None, progress)
     gc.freeze()  # a search makes many objects; the collector need not scan the imported modules each time
-    result = search(
-        base,
-        source,
-        cluster,
-        overheads,
-        top=space.top,
-        schedules=space.schedules,
-        recomputes=space.recompute,
-        codecs=_link_codecs(space.codecs, source, base),
-        extra_codecs=_link_codecs(extra, source, base),
-        innermost=measuring.innermost,
-        num_measured=NUM_VERIFIED if verify_in is not None else 1,
-        progress=progress.note,
-    )
+    result = merge_by_price(run, cluster, space.top) if space.price else run(cluster.num_devices)
     verified = None
     if verify_in is not None:
         verified = run_best(result.best, verify_in, cache=measuring.cache_folder, progress=progress.note)
-    notes = () if space.analytic else _profile_notes(result.best[0].plan, source)
+    notes = () if source is None else _profile_notes(result.best[0].plan, source)
     return PlanResult(base=base, cluster=cluster, search=result, verified=verified, notes=notes)
+
+
+def _analytic_search(base: Plan, cluster: Cluster, space: SearchSpace, measuring: Measuring) -> Search:
+    """Return the search with formulas."""
+    formulas = AnalyticSearch(
+        base=base,
+        shape=load_shape(base.model.name, base.model.sequence_length),
+        cluster=cluster,
+        device=efficient_device(cluster, space.efficiency),
+        innermost=measuring.innermost,
+    )
+
+    def run(num_devices: int) -> SearchResult:
+        return formulas.search(
+            top=space.top,
+            schedules=space.schedules,
+            recomputes=space.recompute,
+            codecs=space.codecs,
+            extra_codecs=_extra_codecs(space),
+            num_devices=num_devices,
+        )
+
+    return run
+
+
+def _measured_search(
+    base: Plan, cluster: Cluster | None, space: SearchSpace, measuring: Measuring, verify: bool, progress: Progress
+) -> tuple[Search, CostSource, Cluster]:
+    """Return the search with measured units, their source, and the cluster."""
+    source, cluster, overheads = _measured_source(base, cluster, measuring, progress)
+    codecs, extra = _link_codecs(space.codecs, source, base), _link_codecs(_extra_codecs(space), source, base)
+
+    def run(num_devices: int) -> SearchResult:
+        return search(
+            base,
+            source,
+            cluster,
+            overheads,
+            top=space.top,
+            schedules=space.schedules,
+            recomputes=space.recompute,
+            codecs=codecs,
+            extra_codecs=extra,
+            innermost=measuring.innermost,
+            num_devices=num_devices,
+            num_measured=NUM_VERIFIED if verify else 1,
+            progress=progress.note,
+        )
+
+    return run, source, cluster
+
+
+def _extra_codecs(space: SearchSpace) -> Sequence[str]:
+    return CANDIDATES if list(space.codecs) == ["none"] else ()
 
 
 def _row(ranked: RankedPlan) -> dict[str, Any]:
@@ -220,14 +263,13 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
         "speedup": forecast.speedup,
         "peak_memory_bytes": forecast.peak_memory_bytes,
         "fits": forecast.fits,
+        "price_per_step": ranked.price_per_step,
         "reason": ranked.reason,
     }
 
 
 def _link_codecs(names: Iterable[str], source: CostSource, base: Plan) -> dict[str, LinkCodec]:
-    """Return each codec's cost: measured where the model was measured, else from the same formulas."""
-    if isinstance(source, AnalyticModel):
-        return {name: source.codec(name) for name in names}
+    """Return each codec's measured cost."""
     kind = source.model(1, 1).profile.device.partition(":")[0]
     return {name: measure_link_codec(name, base.compute_dtype, 1 << 20, kind) for name in names}
 

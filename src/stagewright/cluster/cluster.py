@@ -120,6 +120,17 @@ class Cluster:
         """Number of devices in all groups."""
         return sum(group.count * group.hosts for group in self.devices)
 
+    def price_per_hour(self, num_devices: int) -> float | None:
+        """Return the cost of the first `num_devices` devices for an hour; None if some state no price."""
+        total, left = 0.0, num_devices
+        for group in self.devices:
+            used = min(left, group.count * group.hosts)
+            if used and group.price is None:
+                return None
+            total += used * (group.price or 0.0)
+            left -= used
+        return total
+
     @property
     def members(self) -> tuple[DeviceGroup, ...]:
         """The group of each device, in order."""

@@ -32,6 +32,8 @@ SizeKind: TypeAlias = Literal["batch", "layers", "sequence"]
 MEMORY = "memory"  # the bound if nothing else limits the size
 # Maps a plan and a number of layers, samples or tokens to the plan and model costs at that size.
 SizedModel = Callable[[Plan, int], tuple[Plan, ModelCosts]]
+# Maps a plan and such a size to the plan at that size, and its peak memory.
+SizedMemory = Callable[[Plan, int], tuple[Plan, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +103,23 @@ def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
     return max(worker_memory(costs, times, worker).counted_bytes for worker in range(plan.mesh.pipeline))
 
 
+def memory_of(sized: SizedModel) -> SizedMemory:
+    """Return the peak memory at each size of a measured model; without a pipeline, each block is checkpointed."""
+
+    def memory(plan: Plan, size: int) -> tuple[Plan, int]:
+        sized_plan, model = sized(plan, size)
+        sized_plan = checkpoint_by_block(sized_plan, _block_ends(model.profile))
+        check_plan(sized_plan)
+        return sized_plan, peak_bytes(sized_plan, model)
+
+    return memory
+
+
 def fit_strategies(
     base: Plan,
     num_devices: int,
     limit_bytes: int,
-    sized: SizedModel,
+    sized: SizedMemory,
     kind: SizeKind,
     *,
     now: int,
@@ -151,16 +165,10 @@ def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
 
 
 def _fit(
-    strategy: str, plan: Plan, limit_bytes: int, sized: SizedModel, now: int, minimum: int, limit: SizeLimit
+    strategy: str, plan: Plan, limit_bytes: int, sized: SizedMemory, now: int, minimum: int, limit: SizeLimit
 ) -> StrategyFit:
-    def at_size(size: int) -> tuple[Plan, ModelCosts]:
-        sized_plan, model = sized(plan, size)
-        return checkpoint_by_block(sized_plan, _block_ends(model.profile)), model
-
     def memory(size: int) -> int:
-        sized_plan, model = at_size(size)
-        check_plan(sized_plan)
-        return peak_bytes(sized_plan, model)
+        return sized(plan, size)[1]
 
     row: dict[str, Any] = {"strategy": strategy, "recompute": plan.recompute != "none", "now": now}
     try:
@@ -185,9 +193,9 @@ def _fit(
         above_bytes=0 if is_limit else memory(low + 1),
         now_bytes=now_bytes,
         bound=limit.reason if is_limit else MEMORY,
-        plan=at_size(low)[0],
+        plan=sized(plan, low)[0],
     )
-    return result if is_limit else replace(result, past=at_size(result.past_size)[0])
+    return result if is_limit else replace(result, past=sized(plan, result.past_size)[0])
 
 
 def _block_ends(profile: Profile) -> list[str]:

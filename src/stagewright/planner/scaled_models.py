@@ -8,13 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from stagewright.planner.costs.analytic import AnalyticModel
+from stagewright.analytic.devices import accelerators
+from stagewright.analytic.forecast import step_model
+from stagewright.analytic.plan_layout import layout_of
+from stagewright.analytic.shape import TransformerShape
+from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.planner.costs.interpolation import interpolate
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.planner.costs.measure import ModelCosts, measure_model, plan_microbatch_sizes
 from stagewright.planner.costs.source import MeasuredCostSource
-from stagewright.planner.fit import SizedModel, SizeKind, SizeLimit
+from stagewright.planner.fit import SizedMemory, SizedModel, SizeKind, SizeLimit
 from stagewright.spec.plan import ModelSpec, Plan
+from stagewright.spec.plan_rules import check_plan
 from stagewright.zoo.named.catalog import MAX_LAYERS
 from stagewright.zoo.named.language import longest_sequence
 
@@ -38,21 +43,26 @@ def scaled_models(
     return {"batch": models.at_batch, "layers": models.at_layers, "sequence": models.at_length}[kind]
 
 
-def analytic_models(kind: SizeKind, source: AnalyticModel) -> SizedModel:
-    """Return a function that computes a model's costs at any size, from formulas."""
-    sources = {source.shape: source}
+def analytic_memory(kind: SizeKind, shape: TransformerShape) -> SizedMemory:
+    """Return a function that computes a plan's peak memory at any size, from formulas."""
+    device = accelerators()["A100"]  # sizes do not depend on the device's speed
 
-    def sized(plan: Plan, size: int) -> tuple[Plan, ModelCosts]:
-        shape = source.shape
+    def sized(plan: Plan, size: int) -> tuple[Plan, int]:
+        model = shape
         if kind == "batch":
             plan = replace(plan, batch=size)
         elif kind == "layers":
-            shape = replace(shape, num_layers=max(size, plan.num_stages))
+            model = replace(shape, num_layers=max(size, plan.num_stages))
         else:
-            shape = shape.with_length(size)
-        if shape not in sources:
-            sources[shape] = replace(source, shape=shape, _cache={})
-        return plan, sources[shape].model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor)
+            model = shape.with_length(size)
+        check_plan(plan)
+        layout = layout_of(plan, model.num_layers)
+        if plan.mesh.pipeline == 1 and not plan.shard:
+            layout = replace(layout, checkpoint_segments=None)  # each block, as a measured fit does
+        group = DeviceGroup(kind="cuda", count=plan.mesh.num_workers, hardware=device.name)
+        step = step_model(model, layout, Cluster(devices=(group,)), device)
+        step = step.balanced() if layout.pipeline > 1 else step
+        return plan, max(rank.peak_bytes for rank in step.memory())
 
     return sized
 

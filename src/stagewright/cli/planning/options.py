@@ -106,6 +106,9 @@ class AnalyticOptions:
         _analytic_option(metavar="MODEL", help="With --layout: a name like gpt3-175b, or a folder with a config.json."),
     ] = None
     sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens of a sample.")] = None
+    efficiency: Annotated[
+        float | None, _analytic_option(help="Share of the peak that matrix products reach. \\[default: the device's]")
+    ] = None
 
     def forecast(self, plan: Path | None, cluster: Path | None, innermost: str) -> AnalyticForecast:
         """Forecast a plan's file or a layout from formulas."""
@@ -114,7 +117,7 @@ class AnalyticOptions:
         target = plan if self.layout is None else self.layout
         if target is None or (plan is not None and self.layout is not None):
             raise UsageError("give either a plan's file or --layout with --model")
-        return forecast_analytic(target, cluster, self.model, self.sequence_length, innermost)
+        return forecast_analytic(target, cluster, self.model, self.sequence_length, innermost, self.efficiency)
 
     def refuse_layout(self) -> None:
         """Raise UsageError for a layout without --analytic."""

@@ -66,6 +66,9 @@ def plan(
         float | None,
         _search_option(help="With --analytic: share of the peak that is reached. \\[default: the device's]"),
     ] = None,
+    price: Annotated[
+        bool, _search_option("--price", help="Rank by the cost of a step, at the cluster's price of a device and hour.")
+    ] = False,
     root: opt.Root = Path("runs"),
     image_size: opt.ImageSize = None,
     sequence_length: opt.SequenceLength = None,
@@ -79,7 +82,7 @@ def plan(
     cache_dir: opt.CacheDir = None,
 ) -> None:
     """Search data × tensor × pipeline × micro-batches × schedule × checkpointing × FSDP for the fastest plan."""
-    if ":" not in model:
+    if ":" not in model and not analytic:
         catalog.entry(model)
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; create it first")
@@ -112,6 +115,7 @@ def plan(
         codecs=names,
         analytic=analytic,
         efficiency=efficiency,
+        price=price,
         rescale=rescale,
         innermost=innermost,
         repeats=repeats,
@@ -128,7 +132,7 @@ def plan(
     if result.verified is not None:
         print_table(verified_table(result.verified))
     print_lines(*plan_remarks(result.search))
-    if names == ["none"]:
+    if names == ["none"] and not price:
         print_lines(codec_remark(result.search))
     for text in result.notes:
         note(text)

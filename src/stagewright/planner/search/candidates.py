@@ -124,6 +124,7 @@ class CandidateBuilder:
 
     def update(self, ranked: RankedPlan) -> RankedPlan:
         """Simulate a plan again with the latest measurements."""
+        assert ranked.costs is not None
         plan, codec = ranked.plan, (ranked.costs.codecs or (NO_CODEC,))[0]
         costs = self.costs(plan, self.topology(plan.mesh), plan_microbatch_sizes(plan), codec)
         return self.rank(Candidate(plan=plan, costs=costs, bound_s=0.0, codec=ranked.codec))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import microbatch_counts
-from stagewright.planner.costs.source import CostSource
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
-_MAX_GRAPH_NODES = 40_000  # of a schedule without a wavefront
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -27,11 +26,26 @@ class SearchSpace:
     codecs: Sequence[str]
     max_tensor: int
     """Largest tensor parallel size."""
+    max_graph_nodes: int | None = 40_000
+    """Largest step of a schedule without a wavefront, in actions and messages; None: any."""
 
 
-def enumerate_plans(base: Plan, source: CostSource, num_devices: int, space: SearchSpace) -> Iterator[tuple[Plan, str]]:
+class DividedModel(Protocol):
+    """How far a model can be divided."""
+
+    @property
+    def num_units(self) -> int:
+        """Number of units, the upper limit of stages."""
+
+    def tensor_sizes(self, largest: int) -> list[int]:
+        """Return the tensor parallel sizes that the model supports."""
+
+
+def enumerate_plans(
+    base: Plan, model: DividedModel, num_devices: int, space: SearchSpace
+) -> Iterator[tuple[Plan, str]]:
     """Yield every valid plan and its codec."""
-    for mesh in _meshes(source, num_devices, space.max_tensor):
+    for mesh in _meshes(model, num_devices, space.max_tensor):
         if base.batch < mesh.data:
             continue
         options = itertools.product(
@@ -55,27 +69,28 @@ def enumerate_plans(base: Plan, source: CostSource, num_devices: int, space: Sea
                 devices=(),
                 codec=codec,
             )
-            if _is_valid(plan, source.num_units):
+            if _is_valid(plan, model.num_units, space.max_graph_nodes):
                 yield plan, codec
 
 
-def _meshes(source: CostSource, num_devices: int, max_tensor: int) -> Iterator[Mesh]:
+def _meshes(model: DividedModel, num_devices: int, max_tensor: int) -> Iterator[Mesh]:
     divisors = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
-    for tensor in source.tensor_sizes(min(num_devices, max_tensor)):
+    for tensor in model.tensor_sizes(min(num_devices, max_tensor)):
         if tensor not in divisors:
             continue
         for pipeline in divisors:
-            if pipeline <= source.num_units and num_devices % (tensor * pipeline) == 0:
+            if pipeline <= model.num_units and num_devices % (tensor * pipeline) == 0:
                 yield Mesh(data=num_devices // (tensor * pipeline), tensor=tensor, pipeline=pipeline)
 
 
-def _is_valid(plan: Plan, num_units: int) -> bool:
+def _is_valid(plan: Plan, num_units: int, max_graph_nodes: int | None) -> bool:
     if plan.num_stages > num_units or plan.batch < plan.microbatches * plan.mesh.data:
         return False
     if plan.recompute != "none" and SCHEDULES[plan.schedule].splits_backward:
         return False  # a recomputed stage runs its backward unsplit, so splitting gains nothing
     num_nodes = 4 * plan.num_stages * plan.microbatches
-    if plan.schedule not in _WAVEFRONT_SCHEDULES and num_nodes > _MAX_GRAPH_NODES:
+    has_graph = plan.schedule not in _WAVEFRONT_SCHEDULES
+    if has_graph and max_graph_nodes is not None and num_nodes > max_graph_nodes:
         return False
     try:
         check_plan(plan)

@@ -24,12 +24,17 @@ from stagewright.planner.costs.source import CostSource
 from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
-from stagewright.planner.search.result import Candidate, RankedPlan, SearchResult
-from stagewright.quantity import format_bytes
+from stagewright.planner.search.result import (
+    Candidate,
+    RankedPlan,
+    SearchResult,
+    explain_losers,
+    explain_no_fit,
+    memory_needed,
+)
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
-from stagewright.simulator.forecast import Forecast
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -86,8 +91,8 @@ def search(
     result.num_unfit += builder.num_unfit
     result.data_parallel = _data_parallel(builder, base, num_devices)
     if not result.best:
-        raise UsageError(_explain_no_fit(base, result.data_parallel, builder.unfit, num_devices))
-    result.losers = _explain_losers(result.best, builder.unfit, min_s)
+        raise UsageError(explain_no_fit(base, result.data_parallel, builder.unfit, num_devices))
+    result.losers = explain_losers(result.best, builder.unfit, min_s)
     result.seconds = time.perf_counter() - begin
     return result
 
@@ -110,7 +115,7 @@ def _rank(
             result.num_exact += 1
             if not ranked.forecast.fits:
                 result.num_unfit += 1
-                builder.unfit.setdefault(strategy, f"does not fit: {_memory_needed(ranked.forecast)}")
+                builder.unfit.setdefault(strategy, f"does not fit: {memory_needed(ranked.forecast)}")
                 continue
             result.best.append(ranked)
             result.best.sort(key=lambda plan: plan.forecast.step_s)
@@ -177,29 +182,3 @@ def _data_parallel(builder: CandidateBuilder, base: Plan, num_devices: int) -> R
         if ranked.forecast.fits:
             return ranked
     return ranked
-
-
-def _memory_needed(forecast: Forecast) -> str:
-    worst = max(forecast.workers, key=lambda worker: worker.memory.peak_bytes - (worker.memory_limit_bytes or 0))
-    return f"{format_bytes(worst.memory.peak_bytes)} of {format_bytes(worst.memory_limit_bytes or 0)}"
-
-
-def _explain_losers(best: Sequence[RankedPlan], unfit: Mapping[str, str], min_s: Mapping[str, float]) -> dict[str, str]:
-    """Return, for each strategy that is not among the best, the reason."""
-    ranked = {plan.plan.mesh.strategy for plan in best}
-    best_s = best[0].forecast.step_s
-    slower = {name: f"at best {seconds / best_s:.2f} × the time of the best" for name, seconds in min_s.items()}
-    return {strategy: reason for strategy, reason in {**unfit, **slower}.items() if strategy not in ranked}
-
-
-def _explain_no_fit(base: Plan, data_parallel: RankedPlan | None, unfit: Mapping[str, str], num_devices: int) -> str:
-    reasons = "; ".join(f"{strategy} {reason}" for strategy, reason in unfit.items())
-    if not reasons and data_parallel is None:
-        return (
-            f"a batch of {base.batch} is too small for every mesh of {num_devices} devices: use --batch {num_devices} "
-            "or more, or fewer devices"
-        )
-    return (
-        f"no plan for a batch of {base.batch} fits on {num_devices} devices ({reasons}): use a smaller batch or more "
-        "memory"
-    )

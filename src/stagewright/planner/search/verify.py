@@ -17,6 +17,7 @@ from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices, num_gpus
 from stagewright.planner.calibration.calibrate import load_calibration
 from stagewright.planner.search.result import RankedPlan
+from stagewright.simulator.forecast import Forecast
 
 NUM_VERIFIED = 3
 _TOLERANCE = 0.1
@@ -86,6 +87,7 @@ def verify(
     left_out: list[str] = []
     for place, candidate in enumerate(ranked[:count], start=1):
         plan, forecast = candidate.plan, candidate.forecast
+        assert isinstance(forecast, Forecast), "plans from formulas are for other hardware"
         try:
             if 0 < num_gpus() < plan.mesh.num_workers:
                 raise UsageError(f"{plan.mesh.num_workers} workers, but torch sees {num_gpus()} GPUs here")

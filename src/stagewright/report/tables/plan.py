@@ -34,15 +34,16 @@ def plan_table(result: SearchResult, title: str) -> Table:
     references = [
         ranked for ranked in (result.serial, result.data_parallel) if ranked is not None and ranked.plan not in plans
     ]
+    priced = result.best[0].price_per_step is not None
     rows: list[tuple[str | Cell, ...]] = [
-        (str(rank), *_format_plan(ranked)) for rank, ranked in enumerate(result.best, start=1)
+        (str(rank), *_format_plan(ranked, priced)) for rank, ranked in enumerate(result.best, start=1)
     ]
-    rows += [tuple(Cell(text, "faint") for text in ("", *_format_plan(ranked))) for ranked in references]
+    rows += [tuple(Cell(text, "faint") for text in ("", *_format_plan(ranked, priced))) for ranked in references]
     return Table(
         title=title,
         columns=(
             *_PLAN_COLUMNS,
-            *number_columns("step", "samples/s", "speed-up", "memory"),
+            *number_columns("step", "samples/s", "speed-up", "memory", *(["cost of a step"] if priced else [])),
             *text_columns("main loss", wrap=True),
         ),
         rows=tuple(rows),
@@ -53,7 +54,7 @@ def _format_mesh(mesh: str, shard: bool) -> str:
     return mesh + (" FSDP" if shard else "")
 
 
-def _format_plan(ranked: RankedPlan) -> list[str]:
+def _format_plan(ranked: RankedPlan, priced: bool) -> list[str]:
     forecast, plan = ranked.forecast, ranked.plan
     memory = format_bytes(forecast.peak_memory_bytes) + ("" if forecast.fits else " (too much)")
     return [
@@ -65,6 +66,7 @@ def _format_plan(ranked: RankedPlan) -> list[str]:
         f"{forecast.samples_per_s:.4g}",
         f"{forecast.speedup:.2f} ×",
         memory,
+        *(["–" if ranked.price_per_step is None else f"{ranked.price_per_step:.4g}"] if priced else []),
         ranked.reason,
     ]
 

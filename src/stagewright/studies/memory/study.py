@@ -212,7 +212,7 @@ def _fit_forecast(options: Options, context: PartContext) -> dict[str, Any]:
     """Forecast the most layers of every variant, by adding blocks to the measured model."""
     from stagewright.planner.costs.layer_scaling import with_num_layers
     from stagewright.planner.costs.measure import ModelCosts
-    from stagewright.planner.fit import fit_strategies
+    from stagewright.planner.fit import fit_strategies, memory_of
 
     measured = {
         strategy: load_model_costs(context.results[f"forecast-{strategy}"]["measured"])
@@ -229,7 +229,7 @@ def _fit_forecast(options: Options, context: PartContext) -> dict[str, Any]:
         replace(options.plan("serial"), devices=(), steps=1, warmup=0),
         2,
         options.memory_bytes,
-        sized,
+        memory_of(sized),
         "layers",
         now=options.num_layers,
         microbatches=options.microbatches,

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from stagewright.analytic.block import Operator, Operators
 from stagewright.analytic.devices import accelerators
-from stagewright.analytic.named_cluster import named_cluster
+from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.layout import Layout
+from stagewright.analytic.models import load_shape
 from stagewright.analytic.shape import TransformerShape
 from stagewright.errors import UsageError
-from stagewright.planner.costs.analytic import AnalyticModel, analytic_source, shape_of
 from stagewright.planner.costs.measure import measure_model
 from stagewright.profiler.profile import Profile
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -40,7 +42,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": GROUPED,
 }
 EXACT = {"gpt2": 0.0, "opt": 0.0, "gpt_neo": 0.0}
-A100 = accelerators()["A100"]
 
 
 def built(family: str, folder: Path) -> tuple[Any, TransformerShape]:
@@ -53,7 +54,7 @@ def built(family: str, folder: Path) -> tuple[Any, TransformerShape]:
     saved = {name: value for name, value in config.to_dict().items() if name != "tie_word_embeddings"}
     (folder / "config.json").write_text(json.dumps(saved, default=str))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    return model.eval(), shape_of(ModelSpec(name=f"hf:{folder}", sequence_length=8))
+    return model.eval(), load_shape(f"hf:{folder}", 8)
 
 
 def matrices(model: Any) -> int:
@@ -72,19 +73,24 @@ def counted_macs(model: Any, samples: int, length: int) -> int:
     return int(counter.get_total_flops()) // 2
 
 
+def operators(shape: TransformerShape, device: str = "A100", **options: Any) -> Operators:
+    layout = Layout(stack="stagewright", divided_vocabulary=False, **options)
+    kernels = Kernels(device=accelerators()[device], precision=layout.precision, fused_attention=False)
+    return Operators(shape=shape, layout=layout, kernels=kernels)
+
+
+def macs(part: tuple[Operator, ...]) -> float:
+    return sum(operator.flops for operator in part) / 2
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_and_macs(family: str, tmp_path: Path) -> None:
     model, shape = built(family, tmp_path)
     assert shape.parameters == matrices(model)
-    source = AnalyticModel(name=family, shape=shape, device=A100)
-    found = source.model(2, 1).profile
-    assert found.parameters == shape.parameters, "tied ones count once"
-    assert sum(one.parameter_bytes.total for one in found.units) - found.units[-1].parameter_bytes.total == (
-        2 * (shape.parameters if shape.tied else shape.parameters - 48 * 32)
-    )
+    builder = operators(shape, microbatch=2)
+    found = shape.num_layers * macs(builder.block(experts=False)) + macs(builder.head())
     # Rotary embeddings multiply a few numbers beside.
-    assert found.whole_macs == pytest.approx(counted_macs(model, 2, 8), rel=EXACT.get(family, 0.01))
-    assert sum(one.macs for one in found.units) == found.whole_macs
+    assert found == pytest.approx(counted_macs(model, 2, 8), rel=EXACT.get(family, 0.01))
 
 
 def test_layers_that_are_shared() -> None:
@@ -92,23 +98,15 @@ def test_layers_that_are_shared() -> None:
         num_layers=3, width=32, num_heads=4, num_key_heads=2, feed_forward=88, num_matrices=3, vocabulary=48,
         sequence_length=8, tied=False,
     )  # fmt: skip
-    source = AnalyticModel(name="made", shape=shape, device=A100)
-    assert source.tensor_sizes(64) == [1, 2]
-    assert source.num_units == len(source.model(2, 1).profile.units) == 5
-    whole, half = source.model(2, 1), source.model(2, 2)
-    assert half.whole == whole.profile
-    assert half.num_tensor == 2
-    for one, other in zip(whole.profile.units[1:-1], half.profile.units[1:-1], strict=True):
-        assert one.macs == 2 * other.macs
-        assert one.parameter_bytes.total == 2 * other.parameter_bytes.total
-        hidden = 2 * 8 * 32 * 2
-        undivided = 2 * other.saved_bytes.total - one.saved_bytes.total
-        assert undivided == 4 * hidden, "the inputs of two norms and of two layers"
-        assert one.crossing_bytes == other.crossing_bytes == hidden
-    assert half.tensor is not None
-    assert [len(one.forward_bytes) for one in half.tensor] == [0, 2, 2, 2, 0]
-    assert half.tensor[1].backward_bytes == (2 * 8 * 32 * 2,) * 2
-    assert whole.tensor is None
+    whole, half = (operators(shape, microbatch=2, tensor=size).block(experts=False) for size in (1, 2))
+    assert macs(whole) == 2 * macs(half)
+    hidden = 2 * 8 * 32 * 2
+    undivided = 2 * saved(half) - saved(whole)
+    assert undivided == 4 * hidden, "the inputs of two norms and of two layers"
+
+
+def saved(part: tuple[Operator, ...]) -> float:
+    return sum(operator.saved_bytes for operator in part)
 
 
 def test_what_a_tensor_axis_leaves_whole_is_what_is_measured(tmp_path: Path) -> None:
@@ -117,13 +115,13 @@ def test_what_a_tensor_axis_leaves_whole_is_what_is_measured(tmp_path: Path) -> 
     config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu"}
     (tmp_path / "config.json").write_text(json.dumps({**config, **FAMILIES["gpt2"], "n_layer": 2}))
     spec = ModelSpec(name=f"hf:{tmp_path}", sequence_length=8, weights="random")
-    source = AnalyticModel(name="gpt2", shape=shape_of(spec), device=A100, precision="float32")
     measured = measure_model(Plan(model=spec, batch=2, mesh=Mesh(tensor=2)), size=2, cache=False, repeats=1)
-    found = [
-        2 * kept_by_block(half.profile) - kept_by_block(half.whole)
-        for half in (measured, source.model(2, 2))
-        if half.whole is not None
-    ]
+    assert measured.whole is not None
+    shape = load_shape(spec.name, 8)
+    whole, half = (
+        operators(shape, microbatch=2, tensor=size, precision="float32").block(experts=False) for size in (1, 2)
+    )
+    found = [2 * kept_by_block(measured.profile) - kept_by_block(measured.whole), 2 * saved(half) - saved(whole)]
     hidden = 2 * 8 * 32 * 4
     assert [part / hidden for part in found] == [pytest.approx(6, abs=0.15), 4.5]
 
@@ -138,53 +136,34 @@ def test_times_go_with_device_and_samples() -> None:
         sequence_length=2048, tied=True,
     )  # fmt: skip
 
-    def block(name: str, **options: Any) -> Any:
-        return (
-            AnalyticModel(name="made", shape=shape, device=accelerators()[name], **options).model(4, 1).profile.units[1]
-        )
+    def block(name: str, **options: Any) -> tuple[float, float, float]:
+        part = operators(shape, name, microbatch=4, **options).block(experts=False)
+        return sum(one.forward_s for one in part), sum(one.backward_s for one in part), macs(part)
 
     slow, fast = block("A100"), block("H100")
-    assert slow.macs == fast.macs
     # Not faster than the peak, and not slower than half of what large products sustain.
-    for unit, name in ((slow, "A100"), (fast, "H100")):
-        least = 2 * unit.macs / accelerators()[name].flops_16
-        assert least < unit.forward.median_s < 2 * least / accelerators()[name].matmul_share
-        assert 1.8 < unit.backward_s / unit.forward.median_s < 2.6
-    assert 1.8 < slow.forward.median_s / fast.forward.median_s < 3.2
-    single = block("A100", precision="float32")
-    assert single.forward.median_s > 8 * slow.forward.median_s, "not at the 16-bit peak"
-    known = AnalyticModel(name="made", shape=shape, device=A100)
-    assert known.model(4, 1) is known.model(4, 1), "computed once"
-
-
-def test_an_efficiency_that_is_stated(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **FAMILIES["gpt2"]}))
-    plan = Plan(model=ModelSpec(name=f"hf:{tmp_path}"), batch=2, precision="bf16")
-    assert analytic_source(plan, named_cluster("8xa100"), 0.3).device.matmul_share == 0.3
-    assert analytic_source(plan, named_cluster("8xa100")).device == A100
-
-
-def test_experts_are_not_read_as_dense(tmp_path: Path) -> None:
-    config = {"model_type": "mixtral", **GROUPED, "num_local_experts": 8, "num_experts_per_tok": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="has 8 experts in a layer"):
-        analytic_source(Plan(model=ModelSpec(name=f"hf:{tmp_path}"), batch=2), named_cluster("8xa100"))
+    for (forward, backward, count), name in ((slow, "A100"), (fast, "H100")):
+        least = 2 * count / accelerators()[name].flops_16
+        assert least < forward < 2 * least / accelerators()[name].matmul_share
+        assert 1.8 < backward / forward < 2.6
+    assert 1.8 < slow[0] / fast[0] < 3.2
+    assert block("A100", precision="float32")[0] > 8 * slow[0], "not at the 16-bit peak"
 
 
 def test_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"write hf:FOLDER with a config.json in it, not 'gpt2'"):
-        shape_of(ModelSpec(name="gpt2"))
+    with pytest.raises(UsageError, match=r"unknown model 'gpt2'.*folder with a config\.json"):
+        load_shape("gpt2")
     file = tmp_path / "config.json"
     file.write_text("{")
     with pytest.raises(UsageError, match=r"config.json is not JSON"):
-        shape_of(ModelSpec(name=f"hf:{tmp_path}"))
+        load_shape(f"hf:{tmp_path}")
     file.write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(UsageError, match="has none of num_attention_heads, n_head, num_heads"):
-        shape_of(ModelSpec(name=f"hf:{tmp_path}"))
+        load_shape(f"hf:{tmp_path}")
 
 
 def test_the_length(tmp_path: Path) -> None:
     """As asked, else the longest that the configuration names."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **FAMILIES["gpt2"]}))
-    assert shape_of(ModelSpec(name=f"hf:{tmp_path}")).sequence_length == 16
-    assert shape_of(ModelSpec(name=f"hf:{tmp_path}/config.json", sequence_length=5)).sequence_length == 5
+    assert load_shape(f"hf:{tmp_path}").sequence_length == 16
+    assert load_shape(f"hf:{tmp_path}/config.json", 5).sequence_length == 5

@@ -1,0 +1,145 @@
+"""The search with formulas instead of measurements: every plan is forecast by `forecast_plan`, as `forecast` does.
+
+Nothing is simulated, so that thousands of plans on thousands of devices take seconds, and the model's experts count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stagewright.analytic.devices import Accelerator
+from stagewright.analytic.forecast import AnalyticForecast, forecast_plan
+from stagewright.analytic.shape import TransformerShape
+from stagewright.cluster.cluster import Cluster
+from stagewright.errors import UsageError
+from stagewright.planner.baseline import baseline_plan, microbatch_counts
+from stagewright.planner.search.choices import SearchSpace, enumerate_plans
+from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_needed
+from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.plan import Axis, Mesh, Plan
+from stagewright.spec.plan_rules import check_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyticSearch:
+    """A model on a cluster, whose plans are forecast by formulas."""
+
+    base: Plan
+    """What all plans share: model, batch, precision, optimizer."""
+    shape: TransformerShape
+    cluster: Cluster
+    device: Accelerator
+    """Rates of the cluster's devices."""
+    innermost: Axis = "pipeline"
+
+    @property
+    def num_units(self) -> int:
+        """Embedding, blocks and head."""
+        return self.shape.num_layers + 2
+
+    def tensor_sizes(self, largest: int) -> list[int]:
+        """Return the tensor parallel sizes that divide heads and feed-forward layers."""
+        shape = self.shape
+        inner = [shape.feed_forward] if shape.experts is None else [shape.feed_forward, shape.experts.feed_forward]
+        divided = (shape.num_heads, shape.num_key_heads, *inner)
+        return [size for size in range(1, largest + 1) if all(number % size == 0 for number in divided)]
+
+    def forecast(self, plan: Plan) -> AnalyticForecast:
+        """Forecast a plan."""
+        return forecast_plan(plan, self.shape, self.cluster, innermost=self.innermost, device=self.device)
+
+    def search(
+        self,
+        *,
+        top: int = 10,
+        schedules: Sequence[str] = tuple(SCHEDULES),
+        recomputes: Sequence[str] = ("none", "always"),
+        shards: Sequence[bool] = (False, True),
+        codecs: Sequence[str] = ("none",),
+        extra_codecs: Sequence[str] = (),
+        max_tensor: int = 64,
+        num_devices: int | None = None,
+    ) -> SearchResult:
+        """Find the best plans; of the `extra_codecs` only the best plan is reported, apart from the ranking."""
+        begin = time.perf_counter()
+        num_devices = num_devices or self.cluster.num_devices
+        result = SearchResult()
+        serial = self._baseline()
+        result.serial = replace(serial, forecast=replace(serial.forecast, serial_s=serial.forecast.step_s))
+        serial_s = serial.forecast.step_s
+        space = SearchSpace(
+            schedules=schedules,
+            recomputes=recomputes,
+            shards=shards,
+            codecs=tuple(codecs),
+            max_tensor=max_tensor,
+            max_graph_nodes=None,
+        )
+        unfit: dict[str, str] = {}
+        min_s: dict[str, float] = {}
+        ranked: list[RankedPlan] = []
+        for plan, codec in enumerate_plans(self.base, self, num_devices, space):
+            forecast = replace(self.forecast(plan), serial_s=serial_s)
+            strategy = plan.mesh.strategy
+            result.num_plans += 1
+            if not forecast.fits:
+                result.num_unfit += 1
+                unfit.setdefault(strategy, f"does not fit: {memory_needed(forecast)}")
+                continue
+            ranked.append(RankedPlan(plan=plan, codec=codec, forecast=forecast))
+            min_s[strategy] = min(forecast.step_s, min_s.get(strategy, math.inf))
+        result.num_exact = result.num_plans
+        ranked.sort(key=lambda candidate: candidate.forecast.step_s)
+        result.best = ranked[:top]
+        result.data_parallel = self._data_parallel(num_devices, serial_s)
+        if not result.best:
+            raise UsageError(explain_no_fit(self.base, result.data_parallel, unfit, num_devices))
+        result.with_codec = self._best_with_codec(ranked, extra_codecs)
+        result.losers = explain_losers(result.best, unfit, min_s)
+        result.seconds = time.perf_counter() - begin
+        return result
+
+    def _baseline(self) -> RankedPlan:
+        """Return the fastest single-device plan that fits, or else the fastest."""
+        plans = [baseline_plan(self.base, Mesh(), count) for count in microbatch_counts(self.base.batch)]
+        forecasts = [(plan, self.forecast(plan)) for plan in plans]
+        plan, forecast = min(forecasts, key=lambda pair: (not pair[1].fits, pair[1].step_s))
+        return RankedPlan(plan=plan, codec="none", forecast=forecast)
+
+    def _data_parallel(self, num_devices: int, serial_s: float) -> RankedPlan | None:
+        """Return data parallelism with the fewest micro-batches that fit, or with the most if none fits."""
+        if self.base.batch < num_devices:
+            return None
+        ranked: RankedPlan | None = None
+        for count in microbatch_counts(-(-self.base.batch // num_devices)):
+            plan = baseline_plan(self.base, Mesh(data=num_devices), count)
+            try:
+                check_plan(plan)
+            except UsageError:
+                continue
+            forecast = replace(self.forecast(plan), serial_s=serial_s)
+            ranked = RankedPlan(plan=plan, codec="none", forecast=forecast)
+            if forecast.fits:
+                return ranked
+        return ranked
+
+    def _best_with_codec(self, ranked: Sequence[RankedPlan], codecs: Sequence[str]) -> RankedPlan | None:
+        """Return the fastest pipeline with one of these codecs, if it is faster than the best plan."""
+        best: RankedPlan | None = None
+        min_s = ranked[0].forecast.step_s
+        for candidate in ranked:
+            forecast = candidate.forecast
+            assert isinstance(forecast, AnalyticForecast)
+            least_s = forecast.step_s - forecast.parts["messages"] - forecast.parts["bubble"]
+            if candidate.plan.mesh.pipeline == 1 or candidate.codec != "none" or least_s >= min_s:
+                continue
+            for name in codecs:
+                plan = replace(candidate.plan, codec=name)
+                with_codec = replace(self.forecast(plan), serial_s=forecast.serial_s)
+                if with_codec.step_s < min_s:
+                    min_s = with_codec.step_s
+                    best = RankedPlan(plan=plan, codec=name, forecast=with_codec)
+        return best

@@ -1,0 +1,76 @@
+"""The search with formulas: the forecast's own numbers, experts, few micro-batches, and the cost of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import stagewright as sw
+from stagewright.analytic.named_cluster import named_cluster
+from stagewright.errors import UsageError
+from stagewright.planner.search.price import device_counts
+
+LARGE = {"analytic": True, "precision": "bf16", "innermost": "tensor"}
+
+
+def test_plan_and_forecast_agree(tmp_path: Path) -> None:
+    result = sw.plan("gpt3-175b", cluster="512x8xa100", batch=2048, **LARGE)  # type: ignore[arg-type]
+    assert len(result.search.best) == 10
+    for ranked in result.search.best:
+        ranked.plan.write(tmp_path / "plan.toml")
+        found = sw.forecast(tmp_path / "plan.toml", cluster="512x8xa100", analytic=True, innermost="tensor")
+        assert found.step_s == ranked.forecast.step_s
+        assert found.peak_memory_bytes == ranked.forecast.peak_memory_bytes
+        assert ranked.forecast.fits
+    assert result.search.best == sorted(result.search.best, key=lambda ranked: ranked.forecast.step_s)
+    assert result.search.num_plans > 1000
+
+
+def test_experts_are_planned() -> None:
+    result = sw.plan("mixtral-8x7b", cluster="8x8xh100", batch=256, schedules=["gpipe"], **LARGE)  # type: ignore[arg-type]
+    best = result.search.best[0]
+    assert best.forecast.fits
+    plain = result.search.data_parallel
+    assert plain is not None
+    # 46.7 billion parameters, of which a token visits 12.9, with gradients and two states of 16 bits.
+    assert plain.forecast.peak_memory_bytes > 8 * 46.7e9
+    assert not plain.forecast.fits
+
+
+def test_fewer_micro_batches_than_ranks() -> None:
+    result = sw.plan("llama-2-7b", cluster="8xa100", batch=2, schedules=["gpipe", "1f1b"], **LARGE)  # type: ignore[arg-type]
+    assert any(ranked.plan.microbatches < ranked.plan.mesh.pipeline for ranked in result.search.best)
+
+
+def test_price_chooses_fewer_devices() -> None:
+    cluster = named_cluster("4x8xa100")
+    cluster = replace(cluster, devices=(replace(cluster.devices[0], price=2.0),))
+    options = {"batch": 64, "schedules": ["1f1b"], "sequence_length": 2048, **LARGE}
+    fast = sw.plan("llama-2-7b", cluster=cluster, **options)  # type: ignore[arg-type]
+    cheap = sw.plan("llama-2-7b", cluster=cluster, price=True, **options)  # type: ignore[arg-type]
+    first = cheap.search.best[0]
+    assert fast.search.best[0].plan.mesh.num_workers == 32
+    assert first.plan.mesh.num_workers < 32, "collectives between hosts cost time of all devices"
+    assert first.price_per_step == pytest.approx(first.plan.mesh.num_workers * 2.0 * first.forecast.step_s / 3600)
+    prices = [ranked.price_per_step or 0.0 for ranked in cheap.search.best]
+    assert prices == sorted(prices)
+    assert prices[0] < 32 * 2.0 * fast.search.best[0].forecast.step_s / 3600
+    assert "cost of a step" in str(cheap)
+    with pytest.raises(UsageError, match=r"the cluster states no price: write price = 2\.5"):
+        sw.plan("llama-2-7b", cluster="8xa100", price=True, **options)  # type: ignore[arg-type]
+
+
+def test_device_counts() -> None:
+    assert device_counts(12) == [12, 6, 3, 1]
+    assert device_counts(1) == [1]
+
+
+def test_refused() -> None:
+    with pytest.raises(UsageError, match="--verify runs plans here"):
+        sw.plan("llama-2-7b", cluster="8xa100", analytic=True, verify=True)
+    with pytest.raises(UsageError, match="an efficiency of 2 is not possible"):
+        sw.plan("llama-2-7b", cluster="8xa100", analytic=True, efficiency=2)
+    with pytest.raises(UsageError, match="no plan for a batch of 8 fits on 8 devices"):
+        sw.plan("gpt3-175b", cluster="8xa100", analytic=True, batch=8)

@@ -29,6 +29,7 @@ def main() -> None:
         {"what": "1F1B, 1,024 stages × 4,096 micro-batches", "limit_s": 2.0, "call": long_pipeline()},
         {"what": "1,000 candidates of 8 stages × 64 micro-batches", "limit_s": 0.2, "call": many_candidates()},
         {"what": "search for 96 layers × 12288 on 4,096 GPUs", "limit_s": 10.0, "call": large_search()},
+        {"what": "200 analytic forecasts of 175 billion parameters", "limit_s": 1.0, "call": many_forecasts()},
     ]
     results = []
     for row in rows:
@@ -71,35 +72,20 @@ def many_candidates() -> Callable[[], Any]:
 
 
 def large_search() -> Callable[[], Any]:
-    from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-    from stagewright.planner.costs.analytic import AnalyticModel, TransformerShape, device_peak
-    from stagewright.planner.search.search import search
-    from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
+    import stagewright as sw
 
-    shape = TransformerShape(
-        num_layers=96,
-        width=12288,
-        num_heads=96,
-        num_key_heads=96,
-        feed_forward=4 * 12288,
-        num_matrices=2,
-        vocabulary=50257,
-        sequence_length=2048,
-        tied=True,
+    return lambda: sw.plan(
+        "gpt3-175b", cluster="512x8xa100", batch=2048, precision="bf16", innermost="tensor", analytic=True
     )
-    group = DeviceGroup(kind="cuda", count=8, hosts=512, memory_bytes=80 << 30, hardware="A100")
-    cluster = Cluster(
-        devices=(group,),
-        links=Links(
-            intra_host=Link(bandwidth_bytes_per_s=250e9, latency_s=5e-6),
-            inter_host=Link(bandwidth_bytes_per_s=25e9, latency_s=1e-5),
-        ),
-    )
-    base = Plan(model=ModelSpec(name="gpt-175b"), batch=2048, precision="bf16", optimizer=OptimizerSpec(name="adamw"))
 
-    def call() -> Any:
-        source = AnalyticModel(name="gpt-175b", shape=shape, peak=device_peak(cluster))
-        return search(base, source, cluster, innermost="tensor")
+
+def many_forecasts() -> Callable[[], Any]:
+    import stagewright as sw
+
+    def call() -> None:
+        for count in range(200):
+            text = f"dp={1 + count % 4},tp=8,pp=8,m={8 + count},sp"
+            sw.forecast(text, model="gpt3-175b", cluster="32x8xa100", analytic=True)
 
     return call
 

@@ -12,6 +12,9 @@
     not fit    runs that ran but that the forecast calls not fitting
     inside     share of rows whose measured time is inside the forecast's interval
 
+"nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled pipeline messages than to that
+with them: the state of that cluster at the time of a run is in no column of the table (`tables/published.py`).
+
 A row marked "fitted" was used to fit constants of `stagewright.analytic`, so it is no test; `benchmarks/tables` says
 which. Rows marked "test" were not.
 """
@@ -19,10 +22,12 @@ which. Rows marked "test" were not.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from record import write_record
 from stagewright.analytic.forecast import AnalyticForecast, forecast_layout
 from stagewright.analytic.named_cluster import named_cluster
+from stagewright.cluster.cluster import Cluster
 from tables.own import own_steps
-from tables.published import megatron, nanotron, simumax
+from tables.published import STALL_S, megatron, nanotron, simumax
 from tables.row import Row
 
 
@@ -82,6 +88,15 @@ def score(pairs: Sequence[tuple[Row, AnalyticForecast]]) -> dict[str, Any]:
     }
 
 
+def without_stall(row: Row, cluster: Cluster) -> AnalyticForecast | None:
+    """Return the forecast of a run whose pipeline messages did not stall; None: they did."""
+    free, stalled = (
+        forecast_layout(row.shape, replace(row.layout, message_stall_s=seconds), cluster) for seconds in (0.0, STALL_S)
+    )
+    nearer = abs(math.log(free.step_s / row.step_s)) <= abs(math.log(stalled.step_s / row.step_s))
+    return free if nearer else None
+
+
 def rows_from(options: argparse.Namespace) -> list[Row]:
     """Read all tables that are there."""
     rows: list[Row] = []
@@ -107,7 +122,10 @@ def main() -> None:
     for row in rows_from(options):
         name = f"{row.table}{' (fitted)' if row.fitted else ''}"
         if options.sample is None or len(tables[name]) < options.sample:
-            tables[name].append((row, forecast_layout(row.shape, row.layout, named_cluster(row.cluster))))
+            cluster = named_cluster(row.cluster)
+            tables[name].append((row, forecast_layout(row.shape, row.layout, cluster)))
+            if row.table == "nanotron" and (free := without_stall(row, cluster)) is not None:
+                tables[name.replace("nanotron", "nanotron, no stall")].append((row, free))
     figures = {name: score(pairs) for name, pairs in tables.items()}
     if options.rows:
         for name, pairs in tables.items():

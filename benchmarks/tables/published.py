@@ -20,10 +20,13 @@ from stagewright.analytic.shape import Experts, LatentAttention, TransformerShap
 from tables.row import Row
 
 GIB = 2**30
-# The playbook's models, by the axis of its plot: parameters, and Llama with as many key as query heads.
+STALL_S = 0.28
+"""Time that a stalled pipeline message takes more: median of the open runs, whatever the size of the message."""
+# The playbook's models, by the axis of its plot: Llama with as many key as query heads. Each ran with 32 tensor ranks,
+# so each has at least 32 heads.
 NANOTRON = {
     "x": {"layers": 16, "width": 2048, "heads": 32, "feed_forward": 8192, "tied": True},
-    "x2": {"layers": 28, "width": 3072, "heads": 24, "feed_forward": 8192, "tied": True},
+    "x2": {"layers": 28, "width": 3072, "heads": 32, "feed_forward": 8192, "tied": True},
     "x3": {"layers": 32, "width": 4096, "heads": 32, "feed_forward": 14336, "tied": False},
     "x4": {"layers": 80, "width": 8192, "heads": 64, "feed_forward": 28672, "tied": False},
 }
@@ -181,12 +184,13 @@ def _stall_s(layout: Layout, width: int, nodes: int) -> float:
             layout.zero == 0
             and layout.data > 1
             and layout.microbatch == 1
+            and layout.data < 32
             and width in (3072, 4096)
             and 8 <= nodes <= 16
         )
         or (nodes == 32 and width == 4096 and layout.microbatch > 1)
     )
-    return 0.28 if stalls else 0.0
+    return STALL_S if stalls else 0.0
 
 
 def nanotron(path: Path) -> Iterator[Row]:
@@ -215,6 +219,9 @@ def nanotron(path: Path) -> Iterator[Row]:
             microbatches=max(1, round(number["GBS"] / (number["DP"] * number["MBS"]))),
             zero=int(number["ZeRO"]),
             sequence_parallel=number["TP"] > 1,
+            # The table does not say whether gathered inputs were saved (nanotron's tp_recompute_allgather). By their
+            # memory, most runs without a pipeline saved them and most others did not; read off all open runs.
+            regather=ranks > 1,
             layers=_nanotron_blocks(size, ranks),
             stack="nanotron",
         )

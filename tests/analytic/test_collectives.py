@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stagewright.analytic.collectives import Network
+from stagewright.analytic.named_cluster import named_cluster, network_of
 
 NETWORK = Network(
     devices_per_host=8, intra_bytes_per_s=300e9, intra_latency_s=0.0, inter_bytes_per_s=25e9, inter_latency_s=0.0,
@@ -37,3 +38,28 @@ def test_small_tensors_cost_latency_and_buckets_repeat_it() -> None:
     assert slow.bucketed_s("reduce_scatter", group, 100e6, 25e6) == pytest.approx(
         slow.collective_s("reduce_scatter", group, 100e6) + 3 * ring, rel=0.01
     )
+
+
+def test_switches_that_add() -> None:
+    """8 H100 reach a bus bandwidth of 480 GB/s where a ring reaches 360 (NVIDIA/nccl-tests issue 212)."""
+    network = network_of(named_cluster("8xh100"))
+    num_bytes = 8e9
+    found = {
+        size: 2 * (size - 1) / size * num_bytes / network.collective_s("all_reduce", network.group(size, 1), num_bytes)
+        for size in (4, 8)
+    }
+    assert found[8] == pytest.approx(480e9, rel=0.02)
+    assert found[4] == pytest.approx(360e9, rel=0.02), "no faster than a ring"
+    ring = network_of(named_cluster("8xa100"))
+    assert ring.nvls_share == 0.0
+    assert network_of(named_cluster("8xh100 pcie")).nvls_share == 0.0
+
+
+def test_trees_for_small_all_reduces_and_rings_for_large_ones() -> None:
+    network = network_of(named_cluster("64x8xa100"))
+    group = network.group(64, 8)
+    small = network.collective_s("all_reduce", group, 1024)
+    assert small < 2 * 63 * network.inter_latency_s, "a tree"
+    large, half = (network.collective_s("all_reduce", group, size) for size in (8e9, 4e9))
+    rate = network.inter_bytes_per_s * network.inter_share
+    assert (large - half) == pytest.approx(2 * 63 / 64 * 4e9 / rate), "a ring"

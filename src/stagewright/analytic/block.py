@@ -7,7 +7,7 @@ apart, because some overlap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.analytic.kernels import Kernels
@@ -65,7 +65,7 @@ class Operators:
     @property
     def input_share(self) -> float:
         """Share of a divided layer's input that is saved; sequence parallelism gathers it again in backward."""
-        return 1 / self.layout.tensor if self.layout.sequence_parallel else 1.0
+        return 1 / self.layout.tensor if self.layout.sequence_parallel and self.layout.regather else 1.0
 
     @property
     def tokens(self) -> int:
@@ -87,10 +87,12 @@ class Operators:
     ) -> Operator:
         """A linear layer: forward, input gradient, and weight gradient that is added to the accumulated one."""
         kernels, item = self.kernels, self.layout.item_bytes
-        accumulate = self.layout.gradient_bytes
         forward = kernels.matmul_s(rows, columns, inner)
         gradient = kernels.matmul_s(rows, inner, columns)
-        weight = kernels.matmul_s(columns, inner, rows, out_bytes=2 * accumulate)
+        if self.stack.fused_accumulation:
+            weight = kernels.matmul_s(columns, inner, rows, out_bytes=2 * self.layout.gradient_bytes)
+        else:
+            weight = kernels.matmul_s(columns, inner, rows) + self._accumulation_s(columns * inner)
         return Operator(
             name=name,
             forward_s=forward,
@@ -101,6 +103,26 @@ class Operators:
             backward_kernels=3,
             saved_bytes=rows * inner * item * input_share if saves_input else 0.0,
         )
+
+    def _accumulation_s(self, elements: int) -> float:
+        """Time of a kernel that adds a gradient to the accumulated one; the first of a step is kept as it is, unless
+        the accumulated one is wider."""
+        layout = self.layout
+        wider = layout.gradient_bytes > layout.item_bytes
+        seconds = self.kernels.stream_s(elements * (layout.item_bytes + 2 * layout.gradient_bytes))
+        return seconds if wider else seconds * (1 - 1 / layout.microbatches)
+
+    def _linears(
+        self, name: str, rows: int, columns: Sequence[int], inner: int, *, input_share: float
+    ) -> Iterator[Operator]:
+        """Linear layers of one input: one product where the stack joins them; else one each, and sums of gradients."""
+        if not self.stack.eager_norms:
+            yield self._linear(name, rows, sum(columns), inner, input_share=input_share)
+            return
+        for index, width in enumerate(columns):
+            yield self._linear(name, rows, width, inner, saves_input=index == 0, input_share=input_share)
+        size = rows * inner * self.layout.item_bytes * (len(columns) - 1)
+        yield self._stream(f"{name}: sum of gradients", 0.0, 3 * size, kernels=0, backward_kernels=len(columns) - 1)
 
     def _stream(
         self,
@@ -143,7 +165,9 @@ class Operators:
         elements = self.norm_tokens * self.shape.width
         item = self.layout.item_bytes
         if not self.shape.dropout:
-            return self._stream(name, 3 * elements * item, 0.0, backward_kernels=0)
+            # Its gradient and that of the norm are added, by a kernel of its own in eager mode.
+            summed = 3 * elements * item if self.eager_norms else 0.0
+            return self._stream(name, 3 * elements * item, summed, backward_kernels=int(self.eager_norms))
         return self._stream(name, 1.5 * (3 * item + 1) * elements, (2 * item + 1) * elements, saved=elements)
 
     def _attention(self) -> Iterator[Operator]:
@@ -155,8 +179,8 @@ class Operators:
         yield self._norm("attention norm")
         if shape.latent is None:
             key_size = value_size = shape.head_size
-            columns = (heads + 2 * key_heads) * shape.head_size
-            yield self._linear("queries, keys, values", tokens, columns, shape.width, input_share=saved_share)
+            columns = [count * shape.head_size for count in (heads, key_heads, key_heads)]
+            yield from self._linears("queries, keys, values", tokens, columns, shape.width, input_share=saved_share)
         else:
             latent = shape.latent
             key_size, value_size = shape.head_size + latent.rotary_width, latent.value_width
@@ -180,6 +204,9 @@ class Operators:
             size = tokens * 2 * heads * key_size * item
             yield self._stream("repeated keys", 2 * size, 2 * size, kernels=2, backward_kernels=2)
         yield from self._core(heads, key_heads, key_size, value_size)
+        if self.stack.eager_norms:
+            size = tokens * heads * value_size * item
+            yield self._stream("transposed heads", 2 * size, 2 * size)
         yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
         yield self._residual("attention residual")
 
@@ -250,8 +277,8 @@ class Operators:
         shape, item = self.shape, self.layout.item_bytes
         saved_share = self.input_share
         inner = max(1, inner)
-        columns = inner * (shape.num_matrices - 1)
-        yield self._linear(f"{label} in", tokens, columns, shape.width, input_share=saved_share)
+        columns = [inner] * (shape.num_matrices - 1)
+        yield from self._linears(f"{label} in", tokens, columns, shape.width, input_share=saved_share)
         gate = shape.num_matrices == 3
         size = tokens * inner * item
         eager = gate and self.stack.eager_activations

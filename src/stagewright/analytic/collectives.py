@@ -1,8 +1,9 @@
 """Time of collectives on a cluster of hosts, as NCCL runs them.
 
-Inside a host, rings (or NVLS, for all-reduces of four devices and more) run at a share of the link's bandwidth. Across
-hosts, each device of the group that sits on a host brings its own network adapter, so a group with k devices on each
-host moves k adapters' bytes; small messages use trees, whose latency grows with the logarithm of the hosts.
+Inside a host, rings run at a share of the link's bandwidth; switches that add (NVLS) speed up all-reduces of more than
+four devices. Across hosts, each device of the group that sits on a host brings its own network adapter, so a group with
+k devices on each host moves k adapters' bytes. An all-reduce uses a ring or a tree, whichever is faster for its size: a
+tree's latency grows with the logarithm of the hosts, but it moves more bytes.
 
     all-reduce        2 (n-1)/n · S / B          all-gather, reduce-scatter     (n-1)/n · S / B
     all-to-all          (n-1)/n · S / B          point-to-point                 S / B
@@ -13,6 +14,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+# NVLS: at 8 H100, 275 of 450 GB/s for the bytes of an all-reduce; up to four devices it is no faster than a ring
+# (NVIDIA/nccl-tests issue 212, NVIDIA/nccl issue 1455). Trees reach 0.92 of a ring's link rate (NCCL's tuning).
+_NVLS_RANKS = 4
+_TREE_SHARE = 0.92
 
 Collective: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -44,6 +50,8 @@ class Network:
     """Share of the link that large collectives inside a host reach."""
     inter_share: float = 0.80
     """Share of the network adapters that large collectives reach."""
+    nvls_share: float = 0.0
+    """Bytes per second of an all-reduce inside the switches of a host, over the link's; 0: they can't add."""
     overhead_s: float = 12e-6
     """Start of a collective: launch and synchronization of its ranks."""
 
@@ -61,8 +69,11 @@ class Network:
         passes = 2 if kind == "all_reduce" else 1
         intra = self.intra_bytes_per_s * self.intra_share
         if group.num_hosts == 1:
-            steps = passes * (size - 1)
-            return self.overhead_s + steps * self.intra_latency_s + passes * share / intra
+            ring = passes * ((size - 1) * self.intra_latency_s + share / intra)
+            if kind == "all_reduce" and self.nvls_share and size > _NVLS_RANKS:
+                in_switch = 2 * self.intra_latency_s + num_bytes / (self.intra_bytes_per_s * self.nvls_share)
+                return self.overhead_s + min(ring, in_switch)
+            return self.overhead_s + ring
         adapters = self.inter_bytes_per_s * self.inter_share * group.per_host
         if kind == "all_to_all":
             outside = num_bytes * (size - group.per_host) / size
@@ -71,14 +82,16 @@ class Network:
                 + (size - 1) * self.inter_latency_s / 4
                 + max(outside / (self.inter_bytes_per_s * self.inter_share), share / intra)
             )
-        ring_latency = passes * (
-            (group.num_hosts - 1) * self.inter_latency_s + (size - group.num_hosts) * self.intra_latency_s
+        rate = min(adapters, intra)
+        ring = passes * (
+            (group.num_hosts - 1) * self.inter_latency_s
+            + (size - group.num_hosts) * self.intra_latency_s
+            + share / rate
         )
-        tree_latency = 2 * (
-            math.log2(group.num_hosts) * self.inter_latency_s + (group.per_host - 1) * self.intra_latency_s
-        )
-        latency = min(ring_latency, tree_latency) if kind == "all_reduce" else ring_latency
-        return self.overhead_s + latency + passes * share / min(adapters, intra)
+        if kind != "all_reduce":
+            return self.overhead_s + ring
+        tree = 2 * (math.log2(group.num_hosts) * self.inter_latency_s + (group.per_host - 1) * self.intra_latency_s)
+        return self.overhead_s + min(ring, tree + 2 * num_bytes / (_TREE_SHARE * rate))
 
     def bucketed_s(self, kind: Collective, group: Group, num_bytes: float, bucket_bytes: float) -> float:
         """Return the time of a tensor that is sent in buckets, each with its own latency."""

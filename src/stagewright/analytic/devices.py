@@ -47,6 +47,8 @@ class Accelerator:
     """The same for FlashAttention-2."""
     intra_share: float = 0.8
     """Share of the link inside a host that large collectives reach."""
+    nvls_share: float = 0.0
+    """Bytes per second of an all-reduce inside the switches of a host, over the link's; 0: they can't add."""
     wave_rounding: float = 0.0
     """How much of the last, partly filled wave of tiles counts: 1 all of it, 0 only the tiles in it."""
     source: str = "formulas"
@@ -142,6 +144,7 @@ def _accelerator(name: str, table: Mapping[str, Any]) -> Accelerator:
         matmul_share=row["matmul_share"],
         attention_share=(row["attention_share"][0], row["attention_share"][1]),
         intra_share=row.get("intra_share", 0.8),
+        nvls_share=row.get("nvls_share", 0.0),
         wave_rounding=row.get("wave_rounding", 0.0),
         flash_share=tuple(row.get("flash_share", row["attention_share"])),
         source="measured kernels scaled"

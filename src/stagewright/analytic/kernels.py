@@ -7,6 +7,8 @@ A matrix product takes the longest of its arithmetic, its bytes and its latency:
     bytes        operands and result once, at the share of the bandwidth that kernels reach
     latency      a kernel of no work
 
+Where the result is added to an accumulated gradient, its bytes come on top: they move at the end of a tile.
+
 The constants are fitted on a measured grid of kernels (`benchmarks/kernel_grid.py`).
 """
 
@@ -80,9 +82,11 @@ class Kernels:
                 if split > 1:
                     time += constants.split_s + batch * rows * columns * 4.0 * split / device.bandwidth_bytes_per_s
                 seconds = min(seconds, time)
-        num_bytes = batch * ((rows + columns) * inner * self.item_bytes + rows * columns * out_bytes)
-        moved = num_bytes / (device.bandwidth_bytes_per_s * constants.bandwidth_share)
-        return max(seconds, moved) + constants.latency_s
+        num_bytes = batch * ((rows + columns) * inner + rows * columns) * self.item_bytes
+        bandwidth = device.bandwidth_bytes_per_s * constants.bandwidth_share
+        # Adding to an accumulated gradient reads and writes it at the end of each tile, when no products run.
+        added = batch * rows * columns * max(0, out_bytes - self.item_bytes) / bandwidth
+        return max(seconds, num_bytes / bandwidth) + added + constants.latency_s
 
     def attention_s(
         self,

@@ -54,6 +54,8 @@ class Layout:
     """Micro-batches per replica and step."""
     sequence_parallel: bool = False
     """Whether tensor ranks divide the sequence in norms and residuals."""
+    regather: bool = True
+    """Whether backward gathers the divided inputs of sequence parallelism again instead of saving them whole."""
     zero: int = 0
     """ZeRO stage: 1 divides optimizer states over replicas, 2 also gradients, 3 also parameters (FSDP)."""
     recompute: RecomputeMode = "none"

@@ -62,6 +62,7 @@ def network_of(cluster: Cluster) -> Network:
         intra_bytes_per_s=min(intra.bandwidth_bytes_per_s, _finite(intra, device.intra_link_bytes_per_s)),
         intra_latency_s=intra.latency_s,
         intra_share=device.intra_share,
+        nvls_share=device.nvls_share,
         inter_bytes_per_s=device.inter_link_bytes_per_s if inter is None else inter.bandwidth_bytes_per_s,
         inter_latency_s=INTER_LATENCY_S if inter is None else inter.latency_s,
     )

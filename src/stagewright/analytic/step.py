@@ -97,8 +97,9 @@ class StepModel:
                 # Backward gathers the divided inputs again, for the weight gradients.
                 seconds += 2 * (gather + scatter)
                 overlapped, count = 2 * (gather + scatter), 4
-                seconds += 2 * gather if backward else 0.0
-                count += 2 if backward else 0
+                if backward and layout.regather:
+                    seconds += 2 * gather
+                    count += 2
             else:
                 overlapped = 2 * network.collective_s("all_reduce", group, hidden)
                 seconds, count = overlapped, 2
@@ -117,7 +118,9 @@ class StepModel:
         host = count * stack.host_collective_s
         if layout.tensor > 1:
             spread = layout.pipeline > 1 and layout.num_devices > network.devices_per_host
-            host += layout.tensor * (stack.host_peer_s[spread] + spread * layout.tensor * stack.host_pair_s) / 2
+            host += stack.host_tensor_s + spread * layout.tensor * stack.host_peer_s
+            if network.group(layout.tensor, layout.stride("tensor")).num_hosts > 1:
+                seconds += layout.tensor * stack.peer_latency_s[spread]
         return Pass(collective_s=seconds, host_s=host)
 
     def balanced(self) -> StepModel:
@@ -153,6 +156,7 @@ class StepModel:
             backward += back.times(count)
             if layout.recompute == "full":
                 again = ahead.times(count * checkpointed / max(1, blocks))
+                again += Pass(host_s=self.stack.host_checkpoint_s * count * checkpointed / max(1, blocks))
                 backward += again
                 recompute_s += again.total_s
             elif layout.recompute == "selective":

@@ -16,16 +16,16 @@ LARGE = {"analytic": True, "precision": "bf16", "innermost": "tensor"}
 
 
 def test_plan_and_forecast_agree(tmp_path: Path) -> None:
-    result = sw.plan("gpt3-175b", cluster="512x8xa100", batch=2048, **LARGE)  # type: ignore[arg-type]
+    result = sw.plan("gpt3-175b", cluster="16x8xa100", batch=256, **LARGE)  # type: ignore[arg-type]
     assert len(result.search.best) == 10
     for ranked in result.search.best:
         ranked.plan.write(tmp_path / "plan.toml")
-        found = sw.forecast(tmp_path / "plan.toml", cluster="512x8xa100", analytic=True, innermost="tensor")
+        found = sw.forecast(tmp_path / "plan.toml", cluster="16x8xa100", analytic=True, innermost="tensor")
         assert found.step_s == ranked.forecast.step_s
         assert found.peak_memory_bytes == ranked.forecast.peak_memory_bytes
         assert ranked.forecast.fits
     assert result.search.best == sorted(result.search.best, key=lambda ranked: ranked.forecast.step_s)
-    assert result.search.num_plans > 1000
+    assert result.search.num_plans > 100
 
 
 def test_experts_are_planned() -> None:

@@ -252,6 +252,7 @@ def test_plain_data_parallel_stands_beside() -> None:
     light = MadeSource(units=tuple(replace(one, parameter_bytes=Amount(total=16)) for one in source.units))
     free = quick_search(light, cluster_of(COUNT)).data_parallel
     assert free is not None
+    assert free.costs is not None
     whole = predict(free.costs).peak_memory_bytes
     chunked = quick_search(light, cluster_of(COUNT, memory_bytes=whole - 1)).data_parallel
     assert chunked is not None

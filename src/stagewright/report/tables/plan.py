@@ -73,8 +73,9 @@ def _format_plan(ranked: RankedPlan, priced: bool) -> list[str]:
 
 def plan_remarks(result: SearchResult) -> list[str]:
     """Summarize the search, and say why strategies that are not among the best are slower."""
+    how = "forecast by formulas" if result.best[0].costs is None else "simulated exactly"
     lines = [
-        f"{result.num_plans} plans, {result.num_exact} of them simulated exactly, {result.num_unfit} did not fit, "
+        f"{result.num_plans} plans, {result.num_exact} of them {how}, {result.num_unfit} did not fit, "
         f"in {result.seconds:.1f} s"
     ]
     lines += [f"{strategy}: {reason}" for strategy, reason in result.losers.items()]

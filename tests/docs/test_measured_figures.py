@@ -31,8 +31,8 @@ _LINK = re.compile(r"\]\(([^)\s#]+\.md)")
 
 # Numbers with units that are not measurements, by page.
 _LEAGUE = """
-    0.3 s,10 %,100 %,11.2 %,12.5 %,12.7 %,13.2 %,17 %,17.0 %,17.8 %,2.3 %,2.5 %,2.7 %,2.9 %,3.2 %,3.6 %,3.9 %,331 %,337 %,
-    5 %,5.5 %,6.0 %,6.3 %,7.1 %,7.3 %,82 %,85 %,92 %
+    0.3 s,10 %,100 %,11.2 %,12.5 %,12.7 %,13.2 %,17 %,17.0 %,17.8 %,2.3 %,2.5 %,2.7 %,2.9 %,3.2 %,3.6 %,3.9 %,331 %,
+    337 %,5 %,5.5 %,6.0 %,6.3 %,7.1 %,7.3 %,82 %,85 %,92 %
 """
 STATED: dict[str, dict[str, str]] = {
     "analytic.md": dict.fromkeys(map(str.strip, _LEAGUE.split(",")), "printed by benchmarks/league.py"),

@@ -135,7 +135,7 @@ def test_a_large_model_without_weights(folder: Path) -> None:
     )
     words = ("plan", "hf:large", "--analytic", "--cluster", "gpus.toml", "--batch", "64", "--precision", "bf16")
     data = json.loads(run(folder, *words, "--schedules", "1f1b", "--json").stdout)
-    assert data["serial"]["microbatches"] == 4, "one device holds no more, and adds up their gradients"
+    assert data["serial"]["microbatches"] > 1, "one device does not hold the batch, and adds up gradients"
     assert 1 < data["best"][0]["speedup"] < 16.1
     assert all(one["fits"] for one in data["best"])
 

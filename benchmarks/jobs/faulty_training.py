@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sklearn.datasets  # noqa: F401  # imported while workers start, which has a time limit of its own
 import torch
+import transformers.modeling_utils  # noqa: F401
 
 from stagewright.engine.jobs import train, training_loop
 from stagewright.engine.state import checkpoint
@@ -22,14 +24,39 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
 VARIABLE = "STAGEWRIGHT_BENCHMARK_FAULT"
+CLOCK = "STAGEWRIGHT_BENCHMARK_CLOCK"
+"""File with the seconds by which the clock has jumped."""
+
+JUMP_S = 3600
+STALL_S = 4.0
+
+_num_steps = 0
 
 
 def run(plan: Plan, context: WorkerContext, folder: RunFolder) -> None:
     """Train, and fail as the environment says."""
     fault = json.loads(os.environ[VARIABLE])
     if context.rank == fault["worker"]:
+        _count_steps()
         _arm(fault["moment"], lambda: _fail(fault, folder))
     train.run_training(plan, context, folder)
+
+
+def merge_results(plan: Plan, folder: RunFolder) -> Any:
+    """Under torchrun, worker 0 writes the result as for the job without a fault."""
+    return train.merge_results(plan, folder)
+
+
+def _count_steps() -> None:
+    step = training_loop.Trainer.step
+
+    def counted(*args: Any, **options: Any) -> Any:
+        global _num_steps
+        outcome = step(*args, **options)
+        _num_steps += 1
+        return outcome
+
+    training_loop.Trainer.step = counted  # type: ignore[method-assign]
 
 
 def _arm(moment: str, fail: Callable[[], None]) -> None:
@@ -41,7 +68,7 @@ def _arm(moment: str, fail: Callable[[], None]) -> None:
     elif moment == "first step":
         _before(training_loop.Trainer, "step", fail)
     elif moment == "checkpoint":
-        _before(checkpoint, "write_safetensors", fail, skip=1)
+        _before(checkpoint, "write_safetensors", fail, skip=3)  # in the second checkpoint, before its last file
     elif moment == "evaluation":
         _before(training_loop.TrainingLoop, "evaluate", fail)
     else:
@@ -63,7 +90,8 @@ def _before(holder: Any, name: str, fail: Callable[[], None], skip: int = 0) -> 
 
 
 def _fail(fault: dict[str, Any], folder: RunFolder) -> None:
-    Path(fault["clock"]).write_text(repr(time.time()))
+    """Inject the fault; a slow disk, a clock that jumps and a cut network let this worker go on."""
+    Path(fault["clock"]).write_text(json.dumps({"time_s": time.time(), "steps": _num_steps}))
     kind = fault["kind"]
     if kind.startswith("SIG"):
         os.kill(os.getpid(), getattr(signal, kind))
@@ -84,15 +112,25 @@ def _fail(fault: dict[str, Any], folder: RunFolder) -> None:
             while True:
                 file.write(b"x" * 65536)
                 file.flush()
-    elif kind == "read-only folder":
-        subprocess.run(["mount", "-o", "remount,ro", fault["mount"]], check=True)
+    elif kind == "unwritable folder":
+        # Not even root may write to immutable folders; a read-only mount is refused while files are open.
+        folders = [folder.path, *(path for path in folder.path.rglob("*") if path.is_dir())]
+        subprocess.run(["chattr", "+i", *folders], check=True)
         (folder.path / "probe").write_text("x")
     elif kind == "deleted folder":
-        shutil.rmtree(folder.path)
+        shutil.rmtree(folder.path, ignore_errors=True)
         time.sleep(60)
-    elif kind == "fork server killed":
+    elif kind in ("fork server killed", "lost agent"):
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
+    elif kind == "cut network":
+        subprocess.run(["ip", "link", "set", os.environ["GLOO_SOCKET_IFNAME"], "down"], check=True)
+    elif kind == "slow disk":
+        thaw = f"sleep {STALL_S}; exec fsfreeze --unfreeze {fault['mount']}"
+        subprocess.Popen(["sh", "-c", thaw], start_new_session=True)
+        subprocess.run(["fsfreeze", "--freeze", fault["mount"]], check=True)
+    elif kind == "clock jump":
+        Path(os.environ[CLOCK]).write_text(str(JUMP_S if fault["worker"] else -JUMP_S))
     else:
         assert kind == "launcher killed", kind
         os.kill(int(fault["launcher"]), signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -191,3 +192,73 @@ def test_a_watch_that_is_stopped_says_nothing() -> None:
     mine.stop()
     assert not mine._thread.is_alive()
     assert not ended
+
+
+class Blocks:
+    """A store behind a link that is down: calls don't return until the test ends."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def add(self, key: str, amount: int) -> int:
+        self.released.wait(60)
+        raise RuntimeError("the test is over")
+
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        return bytes(self.add(key, 0))
+
+
+def test_a_store_that_does_not_answer_ends_this_worker() -> None:
+    store, activity, ended = Blocks(), Activity(), []
+    activity.begin("reduce")
+    one = StoreWatchdog(
+        store,  # type: ignore[arg-type]
+        worker=1,
+        device="cpu:0",
+        activity=activity,
+        hang_s=0.4,
+        end=ended.append,
+        grace_s=0.1,
+        address="198.18.0.1:29500",
+    ).start()
+    fault = wait_for(ended)
+    one.report(fault)  # returns, although the store does not
+    one.stop()
+    store.released.set()
+    assert (fault.worker, fault.kind) == (1, "lost-peer")
+    assert fault.message.startswith("the store at 198.18.0.1:29500 has not answered for 0 s: that machine")
+
+
+def test_code_of_ones_own_goes_on_without_the_store() -> None:
+    store, activity, ended = Blocks(), Activity(), []
+    activity.begin(OUTSIDE)
+    one = watch(store, activity, ended, hang_s=0.2)  # type: ignore[arg-type]
+    time.sleep(0.6)
+    assert not ended
+    one.stop()
+    store.released.set()
+
+
+def test_a_worker_that_no_longer_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker 1 writes to the store for three seconds; worker 2 has finished, and is not blamed."""
+    store, activity, ended = HashStore(), Activity(), []
+    activity.begin("reduce")
+    store.set("alive 2", "")
+
+    def on_wait(now_s: float) -> None:
+        if now_s < 3:
+            store.add("progress", 1)
+            store.set("alive 1", f"{now_s} node7")
+
+    clock = Clock(on_wait)
+    monkeypatch.setattr(watch_module, "time", clock)
+    one = StoreWatchdog(
+        store, worker=0, device="cpu:0", activity=activity, hang_s=8, end=ended.append, num_workers=3, grace_s=0.5
+    )
+    one._stop = clock  # type: ignore[assignment]
+    one._run()
+    (fault,) = ended
+    assert (fault.worker, fault.kind) == (0, "lost-peer")
+    assert fault.message.startswith("worker 1 on node7 has not answered for 4 s: stopped, or that machine")
+    assert clock.now_s == pytest.approx(2.5 + 8.0, abs=1.01), "at the limit, without waiting for its report"
+    assert b"worker 1 on node7" in store.get("failed")

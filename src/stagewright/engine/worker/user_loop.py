@@ -45,7 +45,13 @@ class UserLoop:
             activity.begin(OUTSIDE)
             store = connect_store(placement, hang_s)
             _watchdog = StoreWatchdog(
-                store, worker=placement.rank, device=device.text, hang_s=hang_s, end=_report_and_end
+                store,
+                worker=placement.rank,
+                device=device.text,
+                hang_s=hang_s,
+                end=_report_and_end,
+                num_workers=placement.num_workers,
+                address=f"{placement.store[0]}:{placement.store[1]}",
             ).start()
             atexit.register(_watchdog.stop)
 

@@ -123,6 +123,8 @@ def run_worker(
                 device=device.text,
                 hang_s=hang_s,
                 end=lambda fault: end(record.write(fault)),
+                num_workers=placement.num_workers,
+                address=f"{placement.store[0]}:{placement.store[1]}",
             ).start()
         activity.begin("join")
         from stagewright.engine.worker.context import join_group, make_context

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,22 @@ def test_a_folder_is_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="can't write"):
         save_text("x", tmp_path / "file")
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_content_is_on_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash between the two would leave an empty file under the final name."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2][:6])
+        fsync(descriptor)
+
+    def recorded_replace(source: Path, target: Path) -> None:
+        calls.append(f"replace {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    save_text("x", tmp_path / "file")
+    assert calls == [".file.", "replace file"]

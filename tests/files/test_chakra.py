@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,16 @@ def test_truncated_files_are_refused(tmp_path: Path, length: int) -> None:
         return
     with pytest.raises(UsageError, match="is not a Chakra trace, or was cut off"):
         list(read_nodes(tmp_path / "t.0.et"))
+
+
+@pytest.mark.parametrize("place", ["length", "field"])
+def test_an_endless_number_is_refused_at_once(tmp_path: Path, place: str) -> None:
+    """Two hundred thousand bytes of one varint took minutes: each byte shifted a longer number."""
+    number = b"\x80" * 200_000 + b"\x01"
+    body = b"\x08" + number  # a node whose id never ends
+    length = bytes([len(body) & 0x7F | 0x80, len(body) >> 7 & 0x7F | 0x80, len(body) >> 14])
+    (tmp_path / "t.0.et").write_bytes(OFFICIAL[:8] + (number if place == "length" else length + body))
+    begun_s = time.process_time()
+    with pytest.raises(UsageError, match="is not a Chakra trace"):
+        list(read_nodes(tmp_path / "t.0.et"))
+    assert time.process_time() - begun_s < 1

@@ -10,7 +10,7 @@ import pytest
 
 from stagewright.errors import RunError, UnknownName, UsageError
 from stagewright.runs import RunFolder
-from stagewright.runs.run_folder import run_name
+from stagewright.runs.run_folder import check_root, run_name
 from stagewright.spec import Mesh, ModelSpec, Plan
 
 PLAN = Plan(model=ModelSpec(name="deit-small"), batch=8, mesh=Mesh(pipeline=2), microbatches=2)
@@ -131,3 +131,11 @@ def test_the_nearest_run_is_offered(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / folder.name.replace("deit", "diet"))
     with pytest.raises(UsageError):
         RunFolder.open(tmp_path / "nowhere" / "run")
+
+
+@pytest.mark.parametrize("below", ["", "deep/runs"])
+def test_a_root_that_can_not_be_written_is_refused_beforehand(tmp_path: Path, below: str) -> None:
+    check_root(tmp_path / below)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    with pytest.raises(UsageError, match=r"can't create a run folder in /proc.*; choose another --root"):
+        check_root(Path("/proc") / below)  # not even root may write there

@@ -101,6 +101,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
         (["--sizes", "8", "--late", "x"], "is not a delayed rank"),
         (["--sizes", "8", "--hosts", "a,b"], "share a secret"),
         (["--sizes", "8", "--hosts", "a:b"], "is not a host"),
+        (["--sizes", "8", "--hosts", "a,b", "--engine", "gloo"], "ports on the hosts that ask for no token"),
         (["--sizes", "8", "--engine", "mpi"], "unknown engine 'mpi'"),
         (["--sizes", "8", "--engine", "gloo", "--overlap"], "--overlap needs the sockets engine"),
         (["--sizes", "8", "--engine", "gloo", "--streams", "2"], "--streams needs the sockets engine"),

@@ -16,6 +16,7 @@ import training_jobs
 from safetensors.torch import load_file
 
 from stagewright.engine.jobs.train import TrainingOptions, find_checkpoint, train, write_options
+from stagewright.engine.state import checkpoint as checkpoint_module
 from stagewright.engine.state.checkpoint import Checkpoint, checkpoint_name, latest, prune, write_checkpoint
 from stagewright.errors import RunError, UsageError
 from stagewright.runs.run_folder import RunFolder
@@ -123,6 +124,33 @@ def test_checkpoints_are_replaced_and_pruned(tmp_path: Path) -> None:
     (tmp_path / ".step-00000011.partial").mkdir()
     prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [checkpoint_name(2), checkpoint_name(10)]
+
+
+def test_a_kill_while_pruning_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        write_checkpoint(tmp_path / checkpoint_name(step), model={"w": torch.ones(2)}, content={"step": step}, **SMALL)
+
+    def killed(path: Path, **options: Any) -> None:
+        (path / "index.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == [checkpoint_name(2)]
+    prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint_name(2)]
+
+
+@pytest.mark.parametrize("content", ["{}", '{"format": "stagewright checkpoint 2"}', "[]", '{"content": 3', ""])
+def test_a_malformed_index_is_one_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / checkpoint_name(1)
+    write_checkpoint(path, model={"w": torch.ones(2)}, content={"step": 1}, **SMALL)
+    (path / "index.json").write_text(content)
+    with pytest.raises(UsageError, match=r"index\.json|is not a checkpoint"):
+        Checkpoint.open(path)
+    assert latest(tmp_path) is None
 
 
 def test_checkpoint_of_another_model_or_optimizer_is_rejected(pool_of: Any, tmp_path: Path) -> None:

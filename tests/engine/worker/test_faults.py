@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ import torch
 
 from stagewright.cluster.device import usable_cores
 from stagewright.engine.launch.launcher import launch
-from stagewright.engine.worker.faults import Activity, Doing, Fault, read_doing, root_cause
+from stagewright.engine.worker.fault_record import FaultRecord
+from stagewright.engine.worker.faults import Activity, Doing, Fault, activity, read_doing, root_cause
+from stagewright.engine.worker.placement import RankPlacement
+from stagewright.engine.worker.process import ProcessMark
 from stagewright.errors import RunError, StagewrightError, UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -336,6 +340,27 @@ def test_a_launcher_that_is_killed_leaves_no_worker(folder: RunFolder) -> None:
         finally:
             for child in children:  # a worker's own child is its own affair when SIGKILL takes both parents
                 os.kill(child, signal.SIGKILL)
+
+
+def test_a_killed_worker_is_named_in_the_result_without_a_launcher(tmp_path: Path) -> None:
+    """Under torchrun the others see only a lost connection; the process of worker 1 is gone."""
+    with subprocess.Popen(["sleep", "60"]) as gone:
+        mark = replace(
+            ProcessMark.of_this_process(), pid=gone.pid, started=Path(f"/proc/{gone.pid}/stat").read_text().split()[21]
+        )
+        gone.kill()
+    placement = RankPlacement(rank=0, num_workers=2, store=("127.0.0.1", 1))
+    record = FaultRecord(placement)
+    try:
+        record.open(tmp_path)
+        mark.write(tmp_path / "workers" / "1" / "process.json")
+        record.write(Fault(worker=0, kind="lost-peer", message="Connection closed by peer"))
+    finally:
+        activity.close()
+    result = RunFolder(tmp_path).result()
+    assert result is not None
+    assert result.status == "failed"
+    assert str(result.error).startswith("worker 1 was killed: its process ended without a message")
 
 
 def fault(worker: int, kind: Any, message: str = "", time_ns: int = 0) -> Fault:

@@ -150,6 +150,20 @@ def test_too_many_viewers_are_told_so(make_run: Callable[..., Any], monkeypatch:
         first.close()
 
 
+def test_connections_without_a_token_are_few_and_keep_nobody_out(
+    make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_STRANGERS", 2)
+    before = threading.active_count()
+    with served(make_run().path, choose_access("127.0.0.1", "auto")) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(5)]
+        assert [one.recv(1) for one in idle[:3]] == [b""] * 3, "the oldest were disconnected"
+        assert ask(server, f"/state?token={server.access.token}")[0] in (200, 303)
+        assert threading.active_count() <= before + 2 + 4  # the server, the reader, two strangers, one being served
+        for one in idle:
+            one.close()
+
+
 def test_closing_frees_the_port_and_ends_every_stream(
     make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

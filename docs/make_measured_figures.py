@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from measured_figures import codecs, fabric, forecast, overhead, pipeline
+from measured_figures import codecs, fabric, forecast, overhead, pipeline, reliability
 from measured_figures.markdown import RECORDS
 
 __all__ = ["BLOCK", "BLOCKS", "RECORDS", "block", "fill", "pages"]
@@ -45,6 +45,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
         overhead.trace_overhead,
         overhead.report_size,
         overhead.live_page,
+        reliability.faults,
+        reliability.damaged_input,
+        reliability.two_machines,
     )
 }
 

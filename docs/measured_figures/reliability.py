@@ -1,0 +1,93 @@
+"""Blocks of docs/reliability.md."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from measured_figures.markdown import load_record, mib, ms, paragraph, signed, source, table
+
+_CHECKS = ("in_time", "named", "exit_code", "no_orphans", "nothing_lost", "same_losses")
+
+
+def faults() -> str:
+    record = load_record("faults")
+    rows: list[dict[str, Any]] = record["rows"]
+    kinds = list(dict.fromkeys(row["kind"] for row in sorted(rows, key=lambda row: row["kind"].lower())))
+    lines = [_kind_line(kind, [row for row in rows if row["kind"] == kind]) for kind in kinds]
+    right = sum(row["ok"] for row in rows)
+    resumed = [row for row in rows if row["resumed"]]
+    same = sum(row["same_losses"] for row in resumed)
+    text = (
+        f"{right} of {len(rows)} runs ended as wanted; {same} of the {len(resumed)} runs that had a checkpoint and "
+        "were resumed had exactly the losses of an uninterrupted run. The time limit of hangs was "
+        f"{record['hang_s']:g} s."
+    )
+    head = ("fault", "runs", "as wanted", "end, median", "end, longest", "resumed", "not as wanted")
+    return source("faults") + "\n" + table(head, lines) + "\n" + paragraph(text)
+
+
+def _kind_line(kind: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
+    times = [row["end_s"] for row in rows]
+    wrong = [
+        f"{row['moment']}, {row['plan']}: {', '.join(check.replace('_', ' ') for check in _CHECKS if not row[check])}"
+        for row in rows
+        if not row["ok"]
+    ]
+    return (
+        kind,
+        str(len(rows)),
+        str(sum(row["ok"] for row in rows)),
+        f"{statistics.median(times):.1f} s",
+        f"{max(times):.1f} s",
+        str(sum(row["resumed"] for row in rows)),
+        "; ".join(wrong) or "–",
+    )
+
+
+def damaged_input() -> str:
+    record = load_record("damaged_input")
+    lines = [
+        (
+            row["name"],
+            f"{row['num_cases']:,}",
+            str(row["num_wrong"]),
+            f"{row['slowest_s']:.2f} s",
+            mib(max(0, row["grown_bytes"])),
+        )
+        for row in record["rows"]
+    ]
+    text = f"All targets took {sum(row['total_s'] for row in record['rows']):.0f} s on one core."
+    head = ("target", "cases", "other than a clear error", "slowest case", "growth of memory")
+    return source("damaged_input") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
+
+
+def two_machines() -> str:
+    record = load_record("two_machines")
+    lines = [
+        (
+            f"{row['gbits']:g} Gbit/s",
+            f"{row['link_bytes_per_s'] * 8 / 1e9:.3g} Gbit/s, {row['link_latency_s'] * 1e6:.0f} µs",
+            _plan_text(row),
+            ms(row["forecast_s"]),
+            ms(row["measured_s"]),
+            signed(row["error"]),
+            ms(row["serial_s"]),
+            ms(row["data_s"]),
+        )
+        for row in record["rows"]
+    ]
+    head = (
+        *("cable", "measured link", "chosen plan", "forecast", "measured", "error"),
+        *("forecast of one machine", "forecast of data=2"),
+    )
+    return source("two_machines") + "\n" + table(head, lines)
+
+
+def _plan_text(row: dict[str, Any]) -> str:
+    parts = [f"`{row['mesh']}`"]
+    if row["microbatches"] > 1:
+        parts.append(f"{row['microbatches']} micro-batches")
+    if row["schedule"]:
+        parts.append(row["schedule"])
+    return ", ".join(parts)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -131,7 +132,9 @@ def torchrun(
         command += ["-m", "stagewright", "worker", str(plan), "--job", job, *words]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parents[1] / "support"),
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")]
+            ).rstrip(os.pathsep),
             "GLOO_SOCKET_IFNAME": one.interface,
         }
         started.append(
@@ -218,3 +221,19 @@ def test_a_failure_on_one_machine_ends_the_other(machines: list[Machine], plan: 
     times_s = [json.loads((run / "workers" / str(rank) / "error.json").read_text())["time_ns"] / 1e9 for rank in (0, 1)]
     assert 0 <= times_s[0] - times_s[1] < 60
     assert json.loads((run / "result.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.long
+def test_a_link_that_dies_is_named_on_both_machines(machines: list[Machine], plan: Path) -> None:
+    """TCP reports nothing for many minutes; Gloo and the store's client wait."""
+    run = plan.parent / "run"
+    ended = torchrun(machines, plan, "tiny_jobs:link_is_cut", "--run-folder", str(run), "--hang-s", "20")
+    assert [code for code, _ in ended] == [1, 1], ended
+    (first,) = [line for line in ended[0][1].splitlines() if line.startswith("stagewright: ")]
+    assert re.search(r"worker 0 \(.*worker 1 on .* has not answered for \d+ s: .*the network to it is down", first)
+    (second,) = [line for line in ended[1][1].splitlines() if line.startswith("stagewright: ")]
+    store = f"the store at {machines[0].address}:29517 has not answered for 20 s"
+    assert re.search(rf"worker 1 \(.*{store}: that machine, or the network to it, is down", second)
+    result = RunFolder.open(run).result()
+    assert result is not None
+    assert "worker 1 on" in str(result.error)

@@ -202,3 +202,11 @@ def one_raises_alone(plan: Any, context: Any, folder: Any) -> None:
     while True:
         activity.begin("forward", step=0, stage=0, microbatch=0)
         time.sleep(0.05)
+
+
+def link_is_cut(plan: Any, context: Any, folder: Any) -> None:
+    """Worker 1 takes its network interface down: from then on nobody is answered, and nothing is refused."""
+    _exchange(3)
+    if context.rank == 1:
+        subprocess.run(["ip", "link", "set", os.environ["GLOO_SOCKET_IFNAME"], "down"], check=True)
+    _exchange(100_000)

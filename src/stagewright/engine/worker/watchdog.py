@@ -193,6 +193,10 @@ class StoreWatchdog:
     def _run(self) -> None:
         clock = ProgressClock(self._hang_s, time.monotonic())
         reported, reported_inside = 0, 0
+        self._asked_s = time.monotonic()
+        with contextlib.suppress(Exception):  # the loop reports it
+            self._heartbeats.beat()  # at once: a link may be cut within the first interval
+        self._asked_s = None
         while not self._stop.wait(self._interval_s):
             count, outside = self._activity.count, self._activity.action == OUTSIDE
             self._asked_s = time.monotonic()

@@ -35,7 +35,7 @@ from typing import Any
 
 from injection import KINDS, MOMENTS, PLANS, inject, run_here
 from record import write_record
-from stagewright.engine.launch.fork_server import start_fork_server
+from stagewright.engine.launch import fork_server
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD = DOCS / "measured" / "faults.json"
@@ -60,7 +60,8 @@ def main() -> None:
     rows = read_rows(output, options.seed)
     low, _, high = options.only.partition("-")
     chosen = range(int(low), int(high or low) + 1) if options.only else range(options.faults)
-    start_fork_server()
+    fork_server._PRELOADED += ("sklearn.datasets",)  # the task's, which each worker would import otherwise
+    fork_server.start_fork_server()
     begun_s = time.monotonic()
     for number, fault in enumerate(choose_faults(options.faults, options.seed)):
         left_out = number in rows or number not in chosen or options.kind not in (None, fault["kind"])

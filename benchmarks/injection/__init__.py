@@ -93,7 +93,7 @@ class Ending:
 def make_plan(name: str) -> Plan:
     cores = sorted(os.sched_getaffinity(0))
     devices = (f"cpu:{cores[0]}", f"cpu:{cores[-1]}")
-    training = {"task": "digits", "epochs": 2, "checkpoint_every": CHECKPOINT_EVERY}
+    training = {"task": "digits", "epochs": 1, "checkpoint_every": CHECKPOINT_EVERY}
     return Plan.of("digits-vit", 256, devices=devices, **{**training, **PLANS[name]})
 
 

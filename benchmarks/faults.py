@@ -93,17 +93,17 @@ def sorted_rows(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
 def choose_faults(count: int, seed: int) -> list[dict[str, Any]]:
     """Return seeded faults: each kind about as often as the others, at every moment and under every plan in turn."""
     chance = random.Random(seed)
-    plans, per_kind = list(PLANS), -(-count // len(KINDS))
+    plans, (per_kind, more) = list(PLANS), divmod(count, len(KINDS))
     faults = []
-    for kind in KINDS:
+    for number, kind in enumerate(KINDS):
         first_moment, first_plan = chance.randrange(len(MOMENTS)), chance.randrange(len(plans))
-        for index in range(per_kind):
+        for index in range(per_kind + (number < more)):
             # With 6 moments and 4 plans, a shift every 12 makes all 24 pairs.
             plan = plans[(first_plan + index + index // 12) % len(plans)]
             moment = MOMENTS[(first_moment + index) % len(MOMENTS)]
             faults.append({"kind": kind, "moment": moment, "plan": plan, "worker": chance.randrange(2)})
     chance.shuffle(faults)
-    return faults[:count]
+    return faults
 
 
 def run_single(told: dict[str, Any]) -> None:

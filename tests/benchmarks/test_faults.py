@@ -1,0 +1,47 @@
+"""The faults that are injected: seeded, balanced, and continued from a record."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+
+def test_faults_are_seeded_and_cover_kinds_moments_and_plans() -> None:
+    from faults import choose_faults
+    from injection import KINDS, MOMENTS, PLANS
+
+    chosen = choose_faults(200, 0)
+    assert chosen == choose_faults(200, 0) != choose_faults(200, 1)
+    assert len({(fault["kind"], fault["moment"], fault["plan"]) for fault in chosen}) == 200
+    counts = Counter(fault["kind"] for fault in chosen)
+    assert set(counts) == set(KINDS)
+    assert 11 <= min(counts.values()) <= max(counts.values()) <= 12
+    for kind in KINDS:
+        same = [fault for fault in chosen if fault["kind"] == kind]
+        assert {fault["moment"] for fault in same} == set(MOMENTS)
+        assert {fault["plan"] for fault in same} == set(PLANS)
+        assert {fault["worker"] for fault in same} == {0, 1}
+
+
+def test_a_record_is_continued_and_wrong_rows_are_run_again(tmp_path: Path) -> None:
+    from faults import read_rows
+
+    path = tmp_path / "faults.json"
+    assert read_rows(path, 0) == {}
+    path.write_text(json.dumps({"seed": 3, "rows": [{"number": 4, "ok": True}, {"number": 7, "ok": False}]}))
+    assert read_rows(path, 3) == {4: {"number": 4, "ok": True}}
+    assert read_rows(path, 0) == {}
+
+
+def test_summary_counts_the_runs_that_ended_as_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    from faults import summarize
+
+    row = {"kind": "SIGKILL", "end_s": 2.0, "ok": True, "resumed": True}
+    summarize([row, {**row, "end_s": 4.0, "ok": False}, {**row, "kind": "SIGSTOP", "end_s": 10.4, "resumed": False}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["SIGKILL", "2", "1", "4.0", "s,", "4.0", "s", "2"]
+    assert lines[2] == ["SIGSTOP", "1", "1", "10.4", "s,", "10.4", "s", "0"]
+    assert lines[3][:3] == ["2", "of", "3"]

@@ -130,7 +130,9 @@ def inject(fault: dict[str, Any], hang_s: float) -> dict[str, Any]:
         may_lose = CHECKPOINT_EVERY * (2 if fault["moment"] == "checkpoint" else 1)
         deleted = fault["kind"] == "deleted folder"
         resumed = None if checkpoint is None or kind.goes_on else resume(fault["plan"], root, checkpoint)
-        end_s = ending.end_s - begun["time_s"]
+        # With a cut network, workers go on until they need each other; a hang begins there.
+        progress_s = [float(path.read_text()) for path in clock.parent.glob("clock.json.*")]
+        end_s = ending.end_s - max([begun["time_s"], *progress_s])
         checks = {
             "in_time": end_s <= (hang_s + 1 if kind.hangs else GOES_ON_S if kind.goes_on else END_S),
             "named": kind.cause in ending.error and (not kind.names_worker or _names(fault, kind, ending.error)),
@@ -222,8 +224,17 @@ def run_on_two_machines(told: dict[str, Any]) -> Ending:
     write_plan(make_plan(told["plan"]), plan)
     environment = {VARIABLE: json.dumps(told), "PYTHONPATH": _python_path()}
     words = ["--job", JOB, "--run-folder", str(folder), "--hang-s", str(told["hang_s"])]
+    gone_s: list[float] = []
+
+    def note_end() -> None:
+        """Note when both workers are gone; torchrun itself takes another while to end."""
+        if not gone_s and Path(told["clock"]).exists():
+            marks = [ProcessMark.read(folder / "workers" / rank / "process.json") for rank in "01"]
+            if all(mark is not None and mark.state() == "gone" for mark in marks):
+                gone_s.append(time.time())
+
     with two_machines() as machines:
-        ends = run_workers(machines, plan, *words, environment=environment)
+        ends = run_workers(machines, plan, *words, environment=environment, on_poll=note_end)
     result = folder / "result.json"
     error = str(json.loads(result.read_text()).get("error", "")) if result.exists() else ""
     killed = told["worker"] if told["kind"] == "lost agent" else None
@@ -232,7 +243,7 @@ def run_on_two_machines(told: dict[str, Any]) -> Ending:
     return Ending(
         code=codes.pop() if len(codes) == 1 else -1,
         error="\n".join([error, *messages]),
-        end_s=max(end_s for _, _, end_s in ends),
+        end_s=gone_s[0] if gone_s else max(end_s for _, _, end_s in ends),
     )
 
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import transformers.modeling_utils  # noqa: F401
 from stagewright.engine.jobs import train, training_loop
 from stagewright.engine.state import checkpoint
 from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.faults import activity
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
@@ -36,6 +38,8 @@ _num_steps = 0
 def run(plan: Plan, context: WorkerContext, folder: RunFolder) -> None:
     """Train, and fail as the environment says."""
     fault = json.loads(os.environ[VARIABLE])
+    if fault["kind"] == "cut network":
+        threading.Thread(target=_note_progress, args=(Path(f"{fault['clock']}.{context.rank}"),), daemon=True).start()
     if context.rank == fault["worker"]:
         _count_steps()
         _arm(fault["moment"], lambda: _fail(fault, folder))
@@ -45,6 +49,16 @@ def run(plan: Plan, context: WorkerContext, folder: RunFolder) -> None:
 def merge_results(plan: Plan, folder: RunFolder) -> Any:
     """Under torchrun, worker 0 writes the result as for the job without a fault."""
     return train.merge_results(plan, folder)
+
+
+def _note_progress(path: Path) -> None:
+    """Write when this worker last began an action: with a cut network it goes on until it needs the other one."""
+    count = -1
+    while True:
+        if activity.count != count:
+            count = activity.count
+            path.write_text(repr(time.time()))
+        time.sleep(0.02)
 
 
 def _count_steps() -> None:

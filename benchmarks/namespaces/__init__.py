@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +80,7 @@ def run_workers(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     limit_s: float = 300,
+    on_poll: Callable[[], None] = lambda: None,
 ) -> list[tuple[int, str, float]]:
     """Run a plan with one ``torchrun`` on each machine; return exit codes, standard errors and times of the ends."""
     started = []
@@ -106,6 +107,7 @@ def run_workers(
                 for rank, (process, _) in enumerate(started):
                     if rank not in ends and process.poll() is not None:
                         ends[rank] = time.time()
+                on_poll()
                 time.sleep(0.02)
         finally:
             for process, _ in started:

@@ -245,7 +245,7 @@ class StoreWatchdog:
 
     def _watch_store(self) -> None:
         """End this worker where the store does not answer: a broken link gives no error for many minutes."""
-        while not self._stop.wait(self._interval_s):
+        while not self._stop.wait(min(0.1, self._interval_s)):
             if self._is_silent() and self._activity.action != OUTSIDE:
                 at = f" at {self._address}" if self._address else ""
                 message = f"the store{at} has not answered for {self._hang_s:.0f} s"

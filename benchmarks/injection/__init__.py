@@ -157,7 +157,8 @@ def _names(fault: dict[str, Any], kind: Kind, error: str) -> bool:
         return True
     if fault["kind"] == "cut network":  # the store is on the first machine: there, worker 1 does not answer
         return "worker 1 " in error and "the store at 198.18." in error
-    return f"worker {fault['worker']} " in error
+    # Both workers write to a disk that is full or read-only: either may be the first to fail.
+    return f"worker {fault['worker']} " in error or (bool(kind.disk) and "worker " in error)
 
 
 @contextlib.contextmanager

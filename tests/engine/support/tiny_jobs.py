@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -209,4 +210,13 @@ def link_is_cut(plan: Any, context: Any, folder: Any) -> None:
     _exchange(3)
     if context.rank == 1:
         subprocess.run(["ip", "link", "set", os.environ["GLOO_SOCKET_IFNAME"], "down"], check=True)
+    _exchange(100_000)
+
+
+def deletes_the_folder(plan: Any, context: Any, folder: Any) -> None:
+    """Worker 1 deletes the run folder and writes to it, sooner than the launcher looks for it."""
+    dist.barrier()
+    if context.rank == 1:
+        shutil.rmtree(folder.path)
+        (Path(folder.path) / "metrics.jsonl").write_text("x")
     _exchange(100_000)

@@ -209,6 +209,12 @@ def test_a_run_folder_that_is_deleted(folder: RunFolder) -> None:
     nothing_left(notes)
 
 
+def test_a_worker_that_writes_to_a_deleted_folder(folder: RunFolder) -> None:
+    """The reason is the folder, not the first worker that writes to it."""
+    with pytest.raises(RunError, match=r"^the run failed: its folder .* was deleted or moved"):
+        launch(PLAN, folder, job="tiny_jobs:deletes_the_folder", hang_s=100, timeout_s=200)
+
+
 def test_a_fork_server_that_is_killed(folder: RunFolder) -> None:
     with launcher(folder, "goes_on") as process:
         notes = wait_until_seen(folder, process)

@@ -9,14 +9,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from stagewright.engine.worker import watchdog as watch_module
+from stagewright.engine.parallel import trainer as trainer_module
+from stagewright.engine.worker import clock as clock_module, watchdog as watch_module
 from stagewright.engine.worker.faults import Activity, Doing, Fault
 from stagewright.engine.worker.process import is_stopped
 from stagewright.engine.worker.watchdog import OUTSIDE, START_S, ProgressClock, StoreWatchdog, blame
+from stagewright.runs.worker_folder import WorkerFolder
+from stagewright.spec.plan import Mesh
 
 
 def test_clock_counts_from_the_last_change() -> None:
@@ -262,3 +266,24 @@ def test_a_worker_that_no_longer_answers_is_named(monkeypatch: pytest.MonkeyPatc
     assert fault.message.startswith("worker 1 on node7 has not answered for 4 s: stopped, or that machine")
     assert clock.now_s == pytest.approx(2.5 + 8.0, abs=1.01), "at the limit, without waiting for its report"
     assert b"worker 1 on node7" in store.get("failed")
+
+
+def test_workers_that_wait_for_a_checkpoint_or_for_clocks_are_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 1 hangs while it writes its part of a checkpoint; worker 0 waits at the barrier."""
+    at: list[Doing] = []
+    doing = Activity()
+    for module in (trainer_module, clock_module):
+        monkeypatch.setattr(module, "activity", doing)
+    monkeypatch.setattr(trainer_module.dist, "barrier", lambda: at.append(doing.now()))
+    monkeypatch.setattr(clock_module, "exchange", lambda *workers: at.append(doing.now()) or (0.0, 0.0))
+    doing.begin("checkpoint", step=4)
+    stuck = doing.now()
+    two_workers = SimpleNamespace(plan=SimpleNamespace(mesh=Mesh(data=2)))
+    trainer_module.Trainer._barrier(two_workers)  # type: ignore[arg-type]
+    assert (doing.action, doing.step) == ("checkpoint", 4)
+    clock_module.write_clock(SimpleNamespace(rank=0, mesh=Mesh(data=2)), WorkerFolder(tmp_path))  # type: ignore[arg-type]
+    for waiting in at:
+        assert blame([waiting, stuck], [False, False], [True, True]) == 1
+    assert len(at) == 2

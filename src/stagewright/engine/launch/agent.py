@@ -151,6 +151,7 @@ class Agent(LocalElasticAgent):
                 if any(fault.kind != "lost-peer" for fault in self.faults):
                     break
                 time.sleep(POLL_S)
+            self.verdict = self._lost_folder(at_once=True)  # workers that write there fail before it is looked for
             self.end_all()
         else:
             self.verdict = self._hang() or self._overdue() or self._lost_folder()
@@ -274,9 +275,9 @@ class Agent(LocalElasticAgent):
             return None
         return self._fault(None, "overdue", f"it took longer than its time limit of {self._timeout_s:g} s")
 
-    def _lost_folder(self) -> Fault | None:
+    def _lost_folder(self, *, at_once: bool = False) -> Fault | None:
         now_s = time.monotonic()
-        if now_s - self._folder_checked_s < _FOLDER_S:
+        if now_s - self._folder_checked_s < _FOLDER_S and not at_once:
             return None
         self._folder_checked_s = now_s
         if all((self._folder / name).exists() for name in ("plan.toml", "workers")):

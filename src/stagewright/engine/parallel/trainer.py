@@ -292,7 +292,9 @@ class Trainer:
 
     def _barrier(self) -> None:
         if self.plan.mesh.num_workers > 1:
+            before = activity.switch("barrier")  # a hang is blamed on the worker that is not here
             dist.barrier()
+            activity.switch(before)
 
 
 def as_batches(batch: Batch | ReplicaShare | Sequence[Any]) -> Batch | ReplicaShare | list[Batch]:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from stagewright.engine.worker.broadcast import gather_text
 from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.faults import activity
 from stagewright.files.atomic import save_text
 from stagewright.runs.worker_folder import WorkerFolder
 
@@ -29,6 +30,7 @@ _ROUND_TRIPS = 12
 
 def write_clock(context: WorkerContext, folder: WorkerFolder) -> None:
     """Measure this worker's clock offset and write clock.json; every worker must call this."""
+    activity.begin("wait for clocks")
     offset_s, error_s = exchange(context.rank, context.mesh.num_workers)
     content = {
         "host": socket.gethostname(),

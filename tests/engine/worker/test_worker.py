@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -13,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.worker import worker
 from stagewright.engine.worker.placement import RankPlacement, choose_device
 from stagewright.errors import UsageError
 from stagewright.machine import host_memory
+from stagewright.spec.host_memory_check import check_host_memory
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.spec.plan_file import write_plan
 
@@ -75,23 +74,16 @@ def test_device_is_the_plans_or_the_core_of_the_local_rank() -> None:
 
 
 def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(model=ModelSpec(name="digits-vit"), batch=8, mesh=Mesh(pipeline=2))
+    def check(name: str) -> None:
+        check_host_memory(ModelSpec(name=name), 2)
 
-    def check(name: str, local_rank: int, module: str = "stagewright.engine.jobs.measure") -> None:
-        job = type("Job", (), {"__module__": module})
-        chosen = dataclasses.replace(plan, model=ModelSpec(name=name))
-        worker._check_host(chosen, RankPlacement(rank=local_rank, local_rank=local_rank), job)
-
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 1_000_000)
     with pytest.raises(UsageError, match=r"each of 2 workers here builds digits-vit .*needed, 977 KiB available"):
-        check("digits-vit", 0)
-    check("digits-vit", 1)  # told once
-    check("digits-vit", 0, "tiny_jobs")  # loads none
-    check("my_models:large", 0)  # not known before it is built
-    check("digits-vitt", 0)  # told by whoever loads it
+        check("digits-vit")
+    check("my_models:large")  # not known before it is built
+    check("digits-vitt")  # told by whoever loads it
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 2_000_000)
-    check("digits-vit", 0)
+    check("digits-vit")
     # What other workers take while the size is found out is part of what is needed.
     left = [2_000_000]
 
@@ -101,7 +93,7 @@ def test_a_model_that_workers_of_one_machine_cant_build_side_by_side(monkeypatch
 
     monkeypatch.setattr("stagewright.zoo.size.built_bytes", built_bytes)
     monkeypatch.setattr(host_memory, "available_bytes", lambda: left[-1])
-    check("digits-vit", 0)
+    check("digits-vit")
     assert len(left) == 2
 
 

@@ -46,7 +46,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         overhead.report_size,
         overhead.live_page,
         reliability.faults,
-        reliability.damaged_input,
         reliability.two_machines,
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from measured_figures.markdown import load_record, mib, ms, paragraph, signed, source, table
+from measured_figures.markdown import load_record, ms, paragraph, signed, source, table
 
 _CHECKS = ("in_time", "named", "exit_code", "no_orphans", "nothing_lost", "same_losses")
 
@@ -43,23 +43,6 @@ def _kind_line(kind: str, rows: list[dict[str, Any]]) -> tuple[str, ...]:
         str(sum(row["resumed"] for row in rows)),
         "; ".join(wrong) or "–",
     )
-
-
-def damaged_input() -> str:
-    record = load_record("damaged_input")
-    lines = [
-        (
-            row["name"],
-            f"{row['num_cases']:,}",
-            str(row["num_wrong"]),
-            f"{row['slowest_s']:.2f} s",
-            mib(max(0, row["grown_bytes"])),
-        )
-        for row in record["rows"]
-    ]
-    text = f"All targets took {sum(row['total_s'] for row in record['rows']):.0f} s on one core."
-    head = ("target", "cases", "other than a clear error", "slowest case", "growth of memory")
-    return source("damaged_input") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 
 
 def two_machines() -> str:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jobs.faulty_training import CLOCK, VARIABLE
+from injection.variables import CLOCK, VARIABLE
 from namespaces import run_workers, two_machines
 from stagewright.engine.jobs.train import TrainingOptions, train
 from stagewright.engine.state.checkpoint import latest

@@ -18,16 +18,13 @@ import sklearn.datasets  # noqa: F401  # imported while workers start, which has
 import torch
 import transformers.modeling_utils  # noqa: F401
 
+from injection.variables import CLOCK, VARIABLE
 from stagewright.engine.jobs import train, training_loop
 from stagewright.engine.state import checkpoint
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
-
-VARIABLE = "STAGEWRIGHT_BENCHMARK_FAULT"
-CLOCK = "STAGEWRIGHT_BENCHMARK_CLOCK"
-"""File with the seconds by which the clock has jumped."""
 
 JUMP_S = 3600
 STALL_S = 4.0

@@ -128,7 +128,9 @@ def test_long_tails_are_explained_by_timeouts_in_a_row() -> None:
         parts = {f"sent-mlp-mnist-{kind}": sent(kind, times_s=[0.01, 0.01, 0.64], kind="lossy-link", rank=2)}
         return answer_to(concluded(parts, sent=[("mlp-mnist", "mlp-mnist", kind)]), "tail")
 
-    assert "fc1 with 6.40 s, is as long as 5 in a row (0.2 + 0.4 + 0.8 + 1.6 + 3.2 = 6.2 s)" in tails("failing-link")
+    assert "fc1 with 6.40 s, is at least as long as 5 in a row (0.2 + 0.4 + 0.8 + 1.6 + 3.2 = 6.2 s)" in tails(
+        "failing-link"
+    )
     assert "in a row" not in tails("slow-link"), "nothing was lost there"
     failing = concluded(
         {"sent-mlp-mnist-failing-link": sent("failing-link", times_s=[0.1], kind="lossy-link", rank=2)},
@@ -146,4 +148,4 @@ def test_the_summary_has_the_numbers() -> None:
     )
     assert summary.ideal.startswith("5.50 ms per step from the bandwidth and latency of the links alone; reached: 50 %")
     assert "slow link 10.00 ×" in summary.why
-    assert "replace the slow link" in summary.advice
+    assert "Slow link: replace it" in summary.advice

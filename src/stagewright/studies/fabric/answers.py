@@ -135,9 +135,9 @@ def _timeouts(row: Mapping[str, Any]) -> str:
     steps = " + ".join(f"{wait:g}" for wait in waits)
     return (
         f" A segment that is lost again is repeated after a timeout of at least {format_s(_MIN_RTO_S)}, which doubles "
-        f"with each loss in a row: the longest all-reduce, {longest['name']} with {format_s(longest['max_s'])}, is as "
-        f"long as {count} in a row ({steps}{f' = {sum(waits):g}' if count > 1 else ''} s); timeouts of several "
-        "segments add up."
+        f"with each loss in a row: the longest all-reduce, {longest['name']} with {format_s(longest['max_s'])}, is at "
+        f"least as long as {count} in a row ({steps}{f' = {sum(waits):g}' if count > 1 else ''} s); timeouts of "
+        "several segments add up."
     )
 
 

@@ -26,7 +26,9 @@ def is_correct(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
 
 def shown_fault(network: str, options: Mapping[str, Any]) -> str:
     """Write the emulated fault with its host: "lossy link of host 2"."""
-    return "no fault" if network == "clean" else f"{network.replace('-', ' ')} of host {options['wrong_host']}"
+    host = f"host {options['wrong_host']}"
+    plain = {"clean": "no fault", "late-host": f"{host} is late"}
+    return plain.get(network, f"{network.replace('-', ' ')} of {host}")
 
 
 def shown_network(network: str) -> str:

@@ -11,10 +11,10 @@ from stagewright.studies.framework.phrases import counted, joined, percent, time
 from stagewright.studies.framework.study import Results, Summary
 
 _REMEDIES = {
-    "slow-link": "replace the slow link: every ring all-reduce waits for it",
-    "lossy-link": "repair the lossy link: a lost packet costs a retransmission timeout, which doubles with each loss",
-    "failing-link": "replace the failing link: its timeouts reach seconds",
-    "late-host": "find what delays the late host: the network is not the cause",
+    "slow-link": "Slow link: replace it, since every ring all-reduce waits for it.",
+    "lossy-link": "Lossy link: repair it, since each lost packet may cost a timeout, which doubles with each loss.",
+    "failing-link": "Failing link: replace it, its timeouts add up to seconds.",
+    "late-host": "Late host: find what delays it, the network is not the cause.",
 }
 
 
@@ -51,7 +51,7 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         else "Can't be told: the probe of the links was disturbed and is slower than the all-reduces.",
         why=f"{sum(correct)} of {len(correct)} diagnoses from the trials alone name the emulated cause. "
         f"{_ratios(layered, clean)}".rstrip(),
-        advice=f"Run the diagnosis on your network, then {joined(_REMEDIES[network] for network in faults)}."
+        advice=" ".join(["Diagnose your network: stagewright fabric run.", *(_REMEDIES[network] for network in faults)])
         if faults
         else "Run it as root, or with faults (--networks), to see their tails.",
     )

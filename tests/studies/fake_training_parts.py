@@ -156,7 +156,7 @@ FABRIC_OPTIONS: dict[str, Any] = {
     "wrong_host": 2,
     "slow_rate": "100mbit",
     "loss": "1%",
-    "failing_loss": "6%",
+    "failing_loss": "8%",
     "part_name": "mlp-mnist",
     "late_s": 0.02,
     "algorithm": "ring",

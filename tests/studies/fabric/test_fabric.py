@@ -23,7 +23,7 @@ def concluded(parts: dict[str, Any], **options: Any) -> Findings:
 def test_layers_tails_and_what_was_published() -> None:
     findings = concluded(fabric_parts())
     assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
-    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 6% (failing) of its packets" in answer_to(
+    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 8% (failing) of its packets" in answer_to(
         findings, "What is sent"
     )
     layers = answer_to(findings, "each layer")

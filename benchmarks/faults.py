@@ -72,7 +72,8 @@ def main() -> None:
         rows[number] = {"number": number, **fault, **inject(fault, options.hang_s)}
         print(json.dumps(rows[number]), flush=True)
         if output is not None:
-            write_record(output, {"seed": options.seed, "hang_s": options.hang_s, "rows": sorted_rows(rows)})
+            settings = {"faults": options.faults, "seed": options.seed, "hang_s": options.hang_s}
+            write_record(output, {**settings, "rows": sorted_rows(rows)})
     if options.update:
         runpy.run_path(str(DOCS / "make_measured_figures.py"), run_name="__main__")
     summarize(sorted_rows(rows))

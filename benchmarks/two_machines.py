@@ -41,7 +41,7 @@ BENCHMARKS = Path(__file__).resolve().parent
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="deit-tiny")
-    parser.add_argument("--image-size", type=int, default=112)
+    parser.add_argument("--image-size", type=int, default=112, help="0: the model's")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--gbits", default="0.1,1,10", help="rates of the link, in Gbit/s")
     parser.add_argument("--steps", type=int, default=12)
@@ -79,7 +79,7 @@ def measure(
         options.model,
         cluster=calibration.cluster(2),
         batch=options.batch,
-        image_size=options.image_size,
+        image_size=options.image_size or None,
         schedules=("gpipe", "1f1b", "interleaved"),
         recompute=("none",),
         cache=cache,

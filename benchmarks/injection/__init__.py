@@ -148,8 +148,14 @@ def inject(fault: dict[str, Any], hang_s: float) -> dict[str, Any]:
             "steps": begun["steps"],
             "lost_steps": None if deleted else max(0, lost_steps),
             "resumed": resumed is not None,
-            "error": ending.error[:160] if all(checks.values()) else ending.error[-3000:],
+            "error": _shorten(ending.error, root, first_line=all(checks.values())),
         }
+
+
+def _shorten(error: str, root: Path, *, first_line: bool) -> str:
+    """Return the message without the temporary folder's name."""
+    text = error.replace(str(root), "ROOT")
+    return text.partition("\n")[0][:200] if first_line else text[-3000:]
 
 
 def _names(fault: dict[str, Any], kind: Kind, error: str) -> bool:

@@ -20,8 +20,8 @@ def faults() -> str:
     same = sum(row["same_losses"] for row in resumed)
     text = (
         f"Of the {record['faults']} faults of seed {record['seed']}, {len(rows)} have been run so far; {right} of "
-        f"these ended as wanted. {same} of the {len(resumed)} runs that had a checkpoint and were resumed had exactly the "
-        f"losses of an uninterrupted run. The time limit of hangs was {record['hang_s']:g} s."
+        f"these ended as wanted. {same} of the {len(resumed)} runs that had a checkpoint and were resumed had exactly "
+        f"the losses of an uninterrupted run. The time limit of hangs was {record['hang_s']:g} s."
     )
     head = ("fault", "runs", "as wanted", "end, median", "end, longest", "resumed", "not as wanted")
     return source("faults") + "\n" + table(head, lines) + "\n" + paragraph(text)

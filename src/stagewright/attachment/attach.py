@@ -37,6 +37,7 @@ PROFILED_STEPS = (5, 50, 500, 5_000, 50_000)
 WINDOW = 3
 """Steps that are profiled at a time."""
 
+_WRITE_EVERY_S = 0.2  # metrics of short steps are written together
 _current: Attached | None = None
 
 
@@ -89,6 +90,8 @@ class Attached:
         self._spent_s = 0.0
         self._loss: float | None = None
         self._rank, self._size = 0, 1
+        self._pending: list[dict[str, Any]] = []
+        self._written_s = 0.0
         self._is_stopped = False
         self._clear()
         self._hooks: ExitStack = hooks.install(self)
@@ -114,6 +117,7 @@ class Attached:
                 self._span.__exit__(None, None, None)
                 self._profiler.stop()
             if self._worker is not None:
+                self._flush()
                 self._worker.close()
             if self._folder is not None and self._owns_folder:
                 finish_folder(self._folder, failed=getattr(sys, "last_value", None) is not None)
@@ -185,23 +189,33 @@ class Attached:
         self._spent_s = self._begin_s - now_s
 
     def _write(self, step_s: float, *, profiled: bool) -> None:
-        assert self._worker is not None
         loss = {} if self._loss is None else {"loss": self._loss}
-        self._worker.append_metrics(
-            kind="step",
-            step=self._step,
-            total=0,
-            seconds=step_s,
-            samples=self._samples * self._size,
-            tokens=self._tokens * self._size,
-            loading_s=self._loading_s,
-            checkpoint_s=self._checkpoint_s,
-            garbage_collection_s=self._collection_s,
-            memory_bytes=_memory_bytes(),
-            profiled=profiled,
-            recording_s=self._spent_s,
+        values = {
+            "kind": "step",
+            "step": self._step,
+            "total": 0,
+            "seconds": step_s,
+            "samples": self._samples * self._size,
+            "tokens": self._tokens * self._size,
+            "loading_s": self._loading_s,
+            "checkpoint_s": self._checkpoint_s,
+            "garbage_collection_s": self._collection_s,
+            "profiled": profiled,
+            "recording_s": self._spent_s,
             **loss,
-        )
+        }
+        self._pending.append(values)
+        if time.perf_counter() - self._written_s > _WRITE_EVERY_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the steps since the last time, with the memory of now."""
+        assert self._worker is not None
+        memory_bytes = _memory_bytes()
+        for values in self._pending:
+            self._worker.append_metrics(**values, memory_bytes=memory_bytes)
+        self._pending.clear()
+        self._written_s = time.perf_counter()
 
     def _clear(self) -> None:
         self._loading_s = self._checkpoint_s = self._collection_s = 0.0

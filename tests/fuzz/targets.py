@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import socket
 import sys
 import threading
@@ -17,6 +18,7 @@ import torch
 from made_profiles import equal_units
 from made_runs import make_run, make_training
 from stagewright import codecs
+from stagewright.analytic.torchtitan import read_torchtitan
 from stagewright.cluster.file import read_cluster
 from stagewright.engine.state.checkpoint import Checkpoint, latest, write_checkpoint
 from stagewright.engine.worker.process import ProcessMark
@@ -39,8 +41,13 @@ from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import plan_to_toml, read_plan
 from stagewright.trace.breakdown import breakdown
+from stagewright.trace.flight_recorder import compare_dumps
+from stagewright.trace.kineto.read import read_profiles
 from stagewright.trace.memory import peak_sentence, read_memory
 from stagewright.trace.read import read_trace
+from stagewright.trace.stragglers.blame import find_culprit
+from stagewright.trace.stragglers.from_trace import job_of_trace
+from stagewright.trace.waterfall import explain_trace
 
 Read = Callable[[bytes], object]
 """Read a damaged sample; a clear error is a StagewrightError."""
@@ -75,6 +82,53 @@ def plan(folder: Path) -> Target:
     file = folder / "plan.toml"
     file.write_text(plan_to_toml(Plan.of("digits-vit", 32, "data=2,pipeline=2", microbatches=4, codec="block4")))
     return Target("plan", [_file(file, lambda: plan_to_toml(read_plan(file)))])
+
+
+def profiler_trace(folder: Path) -> Target:
+    """Traces of the PyTorch profiler, on a GPU and of a pipeline on CPUs."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "trace" / "kineto"))
+    from kineto_files import gpu_rank, pipeline_rank, write
+
+    def sample(name: str, make: Callable[[int], list[dict[str, Any]]]) -> tuple[bytes, bool, Read]:
+        paths = [write(folder / f"{name}{rank}.json", rank, make(rank)) for rank in (0, 1)]
+
+        def read() -> object:
+            trace = read_profiles(paths)
+            return explain_trace(trace).to_dict(), find_culprit(job_of_trace(trace))
+
+        return _file(paths[0], read)
+
+    samples = [sample("gpu", lambda rank: gpu_rank()), sample("pipeline", pipeline_rank)]
+    return Target("profiler trace", samples, share=0.1)
+
+
+def flight_recorder(folder: Path) -> Target:
+    frames = [{"filename": "train.py", "line": 7}]
+    entries = [
+        {
+            "collective_seq_id": number,
+            "profiling_name": "nccl:all_reduce",
+            "process_group": ["0", "default_pg"],
+            "time_created_ns": number * 1000,
+            "input_sizes": [[4]],
+            "frames": frames,
+        }
+        for number in range(1, 6)
+    ]
+    paths = [folder / "rank_0.json", folder / "rank_1", folder / "rank_2"]
+    paths[0].write_text(json.dumps({"entries": entries}))
+    for path in paths[1:]:
+        path.write_bytes(pickle.dumps({"entries": entries[:-1]}))
+    return Target("flight recorder", [_file(path, lambda: compare_dumps(paths)) for path in paths], share=0.2)
+
+
+def torchtitan(folder: Path) -> Target:
+    file = folder / "job.toml"
+    file.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nglobal_batch_size = 64\n'
+        'seq_len = 4096\n[parallelism]\ntensor_parallel_degree = 4\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    return Target("torchtitan", [_file(file, lambda: read_torchtitan(file, 64))])
 
 
 def cluster(folder: Path) -> Target:
@@ -340,6 +394,9 @@ def live_page(folder: Path) -> Iterator[Target]:
 
 
 TARGETS = (
+    profiler_trace,
+    flight_recorder,
+    torchtitan,
     *(plan, cluster, journal, events, replay, runs, index, result, watch, report, checkpoint, profile, codec, wire),
     chakra,
 )

@@ -7,7 +7,6 @@ of the file does not change what formulas see.
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -19,6 +18,7 @@ from stagewright.analytic.models import known_models
 from stagewright.analytic.shape import TransformerShape
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
+from stagewright.files.toml_table import load_toml
 
 _RECOMPUTE: dict[str, RecomputeMode] = {"none": "none", "selective": "selective", "full": "full"}
 _SIZES = (1, 2, 4, 8, 16)
@@ -36,12 +36,7 @@ class TorchtitanJob:
 
 def read_torchtitan(path: Path, num_devices: int) -> TorchtitanJob:
     """Read a job file for a number of devices; a shard degree of -1 takes the rest of them."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from None
+    table = load_toml(path)
     model, training, axes, saving = (
         _section(table, name, path) for name in ("model", "training", "parallelism", "activation_checkpoint")
     )

@@ -40,6 +40,7 @@ def launch(command: Sequence[str], root: Path, profile_steps: Sequence[int]) -> 
     with tempfile.TemporaryDirectory(prefix="stagewright-attach-") as scratch:
         link = Path(scratch) / "folder"
         environment = {
+            "KINETO_LOG_LEVEL": "99",  # the profiler's start and stop would appear between the lines of the command
             **os.environ,
             "PATH": programs,
             "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder),

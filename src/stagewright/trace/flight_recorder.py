@@ -52,8 +52,11 @@ class CallFinding:
         return {**asdict(self), "ranks": list(self.ranks)}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, lists and dictionaries; refuses everything that needs code."""
+class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
+    """Reads numbers, strings, lists and dictionaries; refuses everything that needs code.
+
+    Python's own implementation: the one in C reserves as much memory as a damaged file asks for.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it refers to {module}.{name}, but a dump has plain values only")
@@ -79,7 +82,9 @@ def read_dump(path: Path) -> list[Call]:
         dump = _PlainUnpickler(io.BytesIO(content)).load() if is_pickle else parse_json(content)
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}") from None
-    except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError, TypeError, MemoryError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
         raise UsageError(f"{path} is no dump of the Flight Recorder: {error}") from None
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):

@@ -92,7 +92,7 @@ def test_operations_that_wait_for_each_other_are_refused() -> None:
         ranks={(0, 0): 0},
     )
 
-    with pytest.raises(ValueError, match="2 operations"):
+    with pytest.raises(UsageError, match="2 operations"):
         Simulator.of(job)
 
 

@@ -42,7 +42,7 @@ def attach(
     check_root(root)
     done = launch(command, root, _steps(profile_steps))
     if done.folder is None:
-        note("no optimizer stepped in any Python process of the command: nothing was recorded")
+        note("nothing was recorded here: no optimizer stepped in the command, or rank 0 is on another host")
         raise typer.Exit(done.code)
     from stagewright.attachment.summary import summarize
     from stagewright.errors import UsageError as Missing

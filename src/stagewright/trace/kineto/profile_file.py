@@ -146,7 +146,7 @@ class _Reader:
         self._last_end_s = {"launch": list[float](), "end": list[float]()}
         self._backward, self._optimizer = _phase_spans(events)
         launches = {
-            event["args"]["correlation"]: event
+            str(event["args"]["correlation"]): event
             for event in events
             if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event["args"]
         }
@@ -158,7 +158,7 @@ class _Reader:
             if category == "user_annotation":
                 self._annotate(name, span)
             if category in _DEVICE:
-                launch = launches.get(event["args"].get("correlation"), event)
+                launch = launches.get(str(event["args"].get("correlation")), event)
                 self._add_kernel(event, span, self._phase(launch), launch)
             elif self.on_device:
                 if category in _HOST and "Synchronize" not in name and not _HOST_COMMUNICATION.search(name):
@@ -208,7 +208,7 @@ class _Reader:
 
     def _phase(self, event: Mapping[str, Any]) -> Phase:
         """Return the phase in which the host started an event."""
-        where = (event.get("pid"), event.get("tid"))
+        where = _thread(event)
         if _contains(self._optimizer.get(where, ()), event["ts"]):
             return "optimizer"
         return "backward" if _contains(self._backward.get(where, ()), event["ts"]) else "forward"
@@ -302,10 +302,10 @@ def _complete(events: Sequence[object], path: Path) -> Iterator[dict[str, Any]]:
         yield {**event, "ts": ts, "dur": dur, "args": args if isinstance(args, dict) else {}}
 
 
-def _phase_spans(events: Sequence[Mapping[str, Any]]) -> tuple[dict[Any, list[Interval]], dict[Any, list[Interval]]]:
+def _phase_spans(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
     """Return for each thread when it was in backward and in the optimizer step, in the file's unit of time."""
-    backward: dict[Any, list[Interval]] = {}
-    optimizer: dict[Any, list[Interval]] = {}
+    backward: dict[str, list[Interval]] = {}
+    optimizer: dict[str, list[Interval]] = {}
     for event in events:
         if event["name"].startswith("autograd::engine::evaluate_function"):
             found = backward
@@ -313,8 +313,12 @@ def _phase_spans(events: Sequence[Mapping[str, Any]]) -> tuple[dict[Any, list[In
             found = optimizer
         else:
             continue
-        found.setdefault((event.get("pid"), event.get("tid")), []).append((event["ts"], event["ts"] + event["dur"]))
+        found.setdefault(_thread(event), []).append((event["ts"], event["ts"] + event["dur"]))
     return {k: merge(v) for k, v in backward.items()}, {k: merge(v) for k, v in optimizer.items()}
+
+
+def _thread(event: Mapping[str, Any]) -> str:
+    return f"{event.get('pid')} {event.get('tid')}"
 
 
 def _contains(intervals: Sequence[Interval], moment: float) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from stagewright.errors import UsageError
 from stagewright.quantity import format_s
 from stagewright.trace.stragglers.job import Job, Op, Simulator, Times
 
@@ -64,8 +65,11 @@ class _Candidate:
 
 
 def find_culprit(job: Job) -> Culprit | None:
-    """Return who costs most; None if no one costs 3 % of the step."""
-    simulator = Simulator.of(job)
+    """Return who costs most; None if no one costs 3 % of the step, or if the messages of the job can't be ordered."""
+    try:
+        simulator = Simulator.of(job)
+    except UsageError:
+        return None  # interleaved stages, whose messages between two ranks can't be told apart
     recorded = dict(job.durations)
     typical = peer_durations(job)
     step_s = float(simulator.step_times(recorded).mean())

@@ -21,6 +21,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from stagewright.errors import UsageError
+
 Times: TypeAlias = NDArray[np.float64]
 
 
@@ -94,7 +96,7 @@ class Simulator:
                 if waiting[following] == 0:
                     ready.append(following)
         if len(order) != len(waiting):
-            raise ValueError(f"{len(waiting) - len(order)} operations of the job wait for each other")
+            raise UsageError(f"{len(waiting) - len(order)} operations wait for each other; are all files of one job?")
         return cls(job, tuple(order))
 
     def ends(self, durations: Mapping[Op, Times]) -> tuple[dict[Op, Times], dict[Op, Times]]:

@@ -52,7 +52,7 @@ class CallFinding:
         return {**asdict(self), "ranks": list(self.ranks)}
 
 
-class _PlainUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
+class _PlainUnpickler(pickle._Unpickler):
     """Reads numbers, strings, lists and dictionaries; refuses everything that needs code.
 
     Python's own implementation: the one in C reserves as much memory as a damaged file asks for.

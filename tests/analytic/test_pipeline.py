@@ -6,8 +6,7 @@ import pytest
 
 from made_profiles import equal_units, make_costs
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.pipeline import bubble_s, in_flight
-from stagewright.analytic.rank_time import RankTime
+from stagewright.analytic.pipeline import RankTime, bubble_s, in_flight
 from stagewright.simulator.simulate import step_seconds
 from stagewright.spec.plan import Mesh
 

@@ -1,4 +1,4 @@
-"""Schedules of a pipeline in closed form: the bubble, and the micro-batches in flight.
+"""Schedules of a pipeline in closed form: times of a rank, the bubble, and the micro-batches in flight.
 
 gpipe, 1f1b            every other rank delays the step by one micro-batch
 interleaved,           by one of its v stages; with fewer micro-batches than ranks, each stage waits for the
@@ -9,10 +9,77 @@ zero bubble            weight gradients fill the drain
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.rank_time import RankTime
 from stagewright.schedules.rules import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTime:
+    """Time of one micro-batch on one pipeline rank."""
+
+    forward_s: float
+    backward_s: float
+    """With recomputation."""
+    compute_s: float
+    """Kernels alone."""
+    recompute_s: float
+    weight_s: float
+    """Part of backward that computes weight gradients."""
+    collective_s: float
+    """Exposed tensor, context and expert collectives."""
+    host_wait_s: float
+    """How long the device waits for the host."""
+    message_s: float
+    """Exposed point-to-point messages of a micro-batch in the steady state."""
+    hop_s: float
+    """Messages to the next rank and back, while the pipeline fills and drains."""
+
+    @property
+    def total_s(self) -> float:
+        """Time of a micro-batch in the steady state."""
+        return self.forward_s + self.backward_s + self.message_s
+
+    @property
+    def fill_s(self) -> float:
+        """Time by which the rank delays the pipeline's warm-up and drain."""
+        return self.forward_s + self.backward_s + self.hop_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Device time, exposed collectives and host time of forward or backward."""
+
+    device_s: float = 0.0
+    collective_s: float = 0.0
+    host_s: float = 0.0
+    weight_s: float = 0.0
+    """Part of device_s that computes weight gradients."""
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(
+            device_s=self.device_s + other.device_s,
+            collective_s=self.collective_s + other.collective_s,
+            host_s=self.host_s + other.host_s,
+            weight_s=self.weight_s + other.weight_s,
+        )
+
+    def times(self, count: float) -> Pass:
+        return Pass(
+            device_s=self.device_s * count,
+            collective_s=self.collective_s * count,
+            host_s=self.host_s * count,
+            weight_s=self.weight_s * count,
+        )
+
+    def at_speed(self, speed: float) -> Pass:
+        """Return the pass on a device that is so many times as fast."""
+        return replace(self, device_s=self.device_s / speed, weight_s=self.weight_s / speed)
+
+    @property
+    def total_s(self) -> float:
+        return max(self.device_s + self.collective_s, self.host_s)
 
 
 def bubble_s(layout: Layout, times: Sequence[RankTime], slowest: int) -> float:

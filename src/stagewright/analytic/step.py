@@ -15,9 +15,8 @@ from stagewright.analytic.collectives import Network
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory, block_saved_bytes, moe_blocks, rank_parameters
-from stagewright.analytic.pipeline import bubble_s, in_flight
+from stagewright.analytic.pipeline import Pass, RankTime, bubble_s, in_flight
 from stagewright.analytic.plan_layout import balance
-from stagewright.analytic.rank_time import Pass, RankTime
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
 

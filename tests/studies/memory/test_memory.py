@@ -252,3 +252,14 @@ def test_the_summary_has_the_numbers() -> None:
     level = concluded(memory_parts({**SPEEDS, "data": 14.1, "tensor": 14.0, "pipeline": 13.9})).summary
     assert level is not None
     assert "use data, tensor or pipeline, which differ by less than noise." in level.advice
+
+
+def test_a_busy_machine_gives_no_order_from_one_round() -> None:
+    parts = memory_parts({**SPEEDS, "data": 17.0, "tensor": 7.2, "pipeline": 9.2})
+    calm = concluded(parts)
+    assert "Data is the fastest, tensor the slowest." in answer_to(calm, "highest")
+    assert "Tensor is slower than one device (0.72 ×)" in answer_to(calm, "is slower")
+    parts["calibration"] = {"measured_at": "2026-11-17T16:39", "noise": 0.42}
+    busy = concluded(parts)
+    assert "Data is the fastest, pipeline or tensor the slowest." in answer_to(busy, "highest")
+    assert "Can't be told for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")

@@ -78,11 +78,13 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
         for variant in ordered
     )
     sentences = [f"Speed-up on two devices over the fastest run on one: {rates}."]
-    has_gap = min(best.speedups) > max(worst.speedups)
-    is_different = has_gap and (len(best.speedups) > 1 or (best.speedup or 0.0) > 1.05 * (worst.speedup or 0.0))
+    is_different = best.is_faster_than(worst)
+    # Neither is called so unless it is apart from the next one too.
+    fastest = [variant.strategy for variant in ordered if not best.is_faster_than(variant)]
+    slowest = [variant.strategy for variant in ordered if not variant.is_faster_than(worst)]
     if best is not worst:
         sentences.append(
-            f"{best.strategy.capitalize()} is the fastest, {worst.strategy} the slowest."
+            f"{joined(fastest, 'or').capitalize()} is the fastest, {joined(slowest, 'or')} the slowest."
             if is_different
             else f"The difference between {best.strategy} and {worst.strategy} is within the variation between runs."
         )
@@ -92,8 +94,8 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
         "they can't be told apart"
         if not is_different
         else "it is the same"
-        if (best.strategy, worst.strategy) == ("tensor", "pipeline")
-        else f"{best.strategy} is the fastest and {worst.strategy} the slowest"
+        if (fastest, slowest) == (["tensor"], ["pipeline"])
+        else f"{joined(fastest, 'or')} is the fastest and {joined(slowest, 'or')} the slowest"
     )
     if best is not worst:
         sentences.append(
@@ -122,8 +124,13 @@ def _slow_strategies(results: Results, options: Mapping[str, Any], variants: Var
     parallel = _by_speedup(variants)
     if not parallel:
         return ()
-    slower = [variant for variant in parallel if max(variant.speedups) < _SLOWER]
-    unclear = [variant for variant in parallel if variant not in slower and min(variant.speedups) < 1 / _SLOWER]
+    limits = {
+        variant.variant: 1 / (1 + variant.margin) if len(variant.speedups) == 1 else _SLOWER for variant in parallel
+    }
+    slower = [variant for variant in parallel if max(variant.speedups) < limits[variant.variant]]
+    unclear = [
+        variant for variant in parallel if variant not in slower and min(variant.speedups) < 1 / limits[variant.variant]
+    ]
     if not slower and unclear:
         names = joined(f"{variant.strategy} ({times(variant.speedup or 0.0)})" for variant in unclear)
         return (f"Can't be told for {names}: too close to one device for {counted(options['rounds'], 'round')}.",)

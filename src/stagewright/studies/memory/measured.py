@@ -17,6 +17,7 @@ from stagewright.studies.framework.rounds import (
     read_rounds,
     speedups_by_round,
 )
+from stagewright.studies.parts.measurements import noise_margin
 from stagewright.trace.ideal import IdealStep, check_ideal
 
 STRATEGIES = ("serial", "data", "tensor", "pipeline")
@@ -45,6 +46,15 @@ class MeasuredVariant:
     """Bytes that a step passes to links and collectives, over all workers."""
     equal: bool
     """Whether every run passed its parity check."""
+    margin: float = 0.05
+    """With one round: relative difference up to which two variants can't be told apart."""
+
+    def is_faster_than(self, other: MeasuredVariant) -> bool:
+        """Whether every round is faster than every round of the other; with one round, by the margin."""
+        if not self.speedups or not other.speedups:
+            return False
+        margin = self.margin if len(self.speedups) == 1 else 0.0
+        return min(self.speedups) > (1 + margin) * max(other.speedups)
 
     @property
     def variant(self) -> str:
@@ -121,6 +131,7 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
                 peak_bytes=peaks,
                 memory=asdict(first.memory[peaks.index(max(peaks))]),
                 sent_bytes=first.sent_bytes,
+                margin=noise_margin(results),
                 equal=all(run.equal for run in runs.values()),
             )
     return measured

@@ -62,11 +62,7 @@ def _advice(
     variants: Mapping[str, MeasuredVariant],
 ) -> str:
     best = parallel[0]
-    close = [
-        variant.strategy
-        for variant in parallel[1:]
-        if not (min(best.speedups) > max(variant.speedups) and (best.speedup or 0) > 1.05 * (variant.speedup or 0))
-    ]
+    close = [variant.strategy for variant in parallel[1:] if not best.is_faster_than(variant)]
     choice = joined([best.strategy, *close], "or")
     text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
     layers = {

@@ -54,6 +54,11 @@ def is_busy(results: Mapping[str, Any]) -> bool:
     return ((results.get("calibration") or {}).get("noise") or 0.0) > NOISY
 
 
+def noise_margin(results: Mapping[str, Any]) -> float:
+    """Relative difference between two single runs up to which they can't be told apart: more on a busy machine."""
+    return max(0.05, float((results.get("calibration") or {}).get("noise") or 0.0))
+
+
 def calibration_note(results: Mapping[str, Any]) -> str:
     """Say when the calibration behind the forecasts was measured and how much its rounds varied; "" if unknown."""
     saved = results.get("calibration") or {}

@@ -13,7 +13,7 @@ from typing import Any
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import implausible_speedups, median_rate, read_rounds, speedups_by_round
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import is_busy, noise_margin
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
@@ -40,6 +40,8 @@ class MeasuredRun:
     """Speed-ups that were left out, because so many devices can't reach them."""
     equal: bool = True
     """Whether every run passed its parity check."""
+    margin: float = 0.05
+    """With one round: relative difference up to which two splits can't be told apart."""
     run: str
     """The run folder of the last round; the newest baseline next to it is of the same round."""
 
@@ -54,11 +56,12 @@ class MeasuredRun:
         return ", ".join((self.policy, *self.also))
 
     def differs_from(self, other: MeasuredRun) -> bool:
-        """Whether every round of one is faster than every round of the other; with one round, by 5 % or more."""
+        """Whether every round of one is faster than every round of the other; with one round, by the margin or more."""
         if not self.speedups or not other.speedups:
             return False
         if len(self.speedups) == 1 or len(other.speedups) == 1:
-            return abs(self.speedups[0] / other.speedups[0] - 1) >= 0.05
+            ratio = self.speedups[0] / other.speedups[0]
+            return max(ratio, 1 / ratio) - 1 >= self.margin
         return min(self.speedups) > max(other.speedups) or max(self.speedups) < min(other.speedups)
 
 
@@ -93,6 +96,7 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                     equal=all(run.equal for run in runs.values()),
                     shared=bool(first.extra.get("shared")),
                     sent_bytes=sum(first.link_bytes.values()),
+                    margin=noise_margin(results),
                     run=str(last.run),
                 )
             )

@@ -164,7 +164,7 @@ def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     if rounds > 1 and len(pipeline.speedups) > 1:
         is_different = min(data.speedups) > max(pipeline.speedups) or max(data.speedups) < min(pipeline.speedups)
     else:
-        is_different = abs(ratio - 1) >= 0.05
+        is_different = max(ratio, 1 / ratio) - 1 >= data.margin if ratio else True
     if not is_different:
         return _SAME_SPEED
     faster = "The pipeline" if ratio > 1 else "Data parallel"

@@ -23,7 +23,7 @@ from stagewright.studies.framework.rounds import (
     read_values,
     speedups_by_round,
 )
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import is_busy, noise_margin
 
 CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
 """Name of a cut with so many first and last units at the client: f4l3."""
@@ -135,6 +135,8 @@ class MeasuredExperiment(SeedValues):
     """Peak memory of each worker; empty if it was not run."""
     implausible: tuple[float, ...] = ()
     """Speed-ups that were left out, because so many devices can't reach them."""
+    margin: float = 0.05
+    """With one round: relative difference up to which two experiments can't be told apart."""
 
     @property
     def speedup(self) -> float | None:
@@ -233,6 +235,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 speedups=speedups,
                 forecast=forecast["speedup"] if forecast is not None else None,
                 is_measured=bool(runs),
+                margin=noise_margin(results),
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
                 implausible=implausible_speedups(runs, baselines, experiment.workers) if runs else (),

@@ -108,9 +108,13 @@ def _advice(
 
 
 def _faster(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
-    """data, pipeline, or empty if the difference is within the variation or 5 %."""
-    if min(data.speedups) > max(pipeline.speedups) and (data.speedup or 0.0) > 1.05 * (pipeline.speedup or 0.0):
+    """data, pipeline, or empty if the difference is within the variation or the margin."""
+    if min(data.speedups) > max(pipeline.speedups) and (data.speedup or 0.0) > (1 + data.margin) * (
+        pipeline.speedup or 0.0
+    ):
         return "data"
-    if max(data.speedups) < min(pipeline.speedups) and (pipeline.speedup or 0.0) > 1.05 * (data.speedup or 0.0):
+    if max(data.speedups) < min(pipeline.speedups) and (pipeline.speedup or 0.0) > (1 + data.margin) * (
+        data.speedup or 0.0
+    ):
         return "pipeline"
     return ""

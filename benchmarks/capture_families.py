@@ -175,8 +175,14 @@ def page(rows: dict[str, Row]) -> str:
     ]
     for group in dict.fromkeys(family.group for family in FAMILIES):
         families = [family for family in FAMILIES if family.group == group]
-        lines += [f"## {group.capitalize()}", "", *table(families, rows), ""]
+        lines += [f"## {group.capitalize()}", "", *folded(f"{len(families)} models", table(families, rows))]
     return "\n".join(lines)
+
+
+def folded(title: str, lines: list[str]) -> list[str]:
+    """Fold lines of a page away, behind a title."""
+    text = "\n".join(lines).strip("\n")
+    return [f'<details markdown="1"><summary>{title}</summary>', "", *text.splitlines(), "", "</details>", ""]
 
 
 def table(families: list[Family], rows: dict[str, Row]) -> list[str]:

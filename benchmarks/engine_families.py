@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
-from capture_families import strip_paths
+from capture_families import folded, strip_paths
 from families import FAMILIES, Family
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,7 +199,8 @@ def page(data: dict[str, Any]) -> str:
     ]
     for group in dict.fromkeys(family.group for family in FAMILIES):
         families = [family for family in FAMILIES if family.group == group and family.name in rows]
-        lines += [f"## {group.capitalize()}", "", *table(families, rows), "", *reasons(families, rows)]
+        shown = [*table(families, rows), "", *reasons(families, rows)]
+        lines += [f"## {group.capitalize()}", "", *folded(f"{len(families)} models", shown)]
     return "\n".join(lines)
 
 

@@ -56,16 +56,25 @@ def options() -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
+def meaning(parameter: Any) -> str:
+    """Return what an option means in every verb: its help up to a semicolon, a full stop or a default."""
+    return re.split(r"; |\. |\.$| \[", _text(parameter))[0]
+
+
+def _text(parameter: Any) -> str:
+    return " ".join((parameter.help or "").replace("\\[", "[").split())
+
+
 def _flag_table() -> str:
     rows = []
     for verbs in options().values():
-        first = next(iter(verbs.values()))
         all_names = [name for own in verbs.values() for name in (*own.opts, *own.secondary_opts)]
         names = ", ".join(f"`{name}`" for name in dict.fromkeys(all_names))
-        text = re.sub(r"\s*\\?\[default.*\]", "", " ".join((first.help or "").split())).replace("|", "\\|")
+        texts = {re.sub(r"\s*\[.*\]", "", _text(own)).replace("|", "\\|") for own in verbs.values()}
+        text = texts.pop() if len(texts) == 1 else f"{meaning(next(iter(verbs.values())))}."
         rows.append(f"| {names} | {text} | {', '.join(verbs)} |")
     table = "\n".join(("| option | meaning | verbs |", "|---|---|---|", *rows))
-    return f"## Options by name\n\nWhat each option does in the first verb that has it.\n\n{table}\n"
+    return f"## Options by name\n\n{_folded('each option with its verbs', table)}"
 
 
 def commands() -> list[str]:
@@ -88,7 +97,17 @@ def _names(program: typer.Typer) -> list[str]:
 
 
 def _section(title: str, arguments: list[str]) -> str:
-    return f"## {title}\n\n```text\n{_help(arguments)}\n```\n"
+    if not arguments:
+        return f"## {title}\n\n```text\n{_help(arguments)}\n```\n"
+    text = _help(arguments)
+    usage, _, rest = text.partition("\n\n")
+    purpose = " ".join(usage.splitlines()[1:] or rest.partition("\n\n")[0].split())
+    return f"## {title}\n\n{purpose}\n\n{_folded('options', f'```text{chr(10)}{text}{chr(10)}```')}"
+
+
+def _folded(title: str, text: str) -> str:
+    """Fold a part of the page away, behind a title."""
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>\n'
 
 
 def _help(arguments: list[str]) -> str:

@@ -50,6 +50,13 @@ def test_an_option_is_a_switch_or_takes_a_value_in_every_verb() -> None:
     assert not {"--strategies", "--mesh", "--picture", "--check", "--data", "--no-cache"} & set(kinds)
 
 
+def test_an_option_has_one_meaning_in_every_verb() -> None:
+    """Help up to a semicolon says what it means; after it, a verb may add what is special."""
+    meanings = {name: {PAGE["meaning"](own) for own in verbs.values()} for name, verbs in PAGE["options"]().items()}
+    assert {name: texts for name, texts in meanings.items() if len(texts) > 1} == {}
+    assert all(text for texts in meanings.values() for text in texts)
+
+
 def test_a_former_name_is_accepted_with_a_note() -> None:
     seen: list[object] = []
     small = typer.Typer(add_completion=False)
@@ -68,8 +75,33 @@ def test_a_former_name_is_accepted_with_a_note() -> None:
 
 
 def test_former_names_have_a_verb_with_the_new_one() -> None:
-    names = {name for verbs in PAGE["options"]().values() for own in verbs.values() for name in own.opts}
-    assert set(FORMER_NAMES.values()) <= names
+    known = {name for verbs in PAGE["options"]().values() for own in verbs.values() for name in own.opts}
+    assert {new for names in FORMER_NAMES.values() for new in names} <= known
+
+
+@pytest.mark.parametrize(
+    ("new", "words", "value"),
+    [
+        ("cut", ["--cuts", "a"], "a"),
+        ("policies", ["--cuts", "even"], "even"),
+        ("time-limit", ["--timeout", "600"], "600s"),
+        ("time-limit", ["--timeout=600"], "600s"),
+        ("timeout", ["--hang-s", "5"], "5"),
+        ("precision", ["--dtype=bfloat16"], "bf16"),
+    ],
+)
+def test_a_former_name_is_the_new_one_of_its_verb(new: str, words: list[str], value: str) -> None:
+    seen: list[str] = []
+    small = typer.Typer(add_completion=False)
+
+    @small.command(cls=Verb)
+    def work(option: str = typer.Option("", f"--{new}")) -> None:
+        """Work."""
+        seen.append(option)
+
+    result = CliRunner().invoke(small, words)
+    assert result.exit_code == 0, result.output
+    assert seen == [value]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from stagewright.quantity import parse_bytes, parse_s
 from stagewright.studies.framework.options import declared_options, help_of, quick_values
 from stagewright.studies.runner.load import STUDIES, options_class
 
-SHARED = {"quick", "resume", "fresh", "root", "json"}
+SHARED = {"quick", "resume", "restart", "root", "json"}
 # Options whose default depends on the task, the data or the machine.
 CHOSEN = {"client", "tasks", "data", "weights", "devices", "train_samples", "batch", "learning_rate", "size", "fits"}
 

@@ -106,7 +106,7 @@ def test_the_lab_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slow_link_is_found_and_nothing_stays(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "stagewright", "fabric", "run", "--sizes", "2600,200000", "--trials", "10"]
     done = lab(
-        "--hosts",
+        "--num-hosts",
         "3",
         "--rate",
         "1gbit",
@@ -160,7 +160,9 @@ def test_losses_and_delays() -> None:
         "            got += what == b'y'\n"
         "        print('got', got)\n"
     )
-    done = lab("--hosts", "2", "--delay", "20ms", "--lossy-link", "0:20%", "--each", "--", sys.executable, "-c", script)
+    done = lab(
+        "--num-hosts", "2", "--delay", "20ms", "--lossy-link", "0:20%", "--each", "--", sys.executable, "-c", script
+    )
     words = done.stdout.split()
     assert 0.04 <= float(words[words.index("trip") + 1]) < 0.5
     # 20 % are lost where they leave the host; 1600 of 2000 are left, give or take.
@@ -171,7 +173,7 @@ def test_losses_and_delays() -> None:
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_lab_that_is_killed_leaves_nothing(how: signal.Signals) -> None:
     process = subprocess.Popen(
-        [*LAB, "--hosts", "2", "--delay", "1ms", "--", "sleep", "60"], stderr=subprocess.PIPE, encoding="utf-8"
+        [*LAB, "--num-hosts", "2", "--delay", "1ms", "--", "sleep", "60"], stderr=subprocess.PIPE, encoding="utf-8"
     )
     assert process.stderr is not None
     for line in process.stderr:
@@ -192,8 +194,8 @@ def test_a_lab_that_is_killed_leaves_nothing(how: signal.Signals) -> None:
 
 @needs_root
 def test_the_commands_exit_code_is_the_labs() -> None:
-    assert lab("--hosts", "2", "--", "false").returncode == 1
-    done = lab("--hosts", "2", "--", "no-such-command")
+    assert lab("--num-hosts", "2", "--", "false").returncode == 1
+    done = lab("--num-hosts", "2", "--", "no-such-command")
     assert done.returncode == 2
     assert "command 'no-such-command' not found" in done.stderr
 

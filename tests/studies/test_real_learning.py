@@ -85,7 +85,7 @@ def _goes_on(words: list[str], folder: Path, found: dict[str, Any], root: Path, 
 @pytest.mark.long
 def test_strategies_without_data(tmp_path: Path, shared_cache: Path) -> None:
     words = ["study", "strategies", "--quick", "--batch", "128", "--seeds", "0", "--epochs", "1", "--steps", "1"]
-    words += ["--microbatches", "2", "--workers", "2", "--cuts", "even", "--large-batches", "512"]
+    words += ["--microbatches", "2", "--workers", "2", "--policies", "even", "--large-batches", "512"]
     words += ["--devices", "cpu:0,cpu:0", "--json"]
     code, found, told = conduct(words, tmp_path, shared_cache)
     assert code == 0, told

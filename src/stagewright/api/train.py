@@ -87,7 +87,7 @@ def train(
     seeds: Sequence[int] | None = None,
     resume: bool = False,
     start: str | Path | None = None,
-    export: str | Path | None = None,
+    save_weights: str | Path | None = None,
     data_dir: str | Path | None = None,
     tokenizer: str | Path | None = None,
     log: str | None = None,
@@ -109,7 +109,7 @@ def train(
         seeds: One run each; by default the plan's seed.
         resume: Whether to continue from the latest matching checkpoint under `root`.
         start: A checkpoint, or a run that has one, to start from.
-        export: A folder for the trained weights, as ``model.safetensors``.
+        save_weights: A folder for the trained weights, as ``model.safetensors``.
         data_dir: A folder of parquet files.
         tokenizer: A folder with ``tokenizer.json``.
         log: Where to log losses, metric and rates as well: csv (into the run folder), wandb, tensorboard or mlflow.
@@ -143,7 +143,7 @@ def train(
     chosen = [base.seed] if seeds is None else list(dict.fromkeys(seeds))
     plans = [replace(base, task=task, seed=seed, model=replace(base.model, seed=seed)) for seed in chosen]
     _check(plans, data_dir)
-    export, tokenizer = _check_folders(export, tokenizer)
+    weights_folder, tokenizer = _check_folders(save_weights, tokenizer)
     begun = _checkpoints(plans, root, resume=resume, start=start)
     runs: list[RunResult] = []
     for seeded, checkpoint in zip(plans, begun, strict=True):
@@ -157,7 +157,7 @@ def train(
             data_dir=None if data_dir is None else str(data_dir),
             tokenizer=None if tokenizer is None else str(tokenizer),
             checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
-            export=None if export is None else str(export.resolve() / folder),
+            export=None if weights_folder is None else str(weights_folder.resolve() / folder),
         )
         runs.append(_run_one(seeded, root, settings, progress, log, hang_s, max_restarts))
     return TrainingResult(plan=base, task=task, runs=tuple(runs))
@@ -276,12 +276,12 @@ def _check(plans: Sequence[Plan], data_dir: str | Path | None) -> None:
         check_cuts(plan)
 
 
-def _check_folders(export: str | Path | None, tokenizer: str | Path | None) -> tuple[Path | None, Path | None]:
-    if export is not None and Path(export).exists() and not Path(export).is_dir():
-        raise UsageError(f"--export {export} is a file; name a folder, which is created if it does not exist")
+def _check_folders(weights: str | Path | None, tokenizer: str | Path | None) -> tuple[Path | None, Path | None]:
+    if weights is not None and Path(weights).exists() and not Path(weights).is_dir():
+        raise UsageError(f"--save-weights {weights} is a file; name a folder, which is created if it does not exist")
     if tokenizer is not None and not Path(tokenizer).expanduser().is_dir():
         raise UsageError(f"--tokenizer {tokenizer}: there is no such folder; name one that has tokenizer.json")
-    return None if export is None else Path(export), None if tokenizer is None else Path(tokenizer)
+    return None if weights is None else Path(weights), None if tokenizer is None else Path(tokenizer)
 
 
 def _checkpoints(

@@ -58,7 +58,7 @@ def choices(kind: str, known: Iterable[str], option: Callable[..., Any], *names:
 
 _model_option = panel("Model")
 run_option = panel("How it runs")
-SCHEDULE_HELP = f"Of a pipeline: {', '.join(SCHEDULES)}."
+SCHEDULE_HELP = f"Pipeline schedule; {', '.join(SCHEDULES)}."
 files_option = panel("Files")
 measure_option = panel("How it is measured")
 
@@ -83,9 +83,9 @@ Precision = Annotated[
 ]
 Compile = Annotated[
     str | None,
-    choice("compile mode", COMPILES, run_option, help="With torch.compile. \\[default: none]", show_default=False),
+    choice("compile mode", COMPILES, run_option, help="Use torch.compile. \\[default: none]", show_default=False),
 ]
-Seed = Annotated[int, _model_option(help="Seed of random weights and the example batch.")]
+Seed = Annotated[int, _model_option(help="Random seed; of weights and the example batch.")]
 Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]
 DeviceName = Annotated[
     str | None,
@@ -97,7 +97,7 @@ DeviceName = Annotated[
     ),
 ]
 Repeats = Annotated[int, measure_option(min=1, help="How many times to measure.")]
-Inference = Annotated[bool, measure_option("--inference", help="Forward only, in eval mode. \\[default: training]")]
+Inference = Annotated[bool, measure_option("--inference", help="Forward only; in eval mode. \\[default: training]")]
 Fresh = Annotated[bool, measure_option("--fresh", help="Measure again, and replace what is cached.")]
 CacheDir = Annotated[
     str | None,
@@ -107,8 +107,7 @@ CacheDir = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Devices = Annotated[
-    str | None,
-    run_option(metavar="N|NAMES", help="How many GPUs (else cores), or names: cuda:0,cuda:1.", show_default=False),
+    str | None, run_option(metavar="N|NAMES", help="How many devices; or names: cuda:0,cuda:1.", show_default=False)
 ]
 
 
@@ -123,23 +122,25 @@ def microbatches_option(default: str) -> Any:
 
 
 PlanMicroBatchSize = Annotated[
-    int | None, run_option("--micro-batch-size", min=1, help="Samples in a micro-batch, instead of their number.")
+    int | None, run_option("--micro-batch-size", min=1, help="Samples in a micro-batch; instead of their number.")
 ]
 Schedule = Annotated[str, choice("schedule", SCHEDULES, run_option, metavar="NAME", help=SCHEDULE_HELP)]
-Policy = Annotated[str, run_option(metavar="NAME", help="Policy that cuts a pipeline, or module:function.")]
+Policy = Annotated[str, run_option(metavar="NAME", help="Split policy; a name, or module:function.")]
 Cut = Annotated[list[str] | None, run_option(metavar="UNIT", help="Cut after this unit.", show_default=False)]
 Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
-Codec = Annotated[str, run_option(metavar="NAME", help="On a pipeline's links: a name, auto, or module:Class.")]
+Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
 BatchNorm = Annotated[
     str, choice("batch norm mode", BATCH_NORMS, run_option, help="Statistics of a micro-batch, or of the batch.")
 ]
 Optimizer = Annotated[str, choice("optimizer", OPTIMIZERS, run_option, help="Optimizer.")]
 Timeout = Annotated[
-    float, run_option("--hang-s", "--timeout", min=0.1, help="End a run after so many seconds without progress.")
+    float, run_option("--timeout", metavar="SECONDS", min=0.1, help="End a run without progress for this long.")
 ]
-Root = Annotated[Path, files_option("--root", "--output-dir", metavar="DIR", help="Where run folders go.")]
+Root = Annotated[
+    Path, files_option("--root", "--output-dir", metavar="DIR", help="Where results go; a folder for each run.")
+]
 DataDir = Annotated[Path | None, files_option("--data-dir", metavar="DIR", help="A folder of parquet files.")]
 Tokenizer = Annotated[Path | None, files_option(metavar="DIR", help="A folder with tokenizer.json.")]
 Log = Annotated[
@@ -149,6 +150,9 @@ Log = Annotated[
 Plot = Annotated[Path | None, files_option(metavar="FILE", help="Draw it (.png, .svg, .pdf).")]
 Perfetto = Annotated[
     Path | None, files_option(metavar="FILE", help="A trace for ui.perfetto.dev and chrome://tracing (.json).")
+]
+ChakraOut = Annotated[
+    Path | None, files_option("--chakra-out", metavar="PREFIX", help="Write Chakra execution traces, PREFIX.RANK.et.")
 ]
 
 

@@ -33,7 +33,7 @@ def record_baseline(target: str, folder: Path, *, step: int, num_perturbed: int,
     words = [sys.executable, "-m", "stagewright.verification.baseline_run", target, str(folder), str(num_perturbed)]
     done = run_program(words, {STEP_VARIABLE: str(step)}, timeout_s)
     if done.code is None:
-        raise RunError(f"the baseline {target} did not end within {timeout_s:g} s; raise --timeout")
+        raise RunError(f"the baseline {target} did not end within {timeout_s:g} s; raise --time-limit")
     if done.code:
         lines = [line for line in done.output.splitlines() if line.startswith("stagewright: ")]
         raise UsageError(lines[-1].removeprefix("stagewright: ") if lines else f"the baseline failed:\n{done.output}")

@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """Three epochs of the embedded default on a pipeline of two workers."""
     root = tmp_path_factory.mktemp("runs")
     words = ["--strategy", "pipeline=2", "--devices", DEVICES, "--cut", "vit.layers.1", "--checkpoint-every", "30"]
-    return root, run("digits-vit", "digits", *words, "--root", root, "--export", root / "weights", "--json")
+    return root, run("digits-vit", "digits", *words, "--root", root, "--save-weights", root / "weights", "--json")
 
 
 def test_a_pipeline_learns_the_digits(trained: tuple[Path, Result]) -> None:

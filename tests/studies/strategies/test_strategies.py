@@ -139,7 +139,7 @@ def test_pieces_cuts_and_workers() -> None:
     level = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-even": 150.1})), "micro-batches")
     assert "2 reach 1.50 × and 4 reach 1.50 ×; best: 2 and 4." in level
     only = answer_to(concluded(strategies_parts({"data-2": 180.0}), cuts=["even"]), "at a client")
-    assert only.endswith("this studies both: stagewright study strategies --cuts even,client")
+    assert only.endswith("this studies both: stagewright study strategies --policies even,client")
     text = answer_to(findings, "at a client")
     assert "client and server reach 1.10 × (cut after layer.3 and layer.12), equal stages 1.50 ×" in text
     both = answer_to(concluded(strategies_parts({**RATES, "pipeline-2-2-client": 100.0})), "at a client")

@@ -11,7 +11,7 @@ import typer
 from stagewright.cli.fabric.execution import measure, measure_floor, print_result, show_progress
 from stagewright.cli.fabric.options import WorkloadOptions, add_delays, how_option, rank_locations, read_token
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, Plot, Root, choice, panel
+from stagewright.cli.options import ChakraOut, Json, Plot, Root, choice, panel
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
@@ -30,7 +30,7 @@ _show_option = panel("Output")
 
 TokenFile = Annotated[
     Path | None,
-    _where_option("--token-file", metavar="FILE", help="File with the secret shared by coordinator and agents."),
+    _where_option("--token-file", metavar="FILE", help="File with the secret; shared by coordinator and agents."),
 ]
 
 
@@ -48,7 +48,7 @@ def run(
         list[str] | None, how_option(metavar="RANK:TIME", help="Delay a rank before each message (a straggler).")
     ] = None,
     streams: Annotated[int, how_option(min=1, max=64, help="Connections per pair of ranks.")] = 1,
-    congestion: Annotated[str | None, how_option(help="Congestion control: cubic, bbr, …")] = None,
+    congestion: Annotated[str | None, how_option(help="Congestion control; cubic, bbr, …")] = None,
     buffer: Annotated[
         str | None, how_option(metavar="SIZE", help="Socket buffer size. \\[default: the kernel's]")
     ] = None,
@@ -73,9 +73,7 @@ def run(
     pairs: Annotated[bool, _show_option("--pairs", help="Print a table of all pairs.")] = False,
     plot: Plot = None,
     root: Root = Path("runs"),
-    chakra_out: Annotated[
-        Path | None, _show_option("--chakra-out", metavar="PREFIX", help="Write the workload as Chakra traces.")
-    ] = None,
+    chakra_out: ChakraOut = None,
     json: Json = False,
 ) -> None:
     """Send a workload between hosts, or between local processes, and report its times."""
@@ -230,8 +228,10 @@ def lab(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND…", help="Command to run in the lab.", show_default=False)
     ],
-    hosts: Annotated[int, typer.Option(min=2, max=64, help="Number of hosts, one namespace each.")] = 4,
-    rate: Annotated[str | None, typer.Option(help="Rate of each host's link, in both directions: 1gbit.")] = None,
+    num_hosts: Annotated[
+        int, typer.Option("--num-hosts", min=2, max=64, help="How many emulated hosts; a network namespace each.")
+    ] = 4,
+    rate: Annotated[str | None, typer.Option(help="Rate of each host's link; in both directions, like 1gbit.")] = None,
     delay: Annotated[str | None, typer.Option(metavar="TIME", help="One-way delay between two hosts: 10ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Packet loss of each host's link: 1%.")] = None,
     slow_link: Annotated[
@@ -240,7 +240,7 @@ def lab(
     lossy_link: Annotated[
         list[str] | None, typer.Option("--lossy-link", metavar="HOST:LOSS", help="Packet loss of one host's link.")
     ] = None,
-    congestion: Annotated[str, typer.Option(help="Congestion control, set on every route.")] = "cubic",
+    congestion: Annotated[str, typer.Option(help="Congestion control; set on every route.")] = "cubic",
     rto_min: Annotated[
         str | None,
         typer.Option("--rto-min", metavar="TIME", help="Minimum retransmission timeout (RTO). \\[default: 200 ms]"),
@@ -255,7 +255,7 @@ def lab(
     from stagewright.fabric.lab.session import run_in_lab
 
     network = LabNetwork.parse(
-        hosts=hosts,
+        hosts=num_hosts,
         rate=rate,
         delay=delay,
         loss=loss,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from stagewright.cli.options import panel
+from stagewright.cli.options import choice, panel
 from stagewright.cli.screen import note
 from stagewright.errors import UsageError
+from stagewright.fabric.collectives.algorithms import ALGORITHMS, ALL_REDUCE, collective
 from stagewright.quantity import parse_bytes, parse_s
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _what_option = panel("Workload")
 how_option = panel("Transport")
+_OTHER_COLLECTIVES = [name for name in ALGORITHMS if name not in ALL_REDUCE]
 
 
 def rank_locations(hosts: str | None, lab: Any) -> list[RankLocation]:
@@ -58,9 +60,9 @@ class WorkloadOptions:
     """The options that choose what is sent."""
 
     model: Annotated[
-        str | None, _what_option(metavar="MODEL", help="Send the gradients of a model, last layer first.")
+        str | None, _what_option(metavar="MODEL", help="Model; sends its gradients, last layer first.")
     ] = None
-    plan: Annotated[Path | None, _what_option(metavar="FILE", help="Send one training step of a plan.toml.")] = None
+    plan: Annotated[Path | None, _what_option(metavar="FILE", help="A plan.toml; sends one of its steps.")] = None
     sizes: Annotated[str | None, _what_option(metavar="LIST", help="Send messages of these sizes: 2600,1MiB.")] = None
     chakra: Annotated[
         Path | None, _what_option(metavar="PREFIX", help="Send Chakra traces PREFIX.0.et, …; --ranks rescales.")
@@ -68,22 +70,25 @@ class WorkloadOptions:
     begin: Annotated[str | None, _what_option("-b", metavar="SIZE", help="Sweep: first size.")] = None
     end: Annotated[str | None, _what_option("-e", metavar="SIZE", help="Sweep: last size.")] = None
     factor: Annotated[int, _what_option("-f", help="Sweep: ratio of consecutive sizes.")] = 2
-    batch: Annotated[int, _what_option(help="Global batch size of the model.")] = 64
-    epochs: Annotated[int, _what_option(help="Epochs.")] = 1
-    samples: Annotated[int, _what_option(help="Samples per epoch; MNIST has 60000.")] = 60000
+    batch: Annotated[int, _what_option(help="Global batch: samples in a step.")] = 64
+    epochs: Annotated[int, _what_option(help="Passes over the samples.")] = 1
+    samples: Annotated[int, _what_option(help="How many samples; MNIST has 60000.")] = 60000
     bucket: Annotated[str | None, _what_option(metavar="SIZE", help="Bucket size for gradients, as in DDP.")] = None
     trials: Annotated[
         int | None,
         _what_option("--trials", "-n", help="Measured trials. \\[default: batches × epochs of a model, else 100]"),
     ] = None
-    warmup: Annotated[int, _what_option("--warmup", "-w", min=0, help="Warm-up trials.")] = 5
+    warmup: Annotated[int, _what_option("--warmup", "-w", min=0, help="Warm-up; untimed trials.")] = 5
     time_limit: Annotated[str, _what_option("--time-limit", metavar="TIME", help="Stop after this time.")] = "10min"
-    seed: Annotated[int, _what_option(min=0, help="Seed of the payload.")] = 0
+    seed: Annotated[int, _what_option(min=0, help="Random seed; of the payload.")] = 0
     algorithm: Annotated[
         str,
-        how_option(
-            help="Collective: ring, bidirectional-ring, halving-doubling, double-tree (all-reduce); reduce-scatter, "
-            "all-gather, all-to-all, broadcast, pipeline."
+        choice(
+            "algorithm",
+            ALGORITHMS,
+            how_option,
+            metavar="NAME",
+            help=f"All-reduce by {', '.join(ALL_REDUCE)}; or {', '.join(_OTHER_COLLECTIVES)}.",
         ),
     ] = "ring"
 
@@ -102,10 +107,9 @@ class WorkloadOptions:
             problem = f"{' and '.join(chosen)} exclude each other" if chosen else "nothing to send"
             choices = "--model MODEL, --plan FILE, --sizes LIST, --chakra PREFIX, or -b SIZE -e SIZE"
             raise UsageError(f"{problem}: give one of {choices}")
-        from stagewright.fabric.collectives.algorithms import ALL_REDUCE, collective
         from stagewright.fabric.traffic.workload import from_sizes, parse_nccl_size, sweep_sizes
 
-        collective(self.algorithm, num_ranks)  # reject an unknown name before loading anything
+        collective(self.algorithm, num_ranks)  # check the number of ranks before loading anything
         if self.model is not None:
             from stagewright.fabric.traffic.from_model import from_model, num_trials
             from stagewright.zoo.validation import check_name

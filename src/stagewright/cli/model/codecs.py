@@ -47,7 +47,7 @@ def bench(
     model: ModelName,
     json: Json = False,
     plot: Plot = None,
-    stages: Annotated[int, typer.Option(min=2, help="Number of stages, with equally many units each.")] = 2,
+    stages: Annotated[int, typer.Option(min=2, help="How many stages; with equally many units each.")] = 2,
     cut: Cut = None,
     names: Annotated[
         str, typer.Option("--codecs", metavar="NAMES", help="Codecs, with commas; yours is module:Class.")

@@ -18,7 +18,7 @@ def doctor(
             "--output",
             "-o",
             metavar="FILE",
-            help="Measure the link between two devices (about 10 s) and write this machine's cluster.toml.",
+            help="File to write; this machine's cluster.toml, after measuring the link between two devices (10 s).",
         ),
     ] = None,
     json: Json = False,

@@ -22,7 +22,8 @@ def split(
     policy: Annotated[
         str | None,
         _where_option(
-            help="parameters, macs, blocks, time, optimal, client-server; or module:function. \\[default: optimal]"
+            help="Split policy; parameters, macs, blocks, time, optimal, client-server, or module:function. "
+            "\\[default: optimal]"
         ),
     ] = None,
     all_policies: Annotated[bool, _where_option("--all", help="Compare all policies.")] = False,
@@ -30,24 +31,24 @@ def split(
     measure: Annotated[bool, _where_option("--measure", help="Build the stages and time each as a whole.")] = False,
     plot: Plot = None,
     json: Json = False,
-    microbatches: Annotated[str, _what_for_option(help="Micro-batches in a step, or inf for an endless stream.")] = "8",
+    microbatches: Annotated[str, _what_for_option(help="Micro-batches of a replica; inf: an endless stream.")] = "8",
     memory: Annotated[
-        str | None, _what_for_option(help="Memory of each device, like 2GiB; or one a device, with commas.")
+        str | None, _what_for_option(help="Memory limit of each device, like 2GiB; or several, with commas.")
     ] = None,
     speeds: Annotated[str | None, _what_for_option(help="Relative speeds of the devices, like 1,1,0.5.")] = None,
     bandwidth: Annotated[
-        str | None, _what_for_option(help="Bandwidth of each link, like 10Gbit/s. \\[default: free]")
+        str | None, _what_for_option(help="Bandwidth of every link, like 10Gbit/s. \\[default: free]")
     ] = None,
-    latency: Annotated[str, _what_for_option(help="Latency of each link, like 50us.")] = "0s",
+    latency: Annotated[str, _what_for_option(help="Latency of every link, like 50us.")] = "0s",
     overlap_links: Annotated[bool, _what_for_option("--overlap-links", help="Transfers overlap with compute.")] = False,
     schedule: Annotated[
-        str, choice("schedule", ("1f1b", "gpipe"), _what_for_option, help="For the memory estimate.")
+        str, choice("schedule", ("1f1b", "gpipe"), _what_for_option, help="Pipeline schedule; for its memory.")
     ] = "1f1b",
     recompute: Annotated[
         str, choice("recompute mode", ("none", "always"), _what_for_option, help="Activation checkpointing.")
     ] = "none",
     optimizer: Annotated[
-        str, choice("optimizer", OPTIMIZERS, _what_for_option, help="For the memory estimate.")
+        str, choice("optimizer", OPTIMIZERS, _what_for_option, help="Optimizer; for its memory.")
     ] = DEFAULT_OPTIMIZER,
     client_first: Annotated[
         int | None, _what_for_option(help="client-server: first units at the client. \\[default: the best]")

@@ -13,7 +13,7 @@ from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 
 def fit(
     model: opt.ModelName,
-    memory: Annotated[str, opt.run_option(metavar="SIZE", help="Memory of each device, like 8GiB.")],
+    memory: Annotated[str, opt.run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")],
     devices: Annotated[int, opt.run_option(min=1, help="How many devices.")] = 2,
     what: Annotated[
         str | None,
@@ -24,13 +24,11 @@ def fit(
             help="What grows. \\[default: layers where their number is free, else batch]",
         ),
     ] = None,
-    batch: Annotated[int, opt.run_option(min=1, help="Global batch, where layers or tokens grow.")] = 8,
+    batch: Annotated[int, opt.run_option(min=1, help="Global batch: samples in a step; if layers or tokens grow.")] = 8,
     microbatches: Annotated[int, opt.microbatches_option("4 in a pipeline")] = 4,
     schedule: opt.Schedule = "1f1b",
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
-    verify: Annotated[
-        bool, opt.run_option("--verify", help="Run the best strategy at its limit and above it.")
-    ] = False,
+    verify: Annotated[bool, opt.run_option("--verify", help="Run the best; at its limit and above it.")] = False,
     analytic: Analytic = False,
     root: opt.Root = Path("runs"),
     json: opt.Json = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, Perfetto, Plot, announce_cpu, files_option
+from stagewright.cli.options import ChakraOut, Json, Perfetto, Plot, announce_cpu
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
@@ -23,9 +23,7 @@ def forecast(
     cluster: ClusterFile = None,
     plot: Plot = None,
     perfetto: Perfetto = None,
-    chakra: Annotated[
-        Path | None, files_option(metavar="PREFIX", help="Chakra execution traces, PREFIX.RANK.et.")
-    ] = None,
+    chakra_out: ChakraOut = None,
     from_torchtitan: Annotated[
         Path | None,
         typer.Option(
@@ -49,7 +47,7 @@ def forecast(
     from stagewright.spec.plan_file import read_plan
 
     wanted = read_plan(formulas.require_plan(plan))
-    for path, option in ((plot, "--plot"), (perfetto, "--perfetto"), (chakra, "--chakra")):
+    for path, option in ((plot, "--plot"), (perfetto, "--perfetto"), (chakra_out, "--chakra-out")):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
     if plot is not None:
@@ -80,10 +78,10 @@ def forecast(
 
         write_chrome_trace(result, perfetto)
         note(f"wrote {perfetto}: open it in ui.perfetto.dev or chrome://tracing")
-    if chakra is not None:
+    if chakra_out is not None:
         from stagewright.simulator.export.chakra import write_chakra
 
-        written = write_chakra(prepared.costs, chakra)
+        written = write_chakra(prepared.costs, chakra_out)
         note(f"wrote {len(written)} traces: {written[0]} …")
     if json:
         print_json(result.to_dict())

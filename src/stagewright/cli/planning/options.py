@@ -30,18 +30,16 @@ ClusterFile = Annotated[
         help="A cluster file, or a name like 8xh100 or 32x8xa100. \\[default: this machine]",
     ),
 ]
-Analytic = Annotated[
-    bool,
-    _analytic_option("--analytic", help="Use formulas and the hardware's data sheet; no model is built or measured."),
-]
+ANALYTIC_HELP = "Use formulas and the hardware's data sheet; no model is built or measured."
+Analytic = Annotated[bool, _analytic_option("--analytic", help=ANALYTIC_HELP)]
 Rescale = Annotated[
     bool, _where_option("--rescale", help="Multiply times of another kind of device by the cluster's speeds.")
 ]
 Innermost = Annotated[str, choice("axis", AXES, _where_option, help="Axis with neighboring ranks.")]
 FreeCommunication = Annotated[bool, _what_if_option("--free-communication", help="Links and collectives cost nothing.")]
 Bandwidth = Annotated[str | None, _what_if_option(help="Bandwidth of every link, like 10Gbit/s.")]
-Latency = Annotated[str | None, _what_if_option(help="Latency of every link, like 1us.")]
-Devices = Annotated[int | None, _what_if_option(min=1, help="This many devices, all alike.")]
+Latency = Annotated[str | None, _what_if_option(help="Latency of every link, like 50us.")]
+Devices = Annotated[int | None, _what_if_option(min=1, help="How many devices; all alike.")]
 InfiniteDevices = Annotated[
     bool, _what_if_option("--infinite-devices", help="One device a unit (pipeline) or a sample (data).")
 ]
@@ -103,9 +101,9 @@ class AnalyticOptions:
     ] = None
     model: Annotated[
         str | None,
-        _analytic_option(metavar="MODEL", help="With --layout: a name like gpt3-175b, or a folder with a config.json."),
+        _analytic_option(metavar="MODEL", help="Model; with --layout, like gpt3-175b, or a folder with config.json."),
     ] = None
-    sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens of a sample.")] = None
+    sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens per sample.")] = None
     efficiency: Annotated[
         float | None, _analytic_option(help="Share of the peak that matrix products reach. \\[default: the device's]")
     ] = None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli import options as opt
-from stagewright.cli.planning.options import ClusterFile, Innermost, Rescale
+from stagewright.cli.planning.options import ANALYTIC_HELP, ClusterFile, Innermost, Rescale
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import UsageError
 from stagewright.exporters.catalog import EXPORTERS
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stagewright.exporters.config import ExportedConfig
 
 _search_option = opt.panel("Search space")
-SCHEDULES_HELP = f"Of {', '.join(SCHEDULES)}; with commas."
+SCHEDULES_HELP = f"Pipeline schedules; {', '.join(SCHEDULES)}, with commas."
 
 
 def plan(
@@ -35,15 +35,15 @@ def plan(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the best plan to this file.",
+            help="File to write; the best plan.",
             show_default="plan.toml, unless it exists or with --json",
         ),
     ] = None,
     export: Annotated[
         str | None,
-        typer.Option(metavar="TOOL", help="Also for torchtitan, megatron, accelerate, deepspeed or torchrun."),
+        opt.choice("tool to export to", EXPORTERS, help="Also write the plan for this tool.", show_default=False),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Run the best three on this machine, if they fit.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the best; three plans, if they fit here.")] = False,
     json: opt.Json = False,
     top: Annotated[int, _search_option(min=1, help="How many plans to show.")] = 10,
     schedules: Annotated[
@@ -54,14 +54,12 @@ def plan(
         str, opt.choices("recompute mode", RECOMPUTES, _search_option, help="Activation checkpointing.")
     ] = "none,always",
     codecs: Annotated[
-        str, _search_option(metavar="NAMES", help="Codecs on links, with commas; all but none change values.")
+        str, _search_option(metavar="NAMES", help="Codecs, with commas; all but none change values.")
     ] = "none",
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
     precision: opt.Precision = None,
     compile: opt.Compile = None,
-    analytic: Annotated[
-        bool, _search_option("--analytic", help="By formulas and the hardware's peak; measures nothing.")
-    ] = False,
+    analytic: Annotated[bool, _search_option("--analytic", help=ANALYTIC_HELP)] = False,
     efficiency: Annotated[
         float | None,
         _search_option(help="With --analytic: share of the peak that is reached. \\[default: the device's]"),
@@ -86,8 +84,6 @@ def plan(
         catalog.entry(model)
     if output is not None and not output.parent.is_dir():
         raise UsageError(f"can't write {output}: there is no folder {output.parent}; create it first")
-    if export is not None and export not in EXPORTERS:
-        raise UnknownName("tool to export to", export, EXPORTERS)
     from stagewright.api.plan import plan as find_plan
     from stagewright.report.tables.plan import codec_remark, plan_remarks, verified_table
 

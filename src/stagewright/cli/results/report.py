@@ -23,7 +23,7 @@ def report(
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; the page.")] = Path(
         "report.html"
     ),
     markdown: Annotated[
@@ -33,7 +33,7 @@ def report(
         Path | None, typer.Option(metavar="DIR", help="Also write its figures as .svg and .png.")
     ] = None,
     forecast: Annotated[
-        bool, typer.Option("--forecast", help="Measure the models here and compare the runs with their forecasts.")
+        bool, typer.Option("--forecast", help="Compare with the forecast; measures the models first.")
     ] = False,
     newest: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the newest N runs. \\[default: 40]", show_default=False)

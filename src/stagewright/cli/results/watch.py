@@ -44,7 +44,7 @@ def watch(
     address: Annotated[str, _page_option(help="Address to listen on; any but loopback needs a token.")] = "127.0.0.1",
     token: Annotated[str | None, _page_option(metavar="auto", help="Create a token that viewers must present.")] = None,
     token_file: Annotated[
-        Path | None, _page_option("--token-file", metavar="FILE", help="Read the token from a file.")
+        Path | None, _page_option("--token-file", metavar="FILE", help="File with the secret; viewers must present it.")
     ] = None,
     json: Json = False,
 ) -> None:

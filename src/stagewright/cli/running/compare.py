@@ -26,8 +26,8 @@ def compare(
         list[str] | None,
         opt.run_option(
             metavar="NAMES|MESH",
-            help="serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), with commas, or a mesh: dp=2,pp=2. "
-            "\\[default: serial,data,tensor,pipeline]",
+            help="Strategy; serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), with commas, or a mesh: "
+            "dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
         ),
     ] = None,
     batch: Annotated[int | None, opt.run_option(min=1, help="Global batch: samples in a step. \\[default: 32]")] = None,
@@ -43,11 +43,11 @@ def compare(
     codec_backward: Annotated[
         str | None, opt.run_option("--codec-backward", metavar="NAME", help="For gradients. \\[default: as --codec]")
     ] = None,
-    inference: Annotated[bool, opt.run_option("--inference", help="Forward only, as a stream of batches.")] = False,
+    inference: Annotated[bool, opt.run_option("--inference", help="Forward only; as a stream of batches.")] = False,
     memory: opt.Memory = None,
     steps: Annotated[int, opt.run_option(min=1, help="Timed steps.")] = 10,
-    warmup: Annotated[int, opt.run_option(min=0, help="Warm-up steps.")] = 3,
-    rounds: Annotated[int, opt.run_option(min=1, help="Repeat all, interleaved; speed-ups are medians.")] = 1,
+    warmup: Annotated[int, opt.run_option(min=0, help="Warm-up; untimed steps.")] = 3,
+    rounds: Annotated[int, opt.run_option(min=1, help="Repeat every run this many times; interleaved.")] = 1,
     batch_norm: opt.BatchNorm = "plain",
     hang_s: opt.Timeout = 300.0,
     root: opt.Root = Path("runs"),

@@ -30,7 +30,8 @@ class PlanOptions:
     strategy: Annotated[
         str | None,
         opt.run_option(
-            metavar="NAME|MESH", help="serial, ddp, fsdp, tensor, pipeline, or a mesh: dp=2,pp=2. \\[default: serial]"
+            metavar="NAME|MESH",
+            help="Strategy; serial, ddp, fsdp, tensor, pipeline, or mesh dp=2,pp=2. \\[default: serial]",
         ),
     ] = None
     microbatches: Annotated[int | None, opt.microbatches_option("4 in a pipeline")] = None
@@ -44,7 +45,7 @@ class PlanOptions:
         str | None, opt.choice("recompute mode", RECOMPUTES, opt.run_option, help="Activation checkpointing. \\[none]")
     ] = None
     codec: Annotated[
-        str | None, opt.run_option(metavar="NAME", help="On a pipeline's links: a name, auto, or module:Class.")
+        str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
     precision: opt.Precision = None
@@ -66,7 +67,11 @@ class PlanOptions:
     lr_schedule: Annotated[
         str | None,
         opt.choice(
-            "learning-rate schedule", LR_SCHEDULES, _learn_option, "--lr-schedule", help="Decay. \\[default: constant]"
+            "learning-rate schedule",
+            LR_SCHEDULES,
+            _learn_option,
+            "--lr-schedule",
+            help="LR decay. \\[default: constant]",
         ),
     ] = None
     lr_warmup_steps: Annotated[
@@ -102,16 +107,17 @@ def train(
     max_restarts: Annotated[int, opt.run_option("--max-restarts", min=0, help="Go on after a lost worker.")] = 0,
     hang_s: opt.Timeout = 300.0,
     seeds: Annotated[
-        str | None, _learn_option(metavar="LIST", help="One run a seed, with commas: 0,1,2. \\[default: 0]")
+        str | None, _learn_option(metavar="LIST", help="Seeds, with commas; one run each. \\[default: 0]")
     ] = None,
     resume: Annotated[
-        bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint under --root.")
+        bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint; in --root.")
     ] = False,
     start: Annotated[
         Path | None, opt.files_option("--from", metavar="DIR", help="Start from this run or checkpoint.")
     ] = None,
-    export: Annotated[
-        Path | None, opt.files_option(metavar="DIR", help="Write the trained weights here, as model.safetensors.")
+    save_weights: Annotated[
+        Path | None,
+        opt.files_option("--save-weights", metavar="DIR", help="Write the trained weights here (safetensors)."),
     ] = None,
     log: opt.Log = None,
     root: opt.Root = Path("runs"),
@@ -141,7 +147,7 @@ def train(
         seeds=_parse_seeds(seeds),
         resume=resume,
         start=start,
-        export=export,
+        save_weights=save_weights,
         data_dir=data_dir,
         tokenizer=tokenizer,
         log=log,

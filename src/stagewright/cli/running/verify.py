@@ -13,6 +13,7 @@ import typer
 from stagewright.cli.options import Json, check_output, check_output_folder
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.errors import RunError, UsageError
+from stagewright.quantity import parse_s
 
 
 def verify(
@@ -32,16 +33,18 @@ def verify(
             show_default=False,
         ),
     ],
-    step: Annotated[int, typer.Option(min=0, help="Which step to compare.")] = 0,
+    step: Annotated[int, typer.Option(min=0, help="Which step.")] = 0,
     perturbations: Annotated[
         int, typer.Option(min=1, help="Runs of the baseline with perturbed rounding; they give the tolerance.")
     ] = 3,
-    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time limit of each program.")] = 600,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Stop after this time; each program.")
+    ] = "10min",
     records: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the records here. \\[default: deleted afterwards]")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the page, layer by layer.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write; a page, layer by layer.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -51,6 +54,7 @@ def verify(
     """
     from stagewright.verification.launch import record_baseline, record_candidate
 
+    limit_s = parse_s(time_limit)
     if output is not None:
         check_output(output, "-o", "verify.html")
     if records is not None:
@@ -61,14 +65,14 @@ def verify(
         if not expected.is_dir():
             note(f"baseline: {baseline}, exact, repeated and {perturbations} × with perturbed rounding")
             expected = _empty(folder / "baseline")
-            record_baseline(baseline, expected, step=step, num_perturbed=perturbations, timeout_s=timeout)
+            record_baseline(baseline, expected, step=step, num_perturbed=perturbations, timeout_s=limit_s)
         failure = ""
         if not recorded.is_dir():
             note(f"candidate: {candidate}")
             recorded = _empty(folder / "candidate")
-            done = record_candidate(candidate, recorded, step=step, timeout_s=timeout)
+            done = record_candidate(candidate, recorded, step=step, timeout_s=limit_s)
             if done.code is None:
-                failure = f"the candidate did not end within {timeout:g} s"
+                failure = f"the candidate did not end within {limit_s:g} s"
             elif done.code:
                 failure = f"the candidate ended with exit code {done.code}"
             if not list(recorded.glob("rank-*.json")):

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
 
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.toml.", show_default=False)]
-Resume = Annotated[
-    bool, opt.files_option("--resume", help="Continue training from the latest matching checkpoint in runs/.")
-]
+Resume = Annotated[bool, opt.files_option("--resume", help="Continue from the latest matching checkpoint; in runs/.")]
 
 
 def worker(

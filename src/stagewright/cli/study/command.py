@@ -33,12 +33,17 @@ _SHARED: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "fresh": (
-        Annotated[bool, _execution_option("--fresh", help="Start a new study, even if the same one was interrupted.")],
+    "restart": (
+        Annotated[bool, _execution_option("--restart", help="Start a new study, even if one was interrupted.")],
         False,
     ),
     "root": (
-        Annotated[Path, _execution_option("--root", "--output-dir", metavar="DIR", help="Where study folders go.")],
+        Annotated[
+            Path,
+            _execution_option(
+                "--root", "--output-dir", metavar="DIR", help="Where results go; a folder for each study."
+            ),
+        ],
         Path("studies"),
     ),
     "json": (cli_options.Json, False),
@@ -83,12 +88,17 @@ def _annotation(options: type, name: str, info: OptionInfo) -> Any:
         typer.Option(
             info.flag or f"--{name.replace('_', '-')}",
             help=help_of(options, name).replace("[", "\\["),
-            metavar=info.metavar,
+            metavar=info.metavar or _choices(info),
             rich_help_panel=info.panel,
             show_default=False,
             **limits,
         ),
     ]
+
+
+def _choices(info: OptionInfo) -> str | None:
+    """Write the words of an option for its help: "even|client,…"."""
+    return "|".join(info.choices) + (",…" if info.parse is not None else "") if info.choices else None
 
 
 def _parse(declared: Mapping[str, tuple[Any, OptionInfo]], typed: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def conduct(
     *,
     quick: bool,
     resume: Path | None,
-    fresh: bool,
+    restart: bool,
     root: Path,
     json: bool,
 ) -> None:
@@ -53,9 +53,9 @@ def conduct(
         given |= options.machine_defaults(given, quick=quick, note=note)
         study = choose_study(name, given, quick=quick)
         check_study_inputs(study)
-        unfinished = None if fresh else StudyFolder.unfinished(root, study)
+        unfinished = None if restart else StudyFolder.unfinished(root, study)
         if unfinished is not None:
-            note(f"continuing in {unfinished.path}, where this study was interrupted (--fresh starts a new one)")
+            note(f"continuing in {unfinished.path}, where this study was interrupted (--restart starts a new one)")
         folder = unfinished or StudyFolder.create(root, study, command=command, environment=probe_machine().to_dict())
     remaining = [part for part in study.parts if "data" not in (folder.part(part.name) or {})]
     expected_s = sum(part.expected_s for part in remaining)
@@ -68,7 +68,7 @@ def conduct(
             study,
             folder,
             note=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}"),
-            fresh=fresh,
+            fresh=restart,
         )
     except (KeyboardInterrupt, RunTerminated) as error:
         note(f"finished parts are saved: the same command continues in {folder.path}")

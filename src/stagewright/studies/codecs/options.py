@@ -22,17 +22,17 @@ class Options(TrainingOptions):
 
     codecs: tuple[str, ...] = option(
         ("none", "bf16", "block8", "block4/block8", "hadamard4/block8", "hadamard4", "block4", *SORT),
-        "FORWARD or FORWARD/BACKWARD, separated by commas.",
+        "Codecs, with commas; or pairs FORWARD/BACKWARD.",
         parse=parse_words,
         quick=("none", "bf16", "block4/block8", "hadamard4", *SORT),
     )
     train_samples: int | None = samples_option(quick=256)
     judged_samples: int | None = setting(None, quick=200)
-    epochs: int = option(
-        3, "Passes over the training samples; 0: measure bytes, errors and rates only.", minimum=0, quick=1
+    epochs: int = option(3, "Passes over the samples; 0: measure bytes, errors and rates only.", minimum=0, quick=1)
+    batch: int | None = option(
+        None, "Global batch: samples in a step.", typed=int, minimum=2, default_text="the task's", quick=16
     )
-    batch: int | None = option(None, "Samples per step.", typed=int, minimum=2, default_text="the task's", quick=16)
-    microbatches: int = option(4, "Micro-batches of a batch.", minimum=1, quick=2)
+    microbatches: int = option(4, "Micro-batches of a replica.", minimum=1, quick=2)
     how: str = option(
         "pipeline",
         "Train in one process, or with a pipeline of two workers.",

@@ -34,7 +34,7 @@ def _show_s(seconds: float) -> str:
 class Options:
     """All-reduce a model's gradients over 4 emulated hosts: latency of each layer, tails and their cause."""
 
-    model: str = option("mlp-mnist", "Model whose gradients are reduced layer by layer.")
+    model: str = option("mlp-mnist", "Model; its gradients are reduced layer by layer.")
     bucket_model: str | None = option("deit-small", "Model whose gradients are reduced in buckets, as DDP does.")
     quick: bool = setting(False)
     where: str = option(
@@ -47,9 +47,9 @@ class Options:
         panel="Execution",
     )
     """lab or loopback."""
-    hosts: int = option(4, "Emulated hosts.")
-    rate: str = option("1gbit", "Bandwidth of each link.")
-    networks: tuple[str, ...] = option(NETWORKS, "Networks to test.", parse=parse_words)
+    hosts: int = option(4, "How many emulated hosts.", flag="--num-hosts")
+    rate: str = option("1gbit", "Rate of each host's link; in both directions.")
+    networks: tuple[str, ...] = option(NETWORKS, "Networks to test.", parse=parse_words, choices=NETWORKS)
     bucket_networks: tuple[str, ...] = option(
         ("clean", "slow-link"), "Networks to test with the buckets.", parse=parse_words, quick=("clean",)
     )
@@ -61,7 +61,7 @@ class Options:
     late_s: float = setting(0.02)
     epochs: int | None = option(
         None,
-        "Epochs of MNIST with batches of 64: 938 all-reduces of each layer per epoch.",
+        "Passes over the samples; of MNIST, 938 all-reduces of each layer per epoch.",
         typed=int,
         minimum=1,
         default_text="by --trials",
@@ -69,7 +69,7 @@ class Options:
     )
     trials: int = option(
         BATCHES_PER_EPOCH,
-        "All-reduces of each layer, where --epochs is not given.",
+        "Measured trials; all-reduces of each layer, without --epochs.",
         minimum=1,
         quick=120,
         panel="Execution",
@@ -78,7 +78,7 @@ class Options:
     bucket_bytes: int = setting(25 * 2**20)
     time_limit_s: float = option(
         120.0,
-        "Time limit for each network.",
+        "Stop after this time; each network.",
         flag="--time-limit",
         metavar="TIME",
         parse=parse_s,
@@ -88,7 +88,7 @@ class Options:
     )
     algorithm: str = setting("ring")
     """All-reduce algorithm."""
-    seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
+    seed: int = option(0, "Random seed; of weights and samples.", panel="Execution")
 
     def __post_init__(self) -> None:
         from stagewright.fabric.collectives.algorithms import ALL_REDUCE

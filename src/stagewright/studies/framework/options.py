@@ -45,6 +45,8 @@ class OptionInfo:
     """Written into the help where the default is not a fixed value."""
     minimum: int | None = None
     metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    """The words that it takes, which the help lists; the study itself refuses others."""
 
 
 def option(default: Any, help: str = "", **info: Any) -> Any:

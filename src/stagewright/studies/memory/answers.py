@@ -65,7 +65,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
     ordered = _by_speedup(variants)
     flagged = tuple(
         f"Left out: {shown_variant(name)} {joined(map(times, variant.implausible))}, more than its devices can reach: "
-        "the baseline was disturbed; run the study again on a calm machine (--fresh)."
+        "the baseline was disturbed; run the study again on a calm machine (--restart)."
         for name, variant in variants.items()
         if variant.implausible
     )

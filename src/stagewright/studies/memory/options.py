@@ -25,17 +25,17 @@ class Options:
     # GPUs have larger defaults: at the sizes for CPU cores they would measure kernel launches and library workspaces.
 
     model: str = option(
-        "gpt-layers:6", "A model family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:3"
+        "gpt-layers:6", "Model; a family with a free number of layers.", on_gpus="gpt-layers:12", quick="gpt-layers:3"
     )
     quick: bool = setting(False)
     strategies: tuple[str, ...] = option(
-        STRATEGIES, "Strategies to compare with one device.", parse=parse_words, flag="--strategy"
+        STRATEGIES, "Strategy; with commas.", parse=parse_words, flag="--strategy", choices=STRATEGIES
     )
     sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=96)
-    batch: int = option(8, "Samples per step.", minimum=1, on_gpus=16, quick=8)
-    microbatches: int = option(4, "Micro-batches of the pipeline.", minimum=1)
+    batch: int = option(8, "Global batch: samples in a step.", minimum=1, on_gpus=16, quick=8)
+    microbatches: int = option(4, "Micro-batches of a replica.", minimum=1)
     rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")
-    steps: int = option(3, "Timed steps per run.", minimum=1, on_gpus=5, quick=2, panel="Execution")
+    steps: int = option(3, "Timed steps.", minimum=1, on_gpus=5, quick=2, panel="Execution")
     warmup: int = setting(2, quick=1)
     """Untimed steps before them."""
     repeats: int = setting(3, quick=1)
@@ -44,7 +44,7 @@ class Options:
     """One device per worker."""
     memory_bytes: int = option(
         256 * 2**20,
-        "Memory limit of each device in the search for the most layers.",
+        "Memory limit of each device, like 2GiB; in the search for the most layers.",
         flag="--memory",
         parse=parse_bytes,
         show=show_bytes,
@@ -58,8 +58,8 @@ class Options:
         default_text="all; quick: two",
     )
     """None: every strategy with and without activation checkpointing; quick: two of them."""
-    optimizer: str = option("adamw", " | ".join(OPTIMIZERS), quick="sgd")
-    seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
+    optimizer: str = option("adamw", "Optimizer.", choices=tuple(OPTIMIZERS), quick="sgd")
+    seed: int = option(0, "Random seed; of weights and samples.", panel="Execution")
 
     def __post_init__(self) -> None:
         family, _, layers = self.model.partition(":")

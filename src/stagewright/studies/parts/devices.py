@@ -10,7 +10,9 @@ from stagewright.studies.framework.options import option
 def devices_option(gpus: str) -> Any:
     """Declare --devices."""
     default = f"{gpus} if there are two or more, else CPU cores"
-    return option(("cpu:0", "cpu:1"), "How many, or names: cpu:0,cpu:1.", panel="Execution", default_text=default)
+    return option(
+        ("cpu:0", "cpu:1"), "How many devices; or names: cpu:0,cpu:1.", panel="Execution", default_text=default
+    )
 
 
 def choose_devices(most: int) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def samples_option(**quick: int) -> Any:
     """Declare --samples, which sets `train_samples` and `judged_samples`."""
     return option(
         None,
-        "Samples for training and for evaluation.",
+        "How many samples; for training and for evaluation.",
         flag="--samples",
         metavar="N,N",
         parse=parse_samples,
@@ -51,27 +51,29 @@ class TrainingOptions:
     )
     data: str | None = option(
         None,
-        "Folder with cifar10/, glue/rte/ … as parquet files.",
+        "A folder of parquet files; in cifar10/, glue/rte/ …",
         flag="--data-dir",
         metavar="DIR",
         default_text="$STAGEWRIGHT_DATA, else the embedded digits",
     )
     weights: str | None = option(
         None,
-        "Folder with pretrained backbones, in it or in its subfolders.",
+        "A folder of safetensors files; pretrained backbones, also in subfolders.",
         metavar="DIR",
         parse=lambda text: str(Path(text).resolve()),
-        default_text="searched in --data, else random weights",
+        default_text="searched in --data-dir, else random weights",
     )
     quick: bool = setting(False)
     seeds: tuple[int, ...] = option(
-        (0, 1, 2), "Train once with each seed.", parse=parse_numbers, quick=(0, 1), panel="Execution"
+        (0, 1, 2), "Seeds, with commas; one run each.", parse=parse_numbers, quick=(0, 1), panel="Execution"
     )
     train_samples: int | None = samples_option()
     judged_samples: int | None = setting(None)
-    epochs: int = option(3, "Passes over the training samples.", minimum=1, quick=1)
-    batch: int | None = option(None, "Samples per step.", typed=int, minimum=2, default_text="the task's")
-    learning_rate: float | None = option(None, "For AdamW.", typed=float, default_text="the task's")
+    epochs: int = option(3, "Passes over the samples.", minimum=1, quick=1)
+    batch: int | None = option(
+        None, "Global batch: samples in a step.", typed=int, minimum=2, default_text="the task's"
+    )
+    learning_rate: float | None = option(None, "Learning rate; of AdamW.", typed=float, default_text="the task's")
     size: int | None = option(
         None, "Image size in pixels, or tokens per sample.", typed=int, minimum=1, default_text="the task's"
     )

@@ -180,7 +180,7 @@ def _with_neighbors(findings: Findings, folder: StudyFolder) -> Findings:
         return findings
     sentence = (
         f"No: {', '.join(others)} timed the same devices meanwhile. Times and speed-ups are of a shared machine: run "
-        "this study again by itself (--fresh)."
+        "this study again by itself (--restart)."
     )
     return replace(findings, answers=(Answer(question=ALONE, sentences=(sentence,)), *findings.answers))
 

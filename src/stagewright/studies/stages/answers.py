@@ -116,7 +116,7 @@ def _speedup(
         return (
             f"{head}: can't be told: measured {joined(times(ratio) for ratio in left_out)}, also when repeated, more "
             f"than {min(count, len(set(options['devices'])))} devices can reach: the baseline was disturbed; run the "
-            "study again on a calm machine (--fresh)."
+            "study again on a calm machine (--restart)."
         )
     if runs:
         return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."

@@ -19,17 +19,17 @@ _QUICK_PIXELS = 128  # image size of the quick model
 class Options:
     """Split a model into 2 to 6 pipeline stages by every policy: speed-ups, the best policy, what limits it."""
 
-    model: str = option("deit-small", "Any model.", quick="deit-tiny")
+    model: str = option("deit-small", "Model; any.", quick="deit-tiny")
     quick: bool = setting(False)
-    stages: tuple[int, ...] = option((2, 3, 4, 6), "Numbers of stages.", parse=parse_numbers)
+    stages: tuple[int, ...] = option((2, 3, 4, 6), "How many stages; with commas.", parse=parse_numbers)
     policies: tuple[str, ...] = option(
-        ("parameters", "macs", "blocks", "time", "optimal"), "Split policies.", parse=parse_words
+        ("parameters", "macs", "blocks", "time", "optimal"), "Split policies; with commas.", parse=parse_words
     )
-    modes: tuple[str, ...] = option(_MODES, parse=parse_words)
-    batch: int = option(32, "Samples per step.", minimum=1, quick=32)
-    microbatches: int = option(16, "Micro-batches of a pipeline.", minimum=1, quick=8)
+    modes: tuple[str, ...] = option(_MODES, "What to run.", parse=parse_words, choices=_MODES)
+    batch: int = option(32, "Global batch: samples in a step.", minimum=1, quick=32)
+    microbatches: int = option(16, "Micro-batches of a replica.", minimum=1, quick=8)
     rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")
-    steps: int = option(5, "Timed steps per run.", minimum=1, quick=4, panel="Execution")
+    steps: int = option(5, "Timed steps.", minimum=1, quick=4, panel="Execution")
     warmup: int = setting(2, quick=1)
     """Untimed steps before them."""
     repeats: int = setting(5, quick=3)
@@ -40,11 +40,15 @@ class Options:
         False, "Also run more stages than devices; stages then share devices, and are marked.", panel="Execution"
     )
     cluster: str | None = option(
-        None, "Forecast for this cluster instead of this machine.", metavar="FILE", panel="Execution"
+        None,
+        "A cluster file, or a name like 8xh100 or 32x8xa100; only forecasts are for it.",
+        metavar="FILE|NAME",
+        panel="Execution",
+        default_text="this machine",
     )
-    image_size: int | None = option(None, "Image size in pixels.", typed=int, minimum=1)
+    image_size: int | None = option(None, "Image height and width in pixels.", typed=int, minimum=1)
     sequence_length: int | None = option(None, "Tokens per sample.", typed=int, minimum=1)
-    seed: int = option(0, "Seed of random weights and samples.", panel="Execution")
+    seed: int = option(0, "Random seed; of weights and samples.", panel="Execution")
 
     def __post_init__(self) -> None:
         unknown = [mode for mode in self.modes if mode not in _MODES]

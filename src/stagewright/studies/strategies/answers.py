@@ -103,7 +103,7 @@ def _faster(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, 
         )
     sentences += [
         f"Left out: {row.experiment.shown} {joined(map(times, row.implausible))} on {row.experiment.workers} workers, "
-        "more than they can reach: the baseline was disturbed; run the study again on a calm machine (--fresh)."
+        "more than they can reach: the baseline was disturbed; run the study again on a calm machine (--restart)."
         for measured in experiments.values()
         for row in measured
         if row.implausible
@@ -247,7 +247,7 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
             "5039 MiB."
         )
     elif len(options["cuts"]) < 2:
-        return ("Only one way to cut was studied; this studies both: stagewright study strategies --cuts even,client",)
+        return ("Only one policy was studied; this studies both: stagewright study strategies --policies even,client",)
     return tuple(sentences)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stagewright.errors import UsageError
+from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
@@ -41,11 +41,15 @@ class Options(TrainingOptions):
     """Pipeline or data parallel on 2 and 4 workers: accuracy over seeds, throughput, speed-up; large batches."""
 
     workers: tuple[int, ...] = option((2, 4), "Numbers of workers.", parse=parse_numbers, quick=(2,))
-    microbatches: tuple[int, ...] = option((2, 4, 8), "Micro-batches of pipelines.", parse=parse_numbers, quick=(4,))
+    microbatches: tuple[int, ...] = option(
+        (2, 4, 8), "Micro-batches of a replica; in pipelines, with commas.", parse=parse_numbers, quick=(4,)
+    )
     cuts: tuple[str, ...] = option(
         CUTS,
-        "How to cut pipelines: into equal stages, or with the first and last units at a client.",
+        "Split policies; even: equal stages, client: first and last units at a client.",
         parse=parse_words,
+        flag="--policies",
+        choices=CUTS,
         quick=("even",),
     )
     client: tuple[str, ...] = option(
@@ -58,20 +62,19 @@ class Options(TrainingOptions):
     train_samples: int | None = samples_option(quick=192)
     judged_samples: int | None = setting(None, quick=100)
     batch_norm: Literal["plain", "deferred"] = option(
-        "deferred",
-        "Update running statistics once with the whole batch (deferred), or with each micro-batch and replica (plain).",
+        "deferred", "Statistics of a micro-batch, or of the batch.", choices=BATCH_NORMS
     )
     """Deferred is the same under every strategy. With plain, models that learned the same are evaluated differently."""
     batch: int | None = option(
         None,
-        "Samples per step on 2 workers; 4 workers use twice as many.",
+        "Global batch: samples in a step; on 2 workers, twice as many on 4.",
         typed=int,
         minimum=2,
         default_text="the task's",
         quick=32,
     )
-    rounds: int = option(3, "Repeat every timed run this many times.", minimum=1, quick=1, panel="Execution")
-    steps: int = option(5, "Timed steps per run.", minimum=1, quick=3, panel="Execution")
+    rounds: int = option(3, "Repeat every run this many times; if it is timed.", minimum=1, quick=1, panel="Execution")
+    steps: int = option(5, "Timed steps.", minimum=1, quick=3, panel="Execution")
     warmup: int = setting(2, quick=1)
     """Untimed steps before them."""
     repeats: int = setting(3, quick=1)
@@ -84,7 +87,7 @@ class Options(TrainingOptions):
     )
     memory_bytes: int | None = option(
         None,
-        "Memory limit of each device for large batches.",
+        "Memory limit of each device, like 2GiB; for large batches.",
         flag="--memory",
         parse=parse_bytes,
         show=show_bytes,
@@ -107,7 +110,7 @@ class Options(TrainingOptions):
         check_choice("batch norm mode", self.batch_norm, BATCH_NORMS)
         unknown = [cut for cut in self.cuts if cut not in CUTS]
         if unknown:
-            raise UsageError(f"unknown cut {unknown[0]!r}: use even, client, or both")
+            raise UnknownName("split policy", unknown[0], CUTS)
         for recipe in self.recipes.values():
             if max(self.microbatches) > recipe.batch:
                 raise UsageError(

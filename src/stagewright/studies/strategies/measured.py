@@ -45,11 +45,12 @@ PUBLISHED: tuple[tuple[str, ...], ...] = (
     ("pipeline", "RTE", "RoBERTa", "4", "64 (2)", "4e-5", "78.15 ± 0.22", "96.40", "1.27"),
     ("data", "RTE", "RoBERTa", "4", "64", "4e-5", "78.4 ± 0.21", "95.53", "1.25"),
 )
-"""On GPUs; the speed-up is over data parallel on 2."""
+"""Of https://github.com/HaoKang-Timmy/Epipe, on GPUs; the speed-up is over data parallel on 2."""
 
 PUBLISHED_LARGE = (
-    "Published, ResNet-101 on GPUs, speed-up over data parallel on 2 GPUs: data parallel with batch 256 on 2: 1, 1k on "
-    "8: 3.365, 4k on 8: out of memory; pipeline with batch 256 on 2: 0.651, 1k on 8: 1.634, 4k on 8: 2.100."
+    "Published (torchgpipe, arXiv:2004.09910), ResNet-101 on GPUs, speed-up over data parallel on 2 GPUs: data "
+    "parallel with batch 256 on 2: 1, 1k on 8: 3.365, 4k on 8: out of memory; pipeline with batch 256 on 2: 0.651, 1k on 8: "
+    "1.634, 4k on 8: 2.100."
 )
 
 

@@ -49,8 +49,8 @@ PUBLISHED: tuple[tuple[str, ...], ...] = (
 
 PUBLISHED_LARGE = (
     "Published (torchgpipe, arXiv:2004.09910), ResNet-101 on GPUs, speed-up over data parallel on 2 GPUs: data "
-    "parallel with batch 256 on 2: 1, 1k on 8: 3.365, 4k on 8: out of memory; pipeline with batch 256 on 2: 0.651, 1k on "
-    "8: 1.634, 4k on 8: 2.100."
+    "parallel with batch 256 on 2: 1, 1k on 8: 3.365, 4k on 8: out of memory; pipeline with batch 256 on 2: 0.651, 1k "
+    "on 8: 1.634, 4k on 8: 2.100."
 )
 
 

@@ -30,8 +30,7 @@ class PlanOptions:
     strategy: Annotated[
         str | None,
         opt.run_option(
-            metavar="NAME|MESH",
-            help="Strategy; serial, ddp, fsdp, tensor, pipeline, or mesh dp=2,pp=2. \\[default: serial]",
+            metavar="NAME|MESH", help="Strategy; serial, ddp, fsdp, tensor, pipeline, dp=2,pp=2, … \\[default: serial]"
         ),
     ] = None
     microbatches: Annotated[int | None, opt.microbatches_option("4 in a pipeline")] = None

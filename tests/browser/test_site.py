@@ -34,6 +34,7 @@ SEARCHES = {
     "wandb": "how-to/own-data",
     "mixed precision": "how-to/mixed-precision",
     "bfloat16": "how-to/mixed-precision",
+    "torch.compile": "how-to/mixed-precision",
     "torchrun": "how-to/multi-node",
     "Slurm": "how-to/multi-node",
     "Kubernetes": "how-to/multi-node",

@@ -40,7 +40,7 @@ STATED: dict[str, dict[str, str]] = {
     "reliability.md": {"10 s": "a limit", "200 MiB": "a limit", "3 s": "a limit", "4 s": "length of a stall"},
     "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
     "capture.md": {"80 %": "a rule of capture"},
-    "train.md": {"300 seconds": "a default"},
+    "how-to/own-data.md": {"300 seconds": "a default"},
     "codecs.md": {"5 %": "a rule of auto"},
     "fabric.md": {
         "1 Gbit/s": "the lab's rate",

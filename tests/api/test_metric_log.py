@@ -60,3 +60,8 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[0][1]["loss"] == 0.5
     assert calls[1][1]["accuracy"] == 0.9
     assert calls[2] == "finished"
+
+
+def test_a_package_that_can_not_start_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--log csv can't start: .*No such file"):
+        MetricLog("csv", tmp_path / "gone", {})

@@ -43,7 +43,10 @@ class MetricLog:
     def __init__(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
         """`folder` is the run folder, `about` the settings of the run, such as model, batch and learning rate."""
         check_logger(name)
-        self._write, self._close = _OPENERS[name](folder, _flat(about))
+        try:
+            self._write, self._close = _OPENERS[name](folder, _flat(about))
+        except Exception as error:  # of the package, such as a missing login
+            raise UsageError(f"--log {name} can't start: {error}") from error
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Log a line of a worker's metrics.jsonl: a step, or the evaluation after an epoch."""

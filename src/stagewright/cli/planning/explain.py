@@ -44,7 +44,8 @@ def explain(
     cluster: ClusterFile = None,
     plot: Plot = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Of traces: also write a page, rank by rank.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; of traces, a page rank by rank."),
     ] = None,
     json: Json = False,
     *,

@@ -21,7 +21,7 @@ def attach(
             show_default=False,
         ),
     ],
-    root: Annotated[Path, typer.Option(metavar="DIR", help="Where the run folder is created.")] = Path("runs"),
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Where results go; a folder for each run.")] = Path("runs"),
     profile_steps: Annotated[
         str | None,
         typer.Option(

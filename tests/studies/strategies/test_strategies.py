@@ -233,7 +233,7 @@ def test_plans_of_the_experiments() -> None:
         ({"workers": (3,)}, "even numbers"),
         ({"microbatches": ()}, "numbers from 1 up"),
         ({"microbatches": (128,)}, "more than the 64 samples"),
-        ({"cuts": ("odd",)}, "use even, client, or both"),
+        ({"cuts": ("odd",)}, "split policy .* known: even, client"),
         ({"devices": ("cpu:0",)}, "give two"),
         ({"tasks": ("rte",)}, "needs its data"),
         ({"batch_norm": "defered"}, "did you mean 'deferred'"),

@@ -233,7 +233,7 @@ def lab(
     ] = 4,
     rate: Annotated[str | None, typer.Option(help="Rate of each host's link; in both directions, like 1gbit.")] = None,
     delay: Annotated[str | None, typer.Option(metavar="TIME", help="One-way delay between two hosts: 10ms.")] = None,
-    loss: Annotated[str | None, typer.Option(help="Packet loss of each host's link: 1%.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Packet loss; of each host's link, like 1%.")] = None,
     slow_link: Annotated[
         list[str] | None, typer.Option("--slow-link", metavar="HOST:RATE", help="Rate of one host's link.")
     ] = None,

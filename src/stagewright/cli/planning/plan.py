@@ -62,7 +62,7 @@ def plan(
     analytic: Annotated[bool, _search_option("--analytic", help=ANALYTIC_HELP)] = False,
     efficiency: Annotated[
         float | None,
-        _search_option(help="With --analytic: share of the peak that is reached. \\[default: the device's]"),
+        _search_option(help="Share of the peak that matrix products reach; with --analytic. \\[default: the device's]"),
     ] = None,
     price: Annotated[
         bool, _search_option("--price", help="Rank by the cost of a step, at the cluster's price of a device and hour.")

@@ -55,7 +55,7 @@ class Options:
     )
     wrong_host: int = option(2, "Host whose link is slow or lossy, or which is late.")
     slow_rate: str = setting("100mbit")
-    loss: str = option("1%", "Packet loss of the lossy link.", parse=_parse_loss)
+    loss: str = option("1%", "Packet loss; of the lossy link.", parse=_parse_loss)
     failing_loss: str = setting("8%")
     """Packet loss of the failing link: losses of the same segment in a row are likely."""
     late_s: float = setting(0.02)

@@ -54,7 +54,7 @@ class Options(TrainingOptions):
     )
     client: tuple[str, ...] = option(
         (),
-        "First and last units at the client, instead of those of --cuts client: 4,3; several: f1l1,f2l2.",
+        "First and last units at the client, instead of those of --policies client: 4,3; several: f1l1,f2l2.",
         parse=parse_client,
         default_text="where it is fastest",
         metavar="N,N",

@@ -29,7 +29,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         monkeypatch.setattr(f"stagewright.cli.running.{name}.start_fork_server", lambda: None)
     monkeypatch.setattr(copies, "_ensure_running", lambda: pytest.fail("a process was started"))
     monkeypatch.setattr(launch, "Agent", lambda *args, **keys: pytest.fail("a worker was started"))
-    for module in ("cli.options", "cluster.device"):
+    for module in ("cli.options", "cluster.device", "engine.worker.worker"):
         monkeypatch.setattr(f"stagewright.{module}.pin_process", lambda device: False)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
     monkeypatch.setenv("STAGEWRIGHT_CACHE", str(tmp_path / "cache"))
@@ -143,7 +143,6 @@ def test_what_is_wrong_and_a_way_out(words: str, message: str, told: Told) -> No
 )
 def test_a_gpu_that_is_not_there(words: str, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("stagewright.spec.local_check.has_gpu", lambda: False)
     sentence = told(words)
     assert "cuda:" in sentence
     assert "use another device, like cpu:0" in sentence

@@ -127,7 +127,7 @@ def test_wrong_input_is_one_sentence(tmp_path: Path) -> None:
     write_plan(Plan(model=ModelSpec(name="mlp-mnist"), batch=4, mesh=Mesh(data=2)), plan)
     done = run("-m", "stagewright", "worker", str(plan))
     assert done.returncode == 2
-    assert done.stderr.startswith("stagewright: worker 0 refused: ")
+    assert done.stderr.startswith("stagewright: ")
     assert f"{plan} needs 2 workers (data=2), but 1 were started" in done.stderr
     assert f"torchrun --nproc-per-node 2 -m stagewright worker {plan}" in done.stderr
     assert "Traceback" not in done.stderr

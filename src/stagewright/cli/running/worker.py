@@ -10,6 +10,7 @@ import typer
 
 from stagewright.cli import options as opt
 from stagewright.cli.screen import note
+from stagewright.errors import StagewrightError
 
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
@@ -33,11 +34,20 @@ def worker(
     tokenizer: opt.Tokenizer = None,
 ) -> None:
     """Run one worker of a plan: `torchrun --nproc-per-node 2 -m stagewright worker plan.toml`."""
+    from stagewright.engine.worker.faults import activity
     from stagewright.engine.worker.slurm import slurm_workers
-    from stagewright.engine.worker.worker import start_worker
+    from stagewright.engine.worker.worker import end_process, run_worker
+
+    def options(read: Plan) -> dict[str, str]:
+        return _training_options(read, resume, data_dir, tokenizer)
 
     with slurm_workers(os.environ):
-        start_worker(plan, run_folder, job, hang_s, lambda read: _training_options(read, resume, data_dir, tokenizer))
+        try:
+            run_worker(plan, run_folder, job=job, hang_s=hang_s, options=options, end=end_process)
+        except StagewrightError as error:
+            if activity.action == "connect":  # refused: nothing that blocks has started
+                raise
+            end_process(error)
 
 
 def _training_options(plan: Plan, resume: bool, data_dir: Path | None, tokenizer: Path | None) -> dict[str, str]:

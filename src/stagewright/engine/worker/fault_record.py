@@ -132,4 +132,7 @@ def record_faults(placement: RankPlacement) -> Iterator[FaultRecord]:
         fault = Fault.of(
             error, worker=placement.rank, device=record.device, doing=activity.now(), time_ns=time.time_ns()
         )
+        if isinstance(error, UsageError) and record.folder is None:
+            report_to_agent(fault)
+            raise  # refused before there is a run folder
         raise record.write(fault) from error

@@ -57,12 +57,10 @@ def run_launched_worker(plan: str, run_folder: str, job: str, hang_s: str) -> No
     start_worker(Path(plan), Path(run_folder), job, float(hang_s))
 
 
-def start_worker(
-    plan: Path, run_folder: Path | None, job: str | None, hang_s: float, options: JobOptions | None = None
-) -> None:
+def start_worker(plan: Path, run_folder: Path | None, job: str | None, hang_s: float) -> None:
     """Run this worker; any failure ends the process with one message."""
     try:
-        run_worker(plan, run_folder, job=job, hang_s=hang_s, options=options, end=end_process)
+        run_worker(plan, run_folder, job=job, hang_s=hang_s, end=end_process)
     except StagewrightError as error:
         end_process(error)
 

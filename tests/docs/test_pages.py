@@ -36,8 +36,14 @@ NOT_RUN = [
 # Pages whose commands take a while; continuous integration runs them, `make test` leaves them to `make test-long`.
 LONG = {
     "README.md",
-    "docs/how-to/my-own-model.md",
+    "docs/index.md",
+    "docs/analytic.md",
     "docs/attach.md",
+    "docs/codecs.md",
+    "docs/compare.md",
+    "docs/how-to/export.md",
+    "docs/profile.md",
+    "docs/how-to/my-own-model.md",
     "docs/python.md",
     "docs/split.md",
     "docs/studies/stages.md",

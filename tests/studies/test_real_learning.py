@@ -43,6 +43,8 @@ def test_codecs_on_some_photographs(tmp_path: Path, shared_cache: Path) -> None:
         "--quick",
         "--data-dir",
         str(data),
+        "--tasks",
+        "cifar10",
         "--samples",
         "40,20",
         "--batch",

@@ -116,8 +116,6 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
             return float(value)
         except OverflowError:
             return _refuse(value, name, "a number")
-    if hint is int and isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return _refuse(value, name, "a whole number of 64 bits")
     if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     return _refuse(value, name, _NAMES.get(hint, str(hint)))

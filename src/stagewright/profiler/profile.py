@@ -245,9 +245,20 @@ class Profile(Displayed):
         profile = from_json(cls, {**data, "units": tuple(UnitProfile.from_dict(unit) for unit in data["units"])})
         times = [part.median_s for unit in profile.units for part in (unit.forward, unit.backward_input)]
         times += [unit.backward_weight.median_s for unit in profile.units]
+        if _has_huge_integer(data):
+            raise ValueError("a number has more than 64 bits")
         if not all(0 <= seconds <= _MAX_S for seconds in times):
             raise ValueError(f"a time is not between 0 and {_MAX_S:.0f} s")
         return profile
+
+
+def _has_huge_integer(value: Any) -> bool:
+    """Whether a JSON value holds an integer that no array can hold."""
+    if isinstance(value, Mapping):
+        return any(_has_huge_integer(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_huge_integer(item) for item in value)
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
 def _unit_row(unit: UnitProfile, *, training: bool) -> tuple[str, ...]:

@@ -8,9 +8,9 @@
     │   ├── MissingPackage       an optional package is not installed; names the extra
     │   ├── DataMissing          a data set or weights are not on this machine; says how to get them
     │   └── CacheError           a cache file can't be read or written
-    └── RunError                 the input was valid, the run failed                       exit code 1
-        ├── RunTerminated        a signal such as SIGTERM ended the run
-        └── CorruptMessage       received bytes are not the expected message
+    ├── RunError                 the input was valid, the run failed                       exit code 1
+    │   └── CorruptMessage       received bytes are not the expected message
+    └── RunTerminated            SIGTERM ended the command, as Ctrl-C does                 exit code 130
 
 A message says what was wrong, with both values, where, and a fix to paste.
 """
@@ -79,9 +79,11 @@ class RunError(StagewrightError):
     """The input was valid, but the run failed."""
 
 
-class RunTerminated(RunError):
-    """A signal such as SIGTERM ended the run."""
-
-
 class CorruptMessage(RunError):
     """Bytes received over a link are not the expected message."""
+
+
+class RunTerminated(StagewrightError):
+    """A signal such as SIGTERM ended the command; no RunError, so that no further run begins where one may fail."""
+
+    exit_code = 130

@@ -27,7 +27,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import RunTerminated, UnknownName, UsageError
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import read_object
 from stagewright.runs.result import RunResult, Status
@@ -114,9 +114,11 @@ class RunFolder:
         save_text(_json({"status": status, "ended": ended, **result.to_dict()}), self.path / "result.json")
 
     def finish_with_error(self, error: BaseException) -> None:
-        """Finish a run that raised: interrupted by Ctrl-C, refused for a UsageError, else failed."""
+        """Finish a run that raised: interrupted by Ctrl-C or SIGTERM, refused for a UsageError, else failed."""
         if isinstance(error, KeyboardInterrupt):
             self.finish("interrupted")
+        elif isinstance(error, RunTerminated):
+            self.finish("interrupted", RunResult(error=str(error)))
         else:
             refused = isinstance(error, UsageError)
             self.finish("refused" if refused else "failed", RunResult(error=str(error)))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +15,9 @@ from typer.testing import CliRunner, Result
 
 from stagewright.api import compare as api
 from stagewright.cli.running.compare import compare
+from stagewright.engine.worker.process import ProcessMark
 from stagewright.runs.result import RunResult
+from stagewright.runs.run_folder import RunFolder
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(compare)
@@ -41,3 +48,32 @@ def test_the_traceback_of_a_failure_is_on_stderr_once(monkeypatch: pytest.Monkey
 def test_shards_without_replicas_are_told(monkeypatch: pytest.MonkeyPatch, strategies: str, told: bool) -> None:
     done = run(monkeypatch, "--strategy", strategies, "--shard")
     assert ("--shard applies to data parallelism, and no strategy here has it" in done.stderr) is told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_its_workers(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["mlp-mnist", "--devices", "cpu:0;cpu:0", "--strategy", "data,tensor", "--steps", "100000000"]
+    command = [sys.executable, "-m", "stagewright", "compare", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until_s = time.monotonic() + 200
+        while len(list(tmp_path.glob("runs/*/workers/*/process.json"))) < 2:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out) == (130, ""), err
+    last = "interrupted" if number == signal.SIGINT else "the run was ended by SIGTERM"
+    assert err.splitlines()[-1] == f"stagewright: {last}"
+    (folder,) = tmp_path.glob("runs/*data-2")
+    assert len(list(tmp_path.glob("runs/2*"))) == 1, "the next strategy does not begin"
+    result = RunFolder.open(folder).result()
+    assert result is not None
+    assert result.status == "interrupted"
+    marks = [ProcessMark.read(path) for path in folder.glob("workers/*/process.json")]
+    assert [mark.state() for mark in marks if mark is not None] == ["gone", "gone"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from stagewright.cluster.device import usable_cores
+from stagewright.engine.jobs import compare as module
 from stagewright.engine.jobs.compare import compare, median_rows, run_plan, strategy_plans
-from stagewright.errors import RunError, UsageError
+from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.runs.index import RunIndex
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
@@ -167,3 +169,23 @@ def test_each_round_is_compared_with_its_own_baseline() -> None:
     failed = RunResult(status="failed", error="worker 1 was killed")
     assert median_rows([round_of(10, 15), [round_of(10, 15)[0], failed]], 0)[1] == failed
     assert median_rows([round_of(10, 15)], 0)[1].speedups is None
+
+
+@pytest.mark.parametrize("between_runs", [False, True])
+def test_sigterm_begins_no_further_plan(between_runs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In a run, where the launcher raises the error, and while a plan is resolved."""
+    ran: list[Plan] = []
+
+    def terminated(plan: Plan, root: str | Path, **options: Any) -> RunResult:
+        ran.append(plan)
+        if between_runs:
+            signal.raise_signal(signal.SIGTERM)
+        raise RunTerminated("the run was ended by SIGTERM")
+
+    monkeypatch.setattr(module, "run_plan", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunTerminated, match="SIGTERM") as caught:
+        compare([on("data=2"), on("tensor=2")], tmp_path)
+    assert caught.value.exit_code == 130
+    assert len(ran) == 1
+    assert signal.getsignal(signal.SIGTERM) is before

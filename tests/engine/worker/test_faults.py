@@ -325,12 +325,12 @@ def test_ctrl_c_is_clean(folder: RunFolder) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_is_a_failed_run_that_leaves_nothing(folder: RunFolder) -> None:
+def test_sigterm_ends_a_run_that_leaves_nothing(folder: RunFolder) -> None:
     with launcher(folder, "goes_on") as process:
         notes = wait_until_seen(folder, process)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=END_S)
-    assert (process.returncode, out, err) == (1, "", "the run was ended by SIGTERM\n")
+    assert (process.returncode, out, err) == (130, "", "the run was ended by SIGTERM\n")
     nothing_left(notes)
 
 

@@ -70,11 +70,9 @@ def conduct(
             note=lambda part, text: note(f"[{numbers[part.name]}/{len(numbers)}] {part.name}: {text}"),
             fresh=restart,
         )
-    except (KeyboardInterrupt, RunTerminated) as error:
+    except (KeyboardInterrupt, RunTerminated):
         note(f"finished parts are saved: the same command continues in {folder.path}")
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise typer.Exit(130) from None
+        raise
     if json:
         print_json(outcome.to_dict())
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from stagewright.engine.jobs.measure import merge_results
 from stagewright.engine.launch.launcher import launch
+from stagewright.engine.launch.termination import sigterm_raises
 from stagewright.engine.parallel.resolve import resolve_plan
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import RunError, StagewrightError, UsageError
@@ -86,7 +87,8 @@ def compare(
 
     Several rounds are interleaved, so that a slow phase of the machine affects all plans: see ``median_rows``.
     """
-    results = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
+    with sigterm_raises("the comparison"):
+        results = [[_run_row(plan, root, progress, hang_s) for plan in plans] for _ in range(rounds)]
     serial = _baseline_index(plans, results)
     rows = median_rows(results, serial)
     for row in [*(row for one_round in results for row in median_rows([one_round], serial)), *rows]:

@@ -7,16 +7,13 @@ for each part:  saved already? ─► next      needs a failed part? ─► skip
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stagewright.engine.launch.termination import sigterm_raises
 from stagewright.errors import RunTerminated, StagewrightError
 from stagewright.studies.framework.rounds import disturbances
 from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
@@ -31,7 +28,6 @@ ALONE = "Were the devices used by this study alone?"
 """Asked only if they were not."""
 DISTURBED = "Which measurements were disturbed?"
 """Asked only if some were repeated or left out."""
-_AGAIN_S = 0.5  # until a SIGTERM whose exception was ignored is sent again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,7 @@ def run_study(
     devices = tuple(study.options.get("devices") or ())
     with folder.held(), announced(folder.path, devices):
         try:
-            with _sigterm_raises():
+            with sigterm_raises("the study"):
                 for part in study.parts:
                     saved = folder.part(part.name)
                     if saved is None or "data" not in saved:
@@ -125,40 +121,6 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
         return
     folder.save_part(part.name, seconds=time.monotonic() - start, error=reason)
     note(part, f"failed: {reason.splitlines()[0]}")
-
-
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM end the study like Ctrl-C, also between runs.
-
-    An exception that a signal raises inside a callback of the interpreter is ignored, so the signal is sent again until
-    the study has ended.
-    """
-    pending: list[threading.Timer] = []
-    is_over = threading.Event()
-
-    def send_again() -> None:
-        if not is_over.is_set():
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def end(number: int, frame: object) -> None:
-        pending.append(threading.Timer(_AGAIN_S, send_again))
-        pending[-1].daemon = True
-        pending[-1].start()
-        raise RunTerminated(f"the study was ended by {signal.Signals(number).name}")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        is_over.set()
-        for timer in pending:
-            timer.cancel()
-            timer.join()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _warn_of_neighbors(

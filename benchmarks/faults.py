@@ -1,8 +1,9 @@
 """Inject seeded faults into training runs, and check how each run ends.
 
-    python benchmarks/faults.py --faults 200 --output faults.json
+    python benchmarks/faults.py --output faults.json
+    python benchmarks/faults.py --at-once 14 --limit-s 480 --output faults.json
     python benchmarks/faults.py --only 17
-    python benchmarks/faults.py --only 0-49 --update
+    python benchmarks/faults.py --part 1/4 --update
 
 A fault has a kind (a signal, an exception, an exit, out of memory, a disk that is full, slow or read-only, a deleted
 folder, a lost agent, a cut network, a clock that jumps, a killed launcher or fork server), a moment (start, load, first
@@ -16,26 +17,28 @@ step, checkpoint, evaluation, end), a plan (pipeline, data, FSDP, tensor) and a 
     resume from there with the losses of an uninterrupted run
 
 A run whose disk stalls for 4 s, or whose clock jumps by an hour, must go on and have those losses. Small file systems
-and two machines (network namespaces) need root; without it those faults are left out. A clock jump needs a C compiler.
-``--output`` keeps the rows that the file has; ``--update`` writes docs/measured/faults.json and its table on the page.
+and two machines (network namespaces) need root, a clock jump needs a C compiler; kinds of faults that this machine
+can't have are left out. ``--output`` keeps the rows of the file that were as wanted, so a run that was stopped goes on;
+``--update`` writes docs/measured/faults.json and its table on the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import runpy
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from injection import KINDS, MOMENTS, PLANS, inject, run_here
+from injection import KINDS, MOMENTS, PLANS, run_here
+from injection.lanes import run_lane, run_lanes
+from injection.requirements import find_missing
 from record import write_record
-from stagewright.engine.launch import fork_server
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD = DOCS / "measured" / "faults.json"
@@ -45,38 +48,69 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="a number or a range of faults: 17, 0-49")
-    parser.add_argument("--kind", help="faults of this kind alone")
+    parser.add_argument("--only", default="", help="numbers and ranges of faults: 17, 0-49,60")
+    parser.add_argument("--part", default="1/1", help="every n-th fault, from the i-th: i/n")
+    parser.add_argument("--kind", help="faults of these kinds alone, with commas")
+    parser.add_argument("--at-once", type=int, default=1, help="how many faults at once, each on cores of its own")
     parser.add_argument("--hang-s", type=float, default=10.0, help="time limit of a hang; more on a busy machine")
-    parser.add_argument("--limit-s", type=float, help="begin no further fault after this time")
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no further fault after this time")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--update", action="store_true", help=f"same as --output {RECORD.relative_to(DOCS.parent)}")
     parser.add_argument("--single", help=argparse.SUPPRESS)
+    parser.add_argument("--lane", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.single is not None:
         run_single(json.loads(options.single))
         return
+    if options.lane is not None:
+        run_lane(json.loads(options.lane))
+        return
+    begun_s = time.monotonic()
     output = RECORD if options.update else options.output
     rows = read_rows(output, options.seed)
-    low, _, high = options.only.partition("-")
-    chosen = range(int(low), int(high or low) + 1) if options.only else range(options.faults)
-    fork_server._PRELOADED += ("sklearn.datasets",)  # the task's, which each worker would import otherwise
-    fork_server.start_fork_server()
-    begun_s = time.monotonic()
-    for number, fault in enumerate(choose_faults(options.faults, options.seed)):
-        left_out = number in rows or number not in chosen or options.kind not in (None, fault["kind"])
-        if left_out or (KINDS[fault["kind"]].needs_root and os.geteuid() != 0):
-            continue
-        if options.limit_s is not None and time.monotonic() - begun_s > options.limit_s:
-            break
-        rows[number] = {"number": number, **fault, **inject(fault, options.hang_s)}
-        print(json.dumps(rows[number]), flush=True)
+    left_out = find_missing()
+    for kind, reason in left_out.items():
+        print(f"left out: {kind}: {reason}", flush=True)
+    faults = choose_faults(options.faults, options.seed)
+    chosen = choose_numbers(options.only, options.part, len(faults))
+    kinds = set(options.kind.split(",") if options.kind else KINDS) - left_out.keys()
+    todo = [number for number in chosen if number not in rows and faults[number]["kind"] in kinds]
+    # Those that take longest begin first, so that all lanes end together.
+    todo.sort(key=lambda number: KINDS[faults[number]["kind"]].order)
+
+    def save(row: dict[str, Any]) -> None:
+        rows[row["number"]] = row
+        print(f"{time.monotonic() - begun_s:.0f} s", json.dumps(row), flush=True)
         if output is not None:
-            settings = {"faults": options.faults, "seed": options.seed, "hang_s": options.hang_s}
+            settings = {"faults": options.faults, "seed": options.seed, "hang_s": options.hang_s, "left_out": left_out}
             write_record(output, {**settings, "rows": sorted_rows(rows)})
+
+    with tempfile.TemporaryDirectory() as references:
+        run_lanes(
+            [{"number": number, **faults[number]} for number in todo],
+            options.at_once,
+            options.hang_s,
+            Path(references),
+            save,
+            lambda: time.monotonic() - begun_s > options.limit_s,
+        )
     if options.update:
         runpy.run_path(str(DOCS / "make_measured_figures.py"), run_name="__main__")
     summarize(sorted_rows(rows))
+
+
+def choose_numbers(only: str, part: str, count: int) -> list[int]:
+    """Return the numbers of the chosen faults.
+
+    >>> choose_numbers("0-4,7", "1/2", 200)
+    [0, 2, 4]
+    """
+    numbers = set()
+    for text in only.split(",") if only else [f"0-{count - 1}"]:
+        low, _, high = text.partition("-")
+        numbers |= set(range(int(low), int(high or low) + 1))
+    index, _, parts = part.partition("/")
+    return [number for number in sorted(numbers) if number % int(parts) == int(index) - 1]
 
 
 def read_rows(path: Path | None, seed: int) -> dict[int, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -12,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from stagewright.spec.plan_file import write_plan
 BENCHMARKS = Path(__file__).resolve().parents[1]
 JOB = "jobs.faulty_training:run"
 END_S, ORPHAN_S, GOES_ON_S = 10.0, 3.0, 60.0
+LONG_HANG_S = 60.0  # of faults that a run must notice without it
 CHECKPOINT_EVERY = 2
 PLANS: dict[str, dict[str, Any]] = {
     "pipeline": {"mesh": "pipeline=2", "microbatches": 2, "schedule": "gpipe", "cuts": ("vit.layers.1",)},
@@ -57,6 +58,11 @@ class Kind:
     @property
     def needs_root(self) -> bool:
         return bool(self.disk) or self.where == "machines"
+
+    @property
+    def order(self) -> int:
+        """Kinds that take longer have smaller numbers."""
+        return 0 if self.where == "machines" else 1 if self.hangs or self.where == "child" else 2
 
 
 KINDS: dict[str, Kind] = {
@@ -97,26 +103,30 @@ def make_plan(name: str) -> Plan:
     return Plan.of("digits-vit", 256, devices=devices, **{**training, **PLANS[name]})
 
 
-@cache
-def reference(plan: str) -> list[float]:
-    """Return the losses of an uninterrupted run."""
-    with tempfile.TemporaryDirectory() as root:
-        return final_losses(train(make_plan(plan), root))
+def reference(plan: str, folder: Path) -> list[float]:
+    """Return the losses of an uninterrupted run; the first process that needs them writes them into the folder."""
+    path = folder / f"{plan}.json"
+    with open(folder / f"{plan}.lock", "w") as lock, tempfile.TemporaryDirectory() as root:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_text(json.dumps(final_losses(train(make_plan(plan), root))))
+        losses: list[float] = json.loads(path.read_text())
+        return losses
 
 
 def final_losses(result: Any) -> list[float]:
     return [epoch.evaluation_loss for epoch in result.history.epochs]
 
 
-def inject(fault: dict[str, Any], hang_s: float) -> dict[str, Any]:
-    """Run one fault and return what was observed."""
+def inject(fault: dict[str, Any], hang_s: float, references: Path) -> dict[str, Any]:
+    """Run one fault and return what was observed; ``references``: a folder for the losses of uninterrupted runs."""
     kind = KINDS[fault["kind"]]
     with (
         tempfile.TemporaryDirectory(prefix="stagewright-fault-") as name,
-        _disk(Path(name) / "disk", kind.disk) as root,
+        small_disk(Path(name) / "disk", kind.disk) as root,
     ):
         clock = Path(name) / "clock.json"
-        limit_s = hang_s if kind.hangs or kind.goes_on else 300.0
+        limit_s = hang_s if kind.hangs or kind.goes_on else LONG_HANG_S
         told = {**fault, "clock": str(clock), "mount": str(root), "root": str(root), "hang_s": limit_s}
         ending = {"here": run_here, "child": run_in_child, "machines": run_on_two_machines}[kind.where](told)
         begun = json.loads(clock.read_text()) if clock.exists() else {"time_s": float("nan"), "steps": 0}
@@ -139,7 +149,7 @@ def inject(fault: dict[str, Any], hang_s: float) -> dict[str, Any]:
             "exit_code": ending.code == kind.code,
             "no_orphans": orphans == 0,
             "nothing_lost": deleted or lost_steps <= may_lose,
-            "same_losses": (ending.losses if kind.goes_on else resumed) in (None, reference(fault["plan"])),
+            "same_losses": (ending.losses if kind.goes_on else resumed) in (None, reference(fault["plan"], references)),
         }
         return {
             "end_s": round(end_s, 2),
@@ -168,17 +178,17 @@ def _names(fault: dict[str, Any], kind: Kind, error: str) -> bool:
 
 
 @contextlib.contextmanager
-def _disk(root: Path, kind: str) -> Iterator[Path]:
+def small_disk(root: Path, kind: str) -> Iterator[Path]:
     """Create a folder, on a small file system of its own where a kind is given."""
     root.mkdir()
     if kind == "tmpfs":
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", root], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", root], check=True, capture_output=True)
     elif kind == "ext4":
         image = root.with_suffix(".ext4")
         with open(image, "wb") as file:
             file.truncate(256 * 2**20)
-        subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
-        subprocess.run(["mount", "-o", "loop", image, root], check=True)
+        subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", image, root], check=True, capture_output=True)
         shutil.rmtree(root / "lost+found")
     try:
         yield root
@@ -186,7 +196,7 @@ def _disk(root: Path, kind: str) -> Iterator[Path]:
         if kind == "ext4":
             subprocess.run(["fsfreeze", "--unfreeze", root], check=False, capture_output=True)
         if kind:
-            subprocess.run(["umount", "-l", root], check=False)
+            subprocess.run(["umount", "-l", root], check=False, capture_output=True)
 
 
 def _count_orphans(root: Path) -> int:

@@ -20,7 +20,7 @@ import transformers.modeling_utils  # noqa: F401
 
 from injection.variables import CLOCK, VARIABLE
 from stagewright.engine.jobs import train, training_loop
-from stagewright.engine.state import checkpoint
+from stagewright.engine.parallel import trainer
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.runs.run_folder import RunFolder
@@ -79,7 +79,7 @@ def _arm(moment: str, fail: Callable[[], None]) -> None:
     elif moment == "first step":
         _before(training_loop.Trainer, "step", fail)
     elif moment == "checkpoint":
-        _before(checkpoint, "write_safetensors", fail, skip=3)  # in the second checkpoint, before its last file
+        _before_publication(2, fail)
     elif moment == "evaluation":
         _before(training_loop.TrainingLoop, "evaluate", fail)
     else:
@@ -87,17 +87,36 @@ def _arm(moment: str, fail: Callable[[], None]) -> None:
         _before(training_loop.recorder, "close", fail)
 
 
-def _before(holder: Any, name: str, fail: Callable[[], None], skip: int = 0) -> None:
-    """Call ``fail`` before a function, after it was called ``skip`` times."""
+def _before(holder: Any, name: str, fail: Callable[[], None]) -> None:
+    """Call ``fail`` before the first call of a function."""
     function, calls = getattr(holder, name), [0]
 
     def wrapped(*args: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] == skip + 1:
+        if calls[0] == 1:
             fail()
         return function(*args, **options)
 
     setattr(holder, name, wrapped)
+
+
+def _before_publication(number: int, fail: Callable[[], None]) -> None:
+    """Call ``fail`` in a checkpoint when this worker has written its files, if it has any, and waits for the others."""
+    write, calls = trainer.write_checkpoint, [0]
+
+    def wrapped(path: Path, *, barrier: Callable[[], None], **options: Any) -> None:
+        calls[0] += 1
+        waits = [0]
+
+        def wait() -> None:
+            waits[0] += 1
+            if (calls[0], waits[0]) == (number, 2):
+                fail()
+            barrier()
+
+        write(path, barrier=wait, **options)
+
+    trainer.write_checkpoint = wrapped  # type: ignore[assignment]
 
 
 def _fail(fault: dict[str, Any], folder: RunFolder) -> None:

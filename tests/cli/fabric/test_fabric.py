@@ -129,6 +129,14 @@ def test_a_run_without_any_trial_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("engine", ["gloo", "nccl"])
+def test_ports_without_a_token_need_a_trusted_network(engine: str, tmp_path: Path) -> None:
+    done = run(tmp_path, "--sizes", "8", "--hosts", "198.18.0.1:7651,198.18.0.2:7651", "--engine", engine)
+    assert isinstance(done.exception, UsageError)
+    assert "add --trusted-network" in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_compare_needs_runs(tmp_path: Path) -> None:
     done = call("compare", str(tmp_path / "a"), str(tmp_path / "b"))
     assert isinstance(done.exception, StagewrightError)

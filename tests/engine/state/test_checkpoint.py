@@ -143,6 +143,26 @@ def test_a_kill_while_pruning_leaves_no_half_checkpoint(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_name(2)]
 
 
+def test_every_flipped_bit_is_noticed_by_the_worker_that_checks_the_file(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint_name(1)
+    write_checkpoint(
+        path, model={"w": torch.ones(4)}, content={"step": 1}, **{**SMALL, "optimizer": {"a/w": torch.ones(2)}}
+    )
+    Checkpoint.open(path).verify()
+    files = sorted(path.glob("*/*.safetensors"))
+    assert len(files) == 2
+    for share, file in enumerate(files):
+        content = file.read_bytes()
+        for index in range(0, len(content), 7):
+            file.write_bytes(content[:index] + bytes([content[index] ^ 1 << index % 8]) + content[index + 1 :])
+            with pytest.raises(
+                UsageError, match=r"damaged|is not|can't read"
+            ):  # the header is refused when it is opened
+                Checkpoint.open(path).verify(share, 2)
+        file.write_bytes(content)
+    Checkpoint.open(path).verify()
+
+
 @pytest.mark.parametrize("content", ["{}", '{"format": "stagewright checkpoint 2"}', "[]", '{"content": 3', ""])
 def test_a_malformed_index_is_one_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / checkpoint_name(1)

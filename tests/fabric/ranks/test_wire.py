@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from stagewright.errors import RunError, UsageError
+from stagewright.fabric.ranks import agent
 from stagewright.fabric.ranks.coordinator import Coordinator, RankLocation, Settings
 from stagewright.fabric.ranks.wire import (
     TO_COORDINATOR,
@@ -124,3 +126,33 @@ def test_agents_run_a_workload(tmp_path: Path) -> None:
         for process in started:
             process.kill()
             process.communicate()
+
+
+def test_strangers_do_not_hold_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two say nothing and one sends a byte at a time: all are turned away. Another waits beside a coordinator."""
+    monkeypatch.setattr(agent, "MEET_S", 0.3)
+    lines: list[str] = []
+    met: list[tuple[Channel, str]] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        address = listener.getsockname()
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(3)]
+        serving = threading.Thread(target=lambda: met.append(agent._meet(listener, TOKEN.encode(), lines.append)))
+        serving.start()
+        until_s = time.monotonic() + 60
+        strangers[0].sendall(b"SWC1")
+        while len(lines) < 3:
+            assert time.monotonic() < until_s, lines
+            with contextlib.suppress(OSError):
+                strangers[0].sendall(b"x")  # a limit of each read would not be reached
+            time.sleep(0.05)
+        monkeypatch.setattr(agent, "MEET_S", 60.0)
+        stack.enter_context(socket.create_connection(address)).sendall(b"SWC1")
+        coordinator = stack.enter_context(socket.create_connection(address))
+        authenticate_agent(coordinator, TOKEN.encode())
+        serving.join(60)
+        assert not serving.is_alive()
+    ((channel, host),) = met
+    channel.close()
+    assert host == "127.0.0.1"
+    assert lines[:3] == ["rejected 127.0.0.1: it did not show the token within 0 s"] * 3
+    assert lines[3:] == ["rejected 127.0.0.1: another coordinator has connected"]

@@ -6,11 +6,12 @@ The machines are network namespaces, each with one core, and the cable between t
 tbf) to 0.1, 1 and 10 Gbit/s. For each rate:
 
     calibrate    P2P, all-reduces and their overlap with compute are measured over that cable, as on any machine
-    plan         the search uses that link; a plan for one device is among the candidates
-    run          torchrun on both machines: parity check, then timed steps
+    plan         the search uses that link; the fastest plan is chosen, which may be the one for one machine
+    run          torchrun on both machines: parity check, then timed steps; the fastest plan for two machines runs too
     compare      the forecast made before the run, with the median step
 
-Needs root, and a machine that does nothing else: both the forecast and the steps are measured.
+Last, the cable is cut during a step: both machines must name it. Needs root, and a machine that does nothing else: both
+the forecast and the steps are measured. It takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -18,24 +19,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from injection import inject
 from jobs.link_calibration import ROUNDS
 from namespaces import Machine, run_workers, two_machines
 from record import write_record
 from stagewright.api.plan import plan as find_plan
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.calibrate import Calibration, calibrate, calibrate_from_rounds
-from stagewright.runs.result import RunResult
+from stagewright.planner.search.result import RankedPlan
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.spec.plan_file import write_plan
 
 BENCHMARKS = Path(__file__).resolve().parent
+HANG_S = 10.0  # until a dead link is noticed
 
 
 def main() -> None:
@@ -45,31 +50,46 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--gbits", default="0.1,1,10", help="rates of the link, in Gbit/s")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--runs", type=int, default=3, help="runs of each plan")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of calibrating the link")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("network namespaces need root")
+    begun_s = time.monotonic()
     here = calibrate(default_devices(2))
-    rows: list[dict[str, Any]] = []
+    figures: dict[str, Any] = {
+        **{name: getattr(options, name) for name in ("model", "image_size", "batch", "steps", "runs")},
+        "rows": [],
+    }
+
+    def save() -> None:
+        if options.output is not None:
+            write_record(options.output, {**figures, "seconds": round(time.monotonic() - begun_s)})
+
     for gbits in map(float, options.gbits.split(",")):
         with tempfile.TemporaryDirectory() as folder, two_machines(gbits * 1e9) as machines:
-            rows.append({"gbits": gbits, **measure(Path(folder), machines, here, options)})
-        print(json.dumps(rows[-1]), flush=True)
-        if options.output is not None:
-            settings = {name: getattr(options, name) for name in ("model", "image_size", "batch", "steps")}
-            write_record(options.output, {**settings, "rows": rows})
-    for row in rows:
-        print(
-            f"{row['gbits']:4g} Gbit/s: {row['mesh']:10} forecast {row['forecast_s'] * 1e3:6.0f} ms, "
-            f"measured {row['measured_s'] * 1e3:6.0f} ms, error {row['error']:+.1%}"
-        )
+            row = {"gbits": gbits, **measure(Path(folder), machines, here, options)}
+        figures["rows"].append(row)
+        save()
+        for plan in row["plans"]:
+            print(
+                f"{time.monotonic() - begun_s:4.0f} s  {gbits:4g} Gbit/s: {plan['mesh']:10} forecast "
+                f"{plan['forecast_s'] * 1e3:6.0f} ms, measured {plan['measured_s'] * 1e3:6.0f} ms, "
+                f"error {plan['error']:+.1%}{', chosen' if plan['chosen'] else ''}",
+                flush=True,
+            )
+    with tempfile.TemporaryDirectory() as references:
+        fault = {"kind": "cut network", "moment": "first step", "plan": "pipeline", "worker": 1}
+        figures["dead_link"] = inject(fault, HANG_S, Path(references))
+    save()
+    print(figures["dead_link"]["error"])
 
 
 def measure(
     folder: Path, machines: tuple[Machine, Machine], here: Calibration, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Calibrate the link, plan for it, run the plan."""
+    """Calibrate the link, plan for it, run the plans."""
     calibration = calibrate_link(folder, machines, here, options.rounds)
     cache = folder / "cache"
     cache.mkdir()
@@ -84,29 +104,21 @@ def measure(
         recompute=("none",),
         cache=cache,
         repeats=5,
-    )
-    best = found.search.best[0]
-    devices = default_devices(2)[: best.plan.mesh.num_workers]
-    result = run(folder, machines, replace(best.plan, devices=devices, steps=options.steps))
+    ).search
+    assert found.serial is not None
+    ranked = sorted([found.serial, *found.best], key=lambda candidate: candidate.forecast.step_s)
+    chosen = [ranked[0], *([found.best[0]] if ranked[0] is found.serial else [])]
     return {
-        "mesh": str(best.plan.mesh),
-        "microbatches": best.plan.microbatches,
-        "schedule": best.plan.schedule if best.plan.mesh.pipeline > 1 else None,
-        "shard": best.plan.shard,
         "link_bytes_per_s": calibration.link.bandwidth_bytes_per_s,
         "link_latency_s": calibration.link.latency_s,
         "collective_bytes_per_s": calibration.collective.bandwidth_bytes_per_s,
-        "forecast_s": best.forecast.step_s,
-        "measured_s": result.latency_s,
-        "error": best.forecast.step_s / result.latency_s - 1,
-        "equal": result.equal,
-        "candidates": [
-            {"mesh": str(one.plan.mesh), "microbatches": one.plan.microbatches, "step_s": one.forecast.step_s}
-            for one in found.search.best[:5]
-        ],
-        "serial_s": None if found.search.serial is None else found.search.serial.forecast.step_s,
-        "data_s": None if found.search.data_parallel is None else found.search.data_parallel.forecast.step_s,
         "noise": calibration.noise,
+        "serial_s": found.serial.forecast.step_s,
+        "data_s": None if found.data_parallel is None else found.data_parallel.forecast.step_s,
+        "plans": [
+            {"chosen": number == 0, **run(folder / f"plan-{number}", machines, candidate, options)}
+            for number, candidate in enumerate(chosen)
+        ],
     }
 
 
@@ -124,13 +136,33 @@ def calibrate_link(folder: Path, machines: tuple[Machine, Machine], here: Calibr
     return calibrate_from_rounds(here, json.loads((run_folder / "calibration.json").read_text()))
 
 
-def run(folder: Path, machines: tuple[Machine, Machine], plan: Plan) -> RunResult:
-    """Run a plan on as many of the machines as it has workers."""
+def run(
+    folder: Path, machines: tuple[Machine, Machine], candidate: RankedPlan, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Run a plan several times on as many of the machines as it has workers."""
+    num_workers = candidate.plan.mesh.num_workers
+    plan = replace(candidate.plan, devices=default_devices(2)[:num_workers], steps=options.steps)
+    folder.mkdir()
     write_plan(plan, folder / "plan.toml")
-    start(machines[: plan.mesh.num_workers], folder / "plan.toml", "--run-folder", str(folder / "run"))
-    result = RunFolder.open(folder / "run").result()
-    assert result is not None
-    return result
+    results = []
+    for number in range(options.runs):
+        run_folder = folder / f"run-{number}"
+        start(machines[:num_workers], folder / "plan.toml", "--run-folder", str(run_folder))
+        result = RunFolder.open(run_folder).result()
+        assert result is not None
+        results.append(result)
+    measured_s = statistics.median(result.latency_s for result in results)
+    return {
+        "mesh": str(plan.mesh),
+        "microbatches": plan.microbatches,
+        "schedule": plan.schedule if plan.mesh.pipeline > 1 else None,
+        "shard": plan.shard,
+        "forecast_s": candidate.forecast.step_s,
+        "measured_s": measured_s,
+        "runs_s": [result.latency_s for result in results],
+        "error": candidate.forecast.step_s / measured_s - 1,
+        "equal": all(result.equal for result in results),
+    }
 
 
 def start(machines: tuple[Machine, ...], plan: Path, *words: str, environment: dict[str, str] | None = None) -> None:

@@ -65,9 +65,12 @@ def _ip(*words: str) -> None:
 
 
 def _shape(machine: Machine, bits_per_s: float, buffer_s: float) -> None:
-    """Limit what a machine sends. A bucket of one millisecond holds at least one offloaded segment of 64 KiB."""
-    burst = max(bits_per_s / 8 / 1000, 2**17)
-    queue = max(bits_per_s / 8 * buffer_s, 2**20)
+    """Limit what a machine sends. The bucket is small, since what it holds passes at once: a message of 256 KiB
+    would seem to have twice the bandwidth. It holds a few frames, so frames are jumbo ones.
+    """
+    burst = max(bits_per_s / 8 * 2e-4, 2**14)
+    queue = max(bits_per_s / 8 * buffer_s, 2**18)
+    _ip("-n", machine.name, "link", "set", machine.interface, "mtu", "9000")
     words = ["rate", f"{bits_per_s:.0f}bit", "burst", f"{burst:.0f}", "limit", f"{queue:.0f}"]
     command = ["tc", "-n", machine.name, "qdisc", "add", "dev", machine.interface, "root", "tbf", *words]
     subprocess.run(command, check=True, capture_output=True, timeout=60)

@@ -51,24 +51,29 @@ def two_machines() -> str:
         (
             f"{row['gbits']:g} Gbit/s",
             f"{row['link_bytes_per_s'] * 8 / 1e9:.3g} Gbit/s, {row['link_latency_s'] * 1e6:.0f} µs",
-            _plan_text(row),
-            ms(row["forecast_s"]),
-            ms(row["measured_s"]),
-            signed(row["error"]),
-            ms(row["serial_s"]),
-            ms(row["data_s"]),
+            _plan_text(plan),
+            "yes" if plan["chosen"] else "",
+            ms(plan["forecast_s"]),
+            ms(plan["measured_s"]),
+            signed(plan["error"]),
+            "verified" if plan["equal"] else "different",
         )
         for row in record["rows"]
+        for plan in row["plans"]
     ]
-    head = (
-        *("cable", "measured link", "chosen plan", "forecast", "measured", "error"),
-        *("forecast of one machine", "forecast of data=2"),
+    head = ("cable", "measured link", "plan", "chosen", "forecast", "measured", "error", "parity")
+    dead = record["dead_link"]
+    about = (
+        f"`{record['model']}` with images of {record['image_size']} × {record['image_size']}, batch {record['batch']}; "
+        f"each plan ran {record['runs']} times for {record['steps']} steps, and the median of the runs is shown. "
+        f"The cable of another run was cut in its first step: it ended after {dead['end_s']:.1f} s (limit 10 s) with"
     )
-    return source("two_machines") + "\n" + table(head, lines)
+    message = f"```text\n{dead['error']}\n```\n"
+    return source("two_machines") + "\n" + table(head, lines) + "\n" + paragraph(about) + "\n" + message
 
 
 def _plan_text(row: dict[str, Any]) -> str:
-    parts = [f"`{row['mesh']}`"]
+    parts = [f"`{row['mesh']}`" + (" (FSDP)" if row["shard"] else "")]
     if row["microbatches"] > 1:
         parts.append(f"{row['microbatches']} micro-batches")
     if row["schedule"]:

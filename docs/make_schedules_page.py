@@ -85,7 +85,7 @@ ADVICE = """\
 - **The bubble matters, and links are fast:** `interleaved`. Half the bubble, twice as many P2P messages.
 - **The bubble still matters:** `zbv` or `interleaved-zero-bubble`. Every worker has as many micro-batches in flight as the first
   under `1f1b`.
-- **Not sure:** [`stagewright plan`](plan.md) forecasts all of them on your cluster, `stagewright compare` runs them.
+- **Not sure:** [`stagewright plan`](forecast.md#plan-search) forecasts all of them on your cluster, `stagewright compare` runs them.
 
 These figures are for ideal workers. Real stages are unequal, a backward is not exactly twice a forward, links take time, and a
 split backward traverses the autograd graph twice. `stagewright compare` measures.

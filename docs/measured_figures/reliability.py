@@ -1,4 +1,4 @@
-"""Blocks of docs/reliability.md."""
+"""Blocks of docs/benchmarks.md on reliability."""
 
 from __future__ import annotations
 

@@ -35,12 +35,10 @@ _LEAGUE = """
     337 %,5 %,5.5 %,6.0 %,6.3 %,7.1 %,7.3 %,82 %,85 %,92 %
 """
 STATED: dict[str, dict[str, str]] = {
-    "analytic.md": dict.fromkeys(map(str.strip, _LEAGUE.split(",")), "printed by benchmarks/league.py"),
     "README.md": dict.fromkeys(("4 %", "17 %"), "printed by benchmarks/league.py"),
-    "reliability.md": {"10 s": "a limit", "200 MiB": "a limit", "3 s": "a limit", "4 s": "length of a stall"},
     "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
     "capture.md": {"80 %": "a rule of capture"},
-    "how-to/own-data.md": {"300 seconds": "a default"},
+    "how-to/slow-job.md": {"3 %": "a limit"},
     "codecs.md": {"5 %": "a rule of auto"},
     "fabric.md": {
         "1 Gbit/s": "the lab's rate",
@@ -57,8 +55,11 @@ STATED: dict[str, dict[str, str]] = {
         "64 KiB": "size of an offloaded send",
     },
     "faults.md": {"300 seconds": "a default"},
-    "forecast.md": {"16 MiB": "a size", "8 MiB": "a bucket"},
-    "attach.md": {"3 %": "a limit", "5 %": "a limit", "1.5 s": "printed by benchmarks/stragglers.py"},
+    "forecast.md": {
+        "16 MiB": "a size",
+        "8 MiB": "a bucket",
+        **dict.fromkeys(("4 %", "17 %"), "printed by benchmarks/league.py"),
+    },
     "json.md": {"3 %": "a share of the ranks", "4 %": "an example", "2 ×": "a rule of the floor", "5 s": "a limit"},
     "profile.md": {"2 ms": "a limit", "100 %": "everything", "5 %": "a limit", "100 µs": "a limit"},
     "studies/codecs.md": {"87.1 %": "published", "52.2 %": "published"},
@@ -71,8 +72,18 @@ STATED: dict[str, dict[str, str]] = {
     },
     "studies/lab.md": {"8 %": "loss of the failing link"},
     "studies/memory.md": {"1 GiB": "a default on GPUs"},
-    "watch.md": {"10 s": "length of the strip", "5 s": "a limit"},
-    "benchmarks.md": {"8 MiB": "limit on data in flight"},
+    "results.md": {"10 s": "length of the strip"},
+    "benchmarks.md": {
+        "8 MiB": "limit on data in flight",
+        **dict.fromkeys(map(str.strip, _LEAGUE.split(",")), "printed by benchmarks/league.py"),
+        "4 %": "printed by benchmarks/league.py",
+        "1.5 s": "printed by benchmarks/stragglers.py",
+        "3 %": "a limit",
+        "10 s": "a limit",
+        "200 MiB": "a limit",
+        "3 s": "a limit",
+        "4 s": "length of a stall",
+    },
 }
 
 

@@ -98,7 +98,7 @@ DETAILS = """\
   core or GPU underutilized.
 - The batch need not be divisible: 10 samples in 4 micro-batches are 3, 3, 2, 2, and losses are weighted by samples. A batch
   needs at least one sample for each micro-batch of each replica.
-- A smaller last batch has fewer micro-batches, of about the same size ([batch norm](batch-norm-and-dropout.md#batch-norm)
+- A smaller last batch has fewer micro-batches, of about the same size ([batch norm](compare.md#batch-norm-and-dropout)
   depends on it). The order without the missing ones stays valid.
 - The table lists what each schedule requires. A plan that does not meet it is refused, and the error names the required number:
 
@@ -112,7 +112,7 @@ stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 mi
 `--recompute always` saves only a stage's inputs and recomputes its forward before its backward. `except-last` does not
 recompute the last micro-batch: under GPipe its backward follows immediately, so checkpointing it saves nothing. In a plan
 file, `recompute = [true, false]` sets it per stage. Dropout masks and batch norm statistics are those of the first forward:
-[batch norm and dropout](batch-norm-and-dropout.md#activation-checkpointing). With a split backward, a recomputed stage runs
+[batch norm and dropout](compare.md#batch-norm-and-dropout). With a split backward, a recomputed stage runs
 its whole backward in the first half: saving the recomputed activations until the second would take the memory that
 checkpointing saves.
 

@@ -48,7 +48,7 @@ SEARCHES = {
     "DeepSpeed": "comparison",
     "Perfetto": "results",
     "quantization": "codecs",
-    "batch norm": "batch-norm-and-dropout",
+    "batch norm": "compare",
     "install": "install",
 }
 

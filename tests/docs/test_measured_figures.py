@@ -36,23 +36,22 @@ _LEAGUE = """
 """
 STATED: dict[str, dict[str, str]] = {
     "README.md": dict.fromkeys(("4 %", "17 %"), "printed by benchmarks/league.py"),
-    "batch-norm-and-dropout.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
-    "capture.md": {"80 %": "a rule of capture"},
+    "compare.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
+    "split.md": {"80 %": "a rule of capture", "5 %": "a limit"},
     "how-to/slow-job.md": {"3 %": "a limit"},
+    "glossary.md": {"2 ×": "a definition"},
     "codecs.md": {"5 %": "a rule of auto"},
     "fabric.md": {
         "1 Gbit/s": "the lab's rate",
         "1 %": "the lab's loss",
         "200 ms": "TCP's minimum retransmission timeout",
         "10 minutes": "a default",
-        "256 KiB": "a slice",
         "2 ×": "a rule of the floor",
         "6 s": "a limit",
         "95 %": "a confidence level",
         "3 MiB": "the lab's queue",
         "20 %": "a limit",
         "1 ms": "a limit",
-        "64 KiB": "size of an offloaded send",
     },
     "faults.md": {"300 seconds": "a default"},
     "forecast.md": {
@@ -61,7 +60,6 @@ STATED: dict[str, dict[str, str]] = {
         **dict.fromkeys(("4 %", "17 %"), "printed by benchmarks/league.py"),
     },
     "json.md": {"3 %": "a share of the ranks", "4 %": "an example", "2 ×": "a rule of the floor", "5 s": "a limit"},
-    "profile.md": {"2 ms": "a limit", "100 %": "everything", "5 %": "a limit", "100 µs": "a limit"},
     "studies/codecs.md": {"87.1 %": "published", "52.2 %": "published"},
     "studies/fabric.md": {
         "25 MiB": "a DDP bucket",
@@ -70,7 +68,6 @@ STATED: dict[str, dict[str, str]] = {
         "12 s": "published",
         "8 %": "loss of the failing link",
     },
-    "studies/lab.md": {"8 %": "loss of the failing link"},
     "studies/memory.md": {"1 GiB": "a default on GPUs"},
     "results.md": {"10 s": "length of the strip"},
     "benchmarks.md": {
